@@ -1,0 +1,44 @@
+"""Retrieval gates for LangChain and LlamaIndex: retrieve only when the LLM does not know.
+
+>>> from rgate_integrations import load_gate
+>>> gate = load_gate()
+>>> gate.decide("who wrote hamlet?").retrieve  # doctest: +SKIP
+False
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rgate_integrations.decision import Cost, Decision, Draft
+    from rgate_integrations.gates import Gate, GateInfo, list_gates, load_gate
+
+__version__ = "0.1.0"
+
+__all__ = ["Cost", "Decision", "Draft", "Gate", "GateInfo", "list_gates", "load_gate"]
+
+_HOME = {
+    "Cost": "decision",
+    "Decision": "decision",
+    "Draft": "decision",
+    "Gate": "gates",
+    "GateInfo": "gates",
+    "list_gates": "gates",
+    "load_gate": "gates",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import public names on first use, so that importing the package costs next to nothing."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,57 @@
+"""Entry point of ``rgate``: registers the commands and prints typed errors with their hint."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rgate_integrations import __version__
+from rgate_integrations.errors import RGateError
+
+app = typer.Typer(
+    name="rgate",
+    help="Retrieve only when the LLM does not know: gates, claims and passages on the command line.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"rgate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def print_error(error: RGateError) -> None:
+    """Print an error and its hint to standard error."""
+    console = Console(stderr=True, highlight=False)
+    console.print("error:", style="bold red", end=" ")
+    console.print(error.message, markup=False)
+    if error.hint:
+        console.print("hint:", style="bold", end="  ")
+        console.print(error.hint, markup=False)
+
+
+def main() -> None:
+    """Run the command line; exit code 1 after an error, 130 after Ctrl-C."""
+    try:
+        app()
+    except RGateError as error:
+        print_error(error)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,161 @@
+"""What a gate returns: an immutable `Decision`, the `Draft` it was made from, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DraftSource = Literal["proxy", "llm", "recorded"]
+Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+
+
+class Frozen(BaseModel):
+    """Base of the immutable values of this package."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class Cost(Frozen):
+    """What one decision cost.
+
+    Attributes:
+        model_calls: How many model calls this question took part in (a call for a whole batch counts
+            once for each of its questions).
+        tokens_in: Tokens of this question's prompts, without padding.
+        tokens_out: Tokens generated for this question.
+        milliseconds: Wall time of the batch, divided by the number of its questions.
+    """
+
+    model_calls: int = Field(default=0, ge=0)
+    tokens_in: int = Field(default=0, ge=0)
+    tokens_out: int = Field(default=0, ge=0)
+    milliseconds: float = Field(default=0.0, ge=0.0)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            model_calls=self.model_calls + other.model_calls,
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            milliseconds=self.milliseconds + other.milliseconds,
+        )
+
+
+class Draft(Frozen):
+    """The beginning of an answer: text and, where the source gives them, tokens and their probabilities.
+
+    Attributes:
+        text: The text of the draft, without surrounding white space.
+        token_ids: Token ids in the vocabulary of ``model``; empty when the source gives none.
+        tokens: The text of each token; empty when the source gives none.
+        logprobs: Natural log-probability of each token, each <= 0; None when the source gives none.
+        entropies: Entropy of the next-token distribution at each token, in nats; None when not given.
+        finished: Whether the answer ended by itself; False means that it was cut at a token limit.
+        source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (given by the caller).
+        model: Name of the model that wrote it; empty when unknown.
+        prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    tokens: tuple[str, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    entropies: tuple[float, ...] | None = None
+    finished: bool = True
+    source: DraftSource = "recorded"
+    model: str = ""
+    prompt_tokens: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> Draft:
+        for name in ("logprobs", "entropies"):
+            values = getattr(self, name)
+            if values is not None and self.tokens and len(values) != len(self.tokens):
+                raise ValueError(f"{len(self.tokens)} tokens do not match {len(values)} {name}.")
+        return self
+
+    def head(self, tokens: int) -> Draft:
+        """Return the first ``tokens`` tokens of this draft.
+
+        A greedy draft of n tokens begins with the greedy draft of fewer, so one long draft serves every
+        gate that asks for a shorter one. A draft without tokens is cut at white space instead: the text
+        is all there is to count.
+
+        Args:
+            tokens: How many to keep; 0 gives an empty draft.
+        """
+        if not self.tokens:
+            words = self.text.split(" ")
+            if len(words) <= tokens:
+                return self
+            return self.model_copy(update={"text": " ".join(words[:tokens]), "finished": False})
+        if len(self.tokens) <= tokens:
+            return self
+        return self.model_copy(
+            update={
+                "text": "".join(self.tokens[:tokens]).strip(),
+                "token_ids": self.token_ids[:tokens],
+                "tokens": self.tokens[:tokens],
+                "logprobs": self.logprobs[:tokens] if self.logprobs is not None else None,
+                "entropies": self.entropies[:tokens] if self.entropies is not None else None,
+                "finished": False,
+            }
+        )
+
+
+class Failure(Frozen):
+    """Why a decision could not be made from evidence. Such a decision always retrieves.
+
+    Attributes:
+        type: Name of the error class.
+        message: What went wrong.
+        hint: What to do about it; may be empty.
+    """
+
+    type: str
+    message: str
+    hint: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an exception."""
+        return cls(
+            type=type(error).__name__,
+            message=getattr(error, "message", "") or str(error) or type(error).__name__,
+            hint=getattr(error, "hint", ""),
+        )
+
+
+class Decision(Frozen):
+    """Whether to retrieve for a question, and why.
+
+    Attributes:
+        question: The question as it was judged.
+        retrieve: Whether to retrieve: ``p_known < threshold``, or the gate failed.
+        p_known: Probability in [0, 1] that the LLM answers rightly without retrieval. Higher means skip.
+            0.0 when the gate failed; `error` then says why.
+        threshold: What `p_known` was compared with.
+        reason: One sentence for a person.
+        gate: Name of the gate.
+        draft: The draft that was judged, if the gate used one.
+        cost: What the decision cost.
+        error: Set when the gate failed and the decision is the safe one, to retrieve.
+        warnings: What was noticed on the way, such as a question that was cut.
+    """
+
+    question: str
+    retrieve: bool
+    p_known: Probability
+    threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
+    reason: str = ""
+    gate: str = ""
+    draft: Draft | None = None
+    cost: Cost = Cost()
+    error: Failure | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def retrieval_rate(decisions: Sequence[Decision]) -> float:
+    """Share of the decisions that retrieve, in [0, 1]; 0.0 for none."""
+    return sum(d.retrieve for d in decisions) / len(decisions) if decisions else 0.0

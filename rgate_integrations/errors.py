@@ -1,0 +1,116 @@
+"""Typed errors. Each says what was wrong and carries a ``hint``: what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RGateError(Exception):
+    """Base of every error of this package.
+
+    Attributes:
+        hint: What the reader can do about it, in one sentence; may be empty.
+        retryable: Whether the same call may succeed later without a change.
+    """
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} Hint: {self.hint}" if self.hint else self.message
+
+
+class InvalidQuestionError(RGateError, ValueError):
+    """A question is empty, only white space, or not a string."""
+
+
+class UnknownNameError(RGateError, LookupError):
+    """No gate, model or corpus has that name."""
+
+
+class ConfigurationError(RGateError, ValueError):
+    """A parameter of a gate, a model or an index has a value that cannot work."""
+
+
+class EvidenceError(RGateError):
+    """A piece of evidence that a gate needs could not be computed or was not given."""
+
+
+class ScoreError(RGateError):
+    """A gate produced a score that is not a number in [0, 1]."""
+
+
+class MissingDependencyError(RGateError, ImportError):
+    """An optional dependency is not installed; the hint is the pip line."""
+
+
+class ModelLoadError(RGateError):
+    """A model folder or Hub id could not be loaded."""
+
+
+class DownloadError(RGateError):
+    """A download failed; nothing was changed in the cache."""
+
+    retryable = True
+
+
+class ChecksumError(DownloadError):
+    """A downloaded or assembled file has not the pinned checksum."""
+
+    retryable = False
+
+
+class IndexNotFoundError(RGateError, FileNotFoundError):
+    """There is no index in that folder."""
+
+    # OSError's own __str__ would print errno and file name.
+    __str__ = RGateError.__str__
+
+
+class IndexCorruptError(RGateError):
+    """A file of an index is truncated, changed or unreadable."""
+
+
+class IndexMismatchError(RGateError):
+    """An index was built with another embedder or another format than the one it is opened with."""
+
+
+class DataFormatError(RGateError, ValueError):
+    """A data file has a line that cannot be used; the message names file and line."""
+
+
+class AnswerError(RGateError):
+    """The answering LLM could not produce an answer."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UnknownNameError:
+    """Build the error for a name that is not known, suggesting the nearest ones.
+
+    Args:
+        kind: What the name should have named, such as ``"gate"``.
+        name: The name that was given.
+        known: The names that exist.
+        hint: Overrides the hint that lists the nearest or all names.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    advice = hint or (f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}.")
+    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=advice)
+
+
+def missing_dependency(module: str, extra: str) -> MissingDependencyError:
+    """Build the error for an optional module that is not installed.
+
+    Args:
+        module: The module that could not be imported.
+        extra: The extra of this package that brings it.
+    """
+    return MissingDependencyError(
+        f"This needs the module {module!r}, which is not installed.",
+        hint=f'pip install "rgate-integrations[{extra}]"',
+    )

@@ -1,0 +1,105 @@
+"""Prompts are data: named fields, a version and a hash that is stored with every trained artefact."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import string
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """A prompt with named fields, rendered as chat messages or, for base models, as plain text.
+
+    Attributes:
+        name: Short name.
+        version: Raised with every change of wording.
+        user: The user's turn; ``{question}``-style fields.
+        system: The system turn; empty for none.
+        assistant: The beginning of the assistant's turn that the model continues; may have fields.
+        examples: Few-shot turns before the question: (user text, assistant text) pairs.
+        cut: Name of the field that is shortened when a prompt exceeds the model's limit. Never the question
+            while there is another.
+        raw: Render as plain text even for chat models (a paper's own non-chat format).
+        stop_at_newline: Whether a completion of it ends at the first newline.
+    """
+
+    name: str
+    version: int
+    user: str
+    system: str = ""
+    assistant: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    cut: str = "question"
+    raw: bool = False
+    stop_at_newline: bool = False
+    fields: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = {
+            f for text in (self.user, self.assistant) for _, f, _, _ in string.Formatter().parse(text) if f
+        }
+        object.__setattr__(self, "fields", tuple(sorted(names)))
+
+    @property
+    def hash(self) -> str:
+        """First 16 hex digits of the SHA-256 over every part of the prompt."""
+        parts = [self.name, self.version, self.user, self.system, self.assistant, self.examples, self.raw]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+    def messages(self, **values: str) -> list[dict[str, str]]:
+        """Render as chat messages; a non-empty `assistant` beginning is the last message.
+
+        Values are inserted literally: braces in a question stay braces.
+        """
+        turns: list[dict[str, str]] = []
+        if self.system:
+            turns.append({"role": "system", "content": self.system})
+        for user, assistant in self.examples:
+            turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        turns.append({"role": "user", "content": self.user.format(**values)})
+        if self.assistant:
+            turns.append({"role": "assistant", "content": self.assistant.format(**values)})
+        return turns
+
+    def text(self, **values: str) -> str:
+        """Render as plain text that a model without a chat template continues."""
+        shots = [f"{user}\n{assistant}" for user, assistant in self.examples]
+        last = self.user.format(**values) + (f"\n{self.assistant.format(**values)}" if self.assistant else "")
+        head = [self.system] if self.system else []
+        return "\n\n".join([*head, *shots, last])
+
+
+ANSWER = PromptTemplate(
+    name="answer",
+    version=1,
+    system="Answer the question briefly, in one or two sentences.",
+    user="{question}",
+)
+"""The draft: chat models answer with their template; base models see `ANSWER_FEW_SHOT`."""
+
+ANSWER_FEW_SHOT = PromptTemplate(
+    name="answer-few-shot",
+    version=1,
+    user="Question: {question}",
+    assistant="Answer:",
+    examples=(
+        (
+            "Question: What is the largest planet of the solar system?",
+            "Answer: The largest planet is Jupiter.",
+        ),
+        ("Question: who painted the starry night", "Answer: Vincent van Gogh painted The Starry Night."),
+        ("Question: In which country is the city of Kyoto?", "Answer: Kyoto is a city in Japan."),
+    ),
+    raw=True,
+    stop_at_newline=True,
+)
+
+ANSWER_WITH_PASSAGES = PromptTemplate(
+    name="answer-with-passages",
+    version=1,
+    system="Answer the question briefly, using the passages where they help.",
+    user="{passages}\n\nQuestion: {question}",
+    cut="passages",
+)

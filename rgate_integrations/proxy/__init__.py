@@ -1,0 +1,1 @@
+"""Proxy models: small local models that draft, sample and judge."""

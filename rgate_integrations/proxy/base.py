@@ -1,0 +1,104 @@
+"""What a gate needs from a model: drafts, samples, target scores, hidden states. One call serves a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.evidence import Pooling, Span
+from rgate_integrations.prompts import PromptTemplate
+
+Values: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """Log-probabilities of fixed continuations of one prompt.
+
+    Attributes:
+        logprobs: Natural log-probability of each target's whole token sequence, each <= 0.
+        prompt_tokens: Length of the prompt in tokens.
+    """
+
+    logprobs: tuple[float, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Pooled hidden states of one prompt.
+
+    Attributes:
+        states: Shape (blocks, hidden size), float32.
+        prompt_tokens: Length of the text read, in tokens.
+    """
+
+    states: npt.NDArray[np.float32] = field(repr=False)
+    prompt_tokens: int
+
+
+class Proxy(ABC):
+    """A model that drafts answers and scores continuations.
+
+    Every method takes a batch and returns results in its order, equal (within rounding) to those of one
+    call an item. Implementations apply their own greatest batch size and are safe to call from threads.
+    """
+
+    name: str
+
+    @abstractmethod
+    def generate(
+        self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
+    ) -> list[Draft]:
+        """Continue prompts greedily.
+
+        Args:
+            prompt: The template.
+            values: The template's fields, one mapping a prompt.
+            tokens: Greatest number of new tokens, >= 0; 0 gives empty drafts without a model call.
+            adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
+        """
+
+    @abstractmethod
+    def sample(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        n: int,
+        tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> list[tuple[Draft, ...]]:
+        """Sample ``n`` continuations of each prompt; they depend on seed and prompt, never on the batch."""
+
+    @abstractmethod
+    def score(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        targets: Sequence[str],
+        *,
+        adapter: str | None = None,
+    ) -> list[TargetScores]:
+        """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
+
+    @abstractmethod
+    def hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        drafts: Sequence[Draft] | None,
+        blocks: Sequence[tuple[int, Span, Pooling]],
+    ) -> list[HiddenStates]:
+        """Pool hidden states over the prompt with the draft as the assistant's turn."""
+
+    @abstractmethod
+    def cut(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
