@@ -9,6 +9,12 @@ import typer
 from rich.console import Console
 
 from rgate_integrations import __version__
+from rgate_integrations.cli.ask import ask
+from rgate_integrations.cli.decide import decide
+from rgate_integrations.cli.doctor import doctor
+from rgate_integrations.cli.download import download
+from rgate_integrations.cli.gates import gates
+from rgate_integrations.cli.index import app as index
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -34,6 +40,11 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+for command in (download, doctor, gates, decide, ask):
+    app.command()(command)
+app.add_typer(index, name="index")
 
 
 def print_error(error: RGateError) -> None:

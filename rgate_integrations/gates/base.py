@@ -335,15 +335,19 @@ class Gate(BaseModel, ABC):
 
     def _failed(self, question: str, threshold: float, error: Exception) -> Decision:
         failure = Failure.of(error)
-        _log.warning(
-            "The gate %r failed and retrieves: %s: %s", self.info.name, failure.type, failure.message
-        )
+        if isinstance(error, InvalidQuestionError):
+            reason = f"There is nothing to judge, so it retrieves: {failure.message}"
+        else:
+            reason = f"The gate failed, so it retrieves: {failure.message}"
+            _log.warning(
+                "The gate %r failed and retrieves: %s: %s", self.info.name, failure.type, failure.message
+            )
         return Decision(
             question=question,
             retrieve=True,
             p_known=0.0,
             threshold=threshold,
-            reason=f"The gate failed, so it retrieves: {failure.message}",
+            reason=reason,
             gate=self.info.name,
             error=failure,
         )
