@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
 from rgate_integrations.decision import Decision, Draft, Frozen
+from rgate_integrations.gates.calling import DecidesBatches, decide_safely
 from rgate_integrations.text import normalise
 
 
@@ -53,17 +53,10 @@ class QueryPlan(Frozen):
     claims: tuple[JudgedClaim, ...] = ()
 
 
-class ClaimJudge(Protocol):
-    """The part of a gate that the filter needs."""
-
-    def decide_batch(self, questions: Sequence[str], **options: Any) -> list[Decision]:
-        """Decide for a batch; ``drafts`` holds the claims."""
-
-
 def plan_queries(
     decisions: Sequence[Decision],
     *,
-    gate: ClaimJudge | None = None,
+    gate: DecidesBatches | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
@@ -95,7 +88,7 @@ def plan_queries(
     return plans
 
 
-def _judge(rewritten: Sequence[Sequence[Claim]], gate: ClaimJudge | None) -> list[list[JudgedClaim]]:
+def _judge(rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None) -> list[list[JudgedClaim]]:
     flat = [claim for claims in rewritten for claim in claims]
     asked = [
         c for c in flat if gate is not None and c.kind == "claim" and c.query and c.needs_search is not False
@@ -103,7 +96,7 @@ def _judge(rewritten: Sequence[Sequence[Claim]], gate: ClaimJudge | None) -> lis
     answers: dict[int, Decision] = {}
     if gate is not None and asked:
         drafts = [Draft(text=c.text, source="recorded") for c in asked]
-        found = gate.decide_batch([c.query or c.text for c in asked], drafts=drafts)
+        found = decide_safely(gate, [c.query or c.text for c in asked], drafts=drafts)
         answers = {id(c): d for c, d in zip(asked, found, strict=True)}
     return [[_judged(c, answers.get(id(c))) for c in claims] for claims in rewritten]
 
