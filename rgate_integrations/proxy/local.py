@@ -172,32 +172,40 @@ class LocalProxy(Proxy):
         # Targets that share all but their last token, such as "Yes" and "No", share a forward pass.
         jobs = sorted({(i, tuple(t[:-1])) for i, each in enumerate(ids) for t in each})
         sequences = [(*rows[i].ids, *prefix) for i, prefix in jobs]
+        sums = [[0.0] * len(targets) for _ in rows]
+
+        def take(job: int, tail: torch.Tensor) -> None:
+            i, prefix = jobs[job]
+            for t, target in enumerate(ids[i]):
+                if tuple(target[:-1]) == prefix:
+                    sums[i][t] = float(tail[range(len(target)), target].sum())
+
         with self._adapter(adapter):
-            tails = self._tail_logprobs(sequences, [len(prefix) + 1 for _, prefix in jobs])
-        by_job = dict(zip(jobs, tails, strict=True))
-        results = []
-        for i, row in enumerate(rows):
-            sums = []
-            for target in ids[i]:
-                tail = by_job[i, tuple(target[:-1])]
-                sums.append(float(sum(tail[k, token].item() for k, token in enumerate(target))))
-            results.append(TargetScores(tuple(min(s, 0.0) for s in sums), len(row.ids)))
-        return results
+            self._read_tails(sequences, [len(prefix) + 1 for _, prefix in jobs], take)
+        return [
+            TargetScores(tuple(min(s, 0.0) for s in each), len(row.ids))
+            for row, each in zip(rows, sums, strict=True)
+        ]
 
     def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
         """Read given texts token by token; see `Proxy.read`."""
         rows = self._encode(prompt, values)
         texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
         some = [i for i, ids in enumerate(texts) if ids]
+        values_of: dict[int, tuple[list[float], list[float]]] = {}
+
+        def take(job: int, tail: torch.Tensor) -> None:
+            ids = texts[some[job]]
+            entropies = -(tail.exp() * tail.clamp(min=-1e4)).sum(-1)
+            values_of[some[job]] = (tail[range(len(ids)), ids].tolist(), entropies.tolist())
+
         with self._adapter(None):
-            tails = self._tail_logprobs(
-                [(*rows[i].ids, *texts[i][:-1]) for i in some], [len(texts[i]) for i in some]
+            self._read_tails(
+                [(*rows[i].ids, *texts[i][:-1]) for i in some], [len(texts[i]) for i in some], take
             )
-        by_row = dict(zip(some, tails, strict=True))
         results = []
         for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            logprobs = [by_row[i][k, token].item() for k, token in enumerate(texts[i])]
-            entropies = (-(by_row[i].exp() * by_row[i].clamp(min=-1e4)).sum(-1)).tolist() if texts[i] else []
+            logprobs, entropies = values_of.get(i, ([], []))
             results.append(
                 draft.model_copy(
                     update={
@@ -278,11 +286,14 @@ class LocalProxy(Proxy):
 
         return pad_left(rows, self._enc.tokenizer.pad_token_id, self._model.device)
 
-    def _tail_logprobs(self, rows: Sequence[Sequence[int]], keep: Sequence[int]) -> list[torch.Tensor]:
-        """Return for each row the next-token log-probabilities at its last ``keep`` positions, (keep, vocabulary)."""
-        import torch
+    def _read_tails(
+        self, rows: Sequence[Sequence[int]], keep: Sequence[int], take: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Give ``take`` each row's next-token log-probabilities at its last ``keep`` positions, (keep, vocabulary).
 
-        results: dict[int, torch.Tensor] = {}
+        They are dropped after each batch: over a whole vocabulary they are large.
+        """
+        import torch
 
         def run(indices: Sequence[int]) -> None:
             widest = max(keep[i] for i in indices)
@@ -290,10 +301,9 @@ class LocalProxy(Proxy):
             logits = self._model(**inputs, logits_to_keep=widest, use_cache=False).logits
             logprobs = torch.log_softmax(logits.float(), dim=-1)
             for row, i in enumerate(indices):
-                results[i] = logprobs[row, widest - keep[i] :].cpu()
+                take(i, logprobs[row, widest - keep[i] :])
 
         self._in_batches([len(r) for r in rows], run)
-        return [results[i] for i in range(len(rows))]
 
     def _decode(
         self, rows: Sequence[EncodedPrompt], tokens: int, temperature: float | None, seeds: Sequence[int]
