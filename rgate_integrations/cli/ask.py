@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from rgate_integrations.cli.decide import read_questions
@@ -207,7 +207,7 @@ def panel(answered: Answered) -> Panel:
     head = Text.assemble(
         (word, f"bold {colour}"), f"   p_known {d.p_known:.2f} {sign} threshold {d.threshold:.2f}"
     )
-    lines: list[Text] = [head, _line("because", d.reason)]
+    lines: list[tuple[str, Text]] = [("", head), _line("because", d.reason)]
     if d.draft is not None:
         lines.append(_line("draft", d.draft.text))
     lines += [_line("query", q.text) for q in answered.plan.queries]
@@ -216,11 +216,16 @@ def panel(answered: Answered) -> Panel:
     stages = "  ".join(f"{name} {ms:.0f} ms" for name, ms in answered.timings.items())
     lines.append(_line("time", f"{stages}  (total {sum(answered.timings.values()):.0f} ms)", "dim"))
     lines += [_line("note", warning, "dim") for warning in d.warnings]
-    return Panel(Group(*lines), title=Text(d.question[:90]), title_align="left", border_style=colour)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="dim", min_width=7)
+    grid.add_column()
+    for name, text in lines:
+        grid.add_row(name, text)
+    return Panel(grid, title=Text(d.question[:90]), title_align="left", border_style=colour)
 
 
-def _line(name: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"{name:>8}  ", "dim"), (" ".join(text.split()), style))
+def _line(name: str, text: str, style: str = "") -> tuple[str, Text]:
+    return name, Text(" ".join(text.split()), style)
 
 
 @contextmanager
@@ -228,8 +233,3 @@ def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     timings[stage] = (time.perf_counter() - start) * 1e3
-
-
-def total_ms(answered: Sequence[Answered]) -> float:
-    """Return the time of all stages of some questions, in milliseconds."""
-    return sum(sum(a.timings.values()) for a in answered)

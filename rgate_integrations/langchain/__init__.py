@@ -8,7 +8,7 @@ except ImportError as error:
     raise missing_dependency("langchain_core", "langchain") from error
 
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.retriever import GatedRetriever
+from rgate_integrations.langchain.retriever import GatedRetriever, IndexRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
 
-__all__ = ["GatedRetriever", "RetrievalGate", "RetrievalRouter"]
+__all__ = ["GatedRetriever", "IndexRetriever", "RetrievalGate", "RetrievalRouter"]

@@ -13,7 +13,33 @@ from pydantic import ConfigDict, Field, field_validator
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index import PassageIndex, fuse
+
+
+class IndexRetriever(BaseRetriever):
+    """A `PassageIndex` as a LangChain retriever.
+
+    Attributes:
+        index: The index.
+        k: Documents a query; ``invoke(..., k=)`` overrides it.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: PassageIndex
+    k: int = Field(default=4, ge=1)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        return [
+            Document(
+                id=hit.passage.id,
+                page_content=hit.passage.text,
+                metadata={**hit.passage.metadata, "title": hit.passage.title, "score": hit.score},
+            )
+            for hit in self.index.search([query], k or self.k)[0]
+        ]
 
 
 class GatedRetriever(BaseRetriever):
