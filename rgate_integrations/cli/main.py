@@ -15,6 +15,7 @@ from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.train import train
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ def _root(
     pass
 
 
-for command in (download, doctor, gates, decide, ask):
+for command in (download, doctor, gates, decide, ask, train):
     app.command()(command)
 app.add_typer(index, name="index")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from rgate_integrations.errors import ConfigurationError, unknown_name
 from rgate_integrations.gates.base import Gate, GateInfo, Score, decide_together
 from rgate_integrations.gates.collector import Drafter
 from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.training.artifact import shipped
 
 __all__ = [
     "Drafter",
@@ -27,7 +29,7 @@ __all__ = [
     "load_gate",
 ]
 
-DEFAULT_GATE = "ik"
+DEFAULT_GATE = "default"
 
 _GATES = {
     "adapt": "adapt:AdaptGate",
@@ -42,6 +44,7 @@ _GATES = {
     "neighbours": "neighbours:NeighboursGate",
     "perplexity": "uncertainty:PerplexityGate",
     "popularity": "popularity:PopularityGate",
+    "probe": "probe:ProbeGate",
     "prompt": "prompt:PromptGate",
     "self_eval": "self_eval:SelfEvalGate",
     "semantic_sets": "uncertainty:SemanticSetsGate",
@@ -57,7 +60,7 @@ def gate_class(name: str) -> type[Gate]:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
     """
     if name not in _GATES:
-        raise unknown_name("gate", name, [*_GATES, "default"])
+        raise unknown_name("gate", name, [*_GATES, *shipped()])
     module, _, attribute = _GATES[name].partition(":")
     found: type[Gate] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return found
@@ -79,7 +82,8 @@ def load_gate(
 
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
-            (``"constant:random:0.5"``); None or ``"default"`` for the default gate.
+            (``"constant:random:0.5"``); the name of a shipped gate; or the folder of a trained one. None is
+            ``"default"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts of gates with ``source="llm"``.
         **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
@@ -88,7 +92,10 @@ def load_gate(
         UnknownNameError: No gate has that name; the hint suggests the nearest.
         ConfigurationError: A parameter is unknown or out of its range.
     """
-    kind, _, argument = (DEFAULT_GATE if name in (None, "default") else str(name)).partition(":")
+    name = DEFAULT_GATE if name is None else str(name)
+    if name.partition(":")[0] not in _GATES and (name in shipped() or Path(name).expanduser().is_dir()):
+        name = f"probe:{name}"
+    kind, _, argument = name.partition(":")
     found = gate_class(kind)
     try:
         gate = found.from_argument(argument, **parameters) if argument else found(**parameters)

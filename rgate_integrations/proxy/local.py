@@ -265,6 +265,12 @@ class LocalProxy(Proxy):
     # --- one model call ------------------------------------------------------------------------------------
 
     @property
+    def layers(self) -> int:
+        """Number of hidden layers; loads the model."""
+        self.load()
+        return int(self._model.config.get_text_config().num_hidden_layers)
+
+    @property
     def _enc(self) -> PromptEncoder:
         self.load()
         if self._encoder is None:  # load() raises before this can happen
