@@ -41,12 +41,14 @@ def download(
 
 
 def _show_catalogue() -> None:
-    table = Table(title=f"Catalogue (cache: {cache_dir()})", title_justify="left")
-    for column in ("name", "in cache", "MB", "licence", "what for"):
+    table = Table()
+    table.add_column("name", min_width=max(map(len, CATALOGUE)))
+    for column in ("in cache", "MB", "licence", "what for"):
         table.add_column(column, justify="right" if column == "MB" else "left")
     for item in CATALOGUE.values():
         there = "yes" if cached_path(item.name) else "no"
         table.add_row(item.name, there, str(item.megabytes), item.licence, item.purpose)
     console = Console()
     console.print(table)
+    console.print(f"Cache: {cache_dir()}", highlight=False, soft_wrap=True)
     console.print("rgate download NAME… brings them into the cache.")

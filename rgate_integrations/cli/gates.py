@@ -22,8 +22,9 @@ def gates(
             typer.echo(json.dumps(asdict(info)))
         return
     table = Table(title=f"{len(list_gates())} gates", title_justify="left")
-    for column in ("name", "paper", "evidence", "training", "cost"):
-        table.add_column(column, overflow="fold")
+    table.add_column("name", min_width=max(len(info.name) for info in list_gates()))
+    for column in ("paper", "evidence", "training", "cost"):
+        table.add_column(column)
     for info in list_gates():
         table.add_row(info.name, info.paper, info.evidence, info.training, info.cost)
     Console().print(table)
