@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from rgate_integrations import __version__
+from rgate_integrations.cli.doctor import doctor
+from rgate_integrations.cli.download import download
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -34,6 +36,10 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+for command in (download, doctor):
+    app.command()(command)
 
 
 def print_error(error: RGateError) -> None:

@@ -1,0 +1,62 @@
+"""``rgate download``: models and the demo's corpus into the cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rgate_integrations.errors import RGateError
+from rgate_integrations.proxy.catalog import CATALOGUE, entry
+from rgate_integrations.proxy.download import cache_dir, cached_path
+from rgate_integrations.proxy.download import download as bring
+
+
+def download(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="What to download; nothing lists the catalogue.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Download the whole catalogue.")] = False,
+) -> None:
+    """Download models and passages into the cache; without names, list what there is."""
+    if not names and not everything:
+        _show_catalogue()
+        return
+    wanted = list(CATALOGUE) if everything else list(dict.fromkeys(names or ()))
+    console = Console(stderr=True, highlight=False)
+    failed = False
+    for item in [entry(name) for name in wanted]:  # every name is known before the first is fetched
+        if found := cached_path(item.name):
+            console.print(f"{item.name}: already there, {found}", soft_wrap=True, markup=False)
+            continue
+        start = time.perf_counter()
+        try:
+            found = bring(item.name)
+        except RGateError as error:
+            from rgate_integrations.cli.main import print_error
+
+            console.print(f"{item.name}: failed", style="red")
+            print_error(error)
+            failed = True
+            continue
+        seconds = time.perf_counter() - start
+        console.print(f"{item.name}: done in {seconds:.0f} s, {found}", soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show_catalogue() -> None:
+    table = Table(title=f"Catalogue (cache: {cache_dir()})", title_justify="left", box=None, padding=(0, 1))
+    for column in ("name", "cached", "download", "on disk", "licence", "what for"):
+        table.add_column(column, justify="right" if column in ("download", "on disk") else "left")
+    table.columns[0].no_wrap = True
+    for item in CATALOGUE.values():
+        there = "[green]yes[/]" if cached_path(item.name) else "no"
+        sizes = (f"{item.megabytes} MB", f"{item.disk_megabytes} MB")
+        table.add_row(item.name, there, *sizes, item.licence, item.purpose)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("\nrgate download NAME… brings them into the cache, rgate download --all all of them.")

