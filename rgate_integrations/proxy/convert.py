@@ -52,11 +52,13 @@ def convert_gguf(source: Path, target: Path) -> None:
             "The disk became full while converting.",
             hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
         )
-    if process.returncode < 0 or "MemoryError" in output or "not enough memory" in output:
+    if process.returncode == -9 or "MemoryError" in output or "not enough memory" in output:
         raise DownloadError(
             "The conversion was stopped, probably for want of memory.",
-            hint="It needs about 12 bytes a parameter: close other programs, or take a smaller model.",
+            hint="Close other programs, or take a smaller model.",
         )
+    if process.returncode < 0:
+        last = f"the process ended with signal {-process.returncode}. {last}"
     raise DownloadError(
         f"The GGUF could not be converted: {last or 'no reason given'}",
         hint='Bring torch, transformers and gguf up to date: pip install -U "rgate-integrations[local]"',
@@ -67,7 +69,8 @@ def _leave_with_parent() -> None:
     """End this process as soon as the one that started it is gone, even by SIGKILL."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 1):  # not sys.stdin: its lock, held here, would abort the interpreter's exit
+            pass
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

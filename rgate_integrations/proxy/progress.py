@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -31,29 +30,33 @@ def shown(item: Entry, *, console: Console | None = None) -> Iterator[Report]:
 
         def plain(line: str, size: int | None) -> None:
             nonlocal last
-            step = line.partition(",")[0]  # one line for all parts
+            step = line.partition(" ")[0]  # one line for all parts
             if step != last:
-                more = f" {item.megabytes} MB" if size is not None else ""
-                console.print(f"{item.name}: {line.partition(', part')[0]}{more}", soft_wrap=True)
+                console.print(f"{item.name}: {step if size is None else f'{step} {item.megabytes} MB'}")
                 last = step
 
         yield plain
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.fields[name]}: {task.description}", markup=False),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
+        TextColumn("{task.fields[name]} {task.description}", markup=False),
+        BarColumn(bar_width=12),
+        TextColumn("{task.fields[amount]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        total = item.megabytes * 1_000_000
-        task = progress.add_task("starting", total=total, name=item.name)
+        total = item.megabytes
+        task = progress.add_task("starting", total=None, name=item.name, amount="")
 
         def live(line: str, size: int | None) -> None:
-            if size is None:  # nothing to count: a moving bar
-                progress.update(task, description=line, total=None)
-            else:
-                progress.update(task, description=line, completed=min(size, total))
+            if size is not None:
+                done = min(round(size / 1e6), total)
+                progress.update(
+                    task, description=line, total=total, completed=done, amount=f"{done}/{total} MB"
+                )
+            elif progress.tasks[-1].description != line:  # nothing to count: a bar that only moves
+                for old in progress.task_ids:
+                    progress.remove_task(old)
+                progress.add_task(line, total=None, name=item.name, amount="")
 
         yield live
