@@ -13,7 +13,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
+demo: $(STAMP)
+	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
+	$(BIN)/python cookbook/demo.py
+
 test: $(STAMP)
+	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)

@@ -54,6 +54,8 @@ class Draft(Frozen):
         finished: Whether the answer ended by itself; False means that it was cut at a token limit.
         source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (given by the caller).
         model: Name of the model that wrote it; empty when unknown.
+        scored_by: Name of the model whose probabilities `logprobs` and `entropies` are, when the writer gave
+            none and another model read the text; empty otherwise.
         prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
     """
 
@@ -65,6 +67,7 @@ class Draft(Frozen):
     finished: bool = True
     source: DraftSource = "recorded"
     model: str = ""
+    scored_by: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

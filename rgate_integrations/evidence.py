@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rgate_integrations.decision import Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 
 Pooling = Literal["mean", "last"]
 Span = Literal["question", "draft", "all"]
@@ -29,11 +29,14 @@ class DraftSpec:
         tokens: Greatest number of tokens.
         source: Who writes it: the proxy, the answering LLM, or nobody (``recorded``: it must be given).
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
+        logprobs: Whether the gate reads token log-probabilities. A draft whose source gives none is then read
+            by the proxy, and the proxy's log-probabilities of that text stand in for them (`Draft.scored_by`).
     """
 
     tokens: int = 32
     source: DraftSource = "proxy"
     prompt: PromptTemplate = ANSWER
+    logprobs: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class SamplesSpec:
     temperature: float = 1.0
     tokens: int = 32
     seed: int = 0
-    prompt: PromptTemplate = ANSWER
+    prompt: PromptTemplate = SHORT_ANSWER
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Evidence:
 
     inputs: Inputs
     pieces: Mapping[EvidenceSpec, Piece] = field(default_factory=dict)
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
 
     @property
     def question(self) -> str:
@@ -225,4 +228,4 @@ def draft_spec(spec: EvidenceSpec) -> DraftSpec | None:
 def longest(spec: DraftSpec, others: list[DraftSpec]) -> DraftSpec:
     """Return the spec of the longest draft among ``others`` that contains the one ``spec`` asks for."""
     same = [o.tokens for o in others if (o.source, o.prompt) == (spec.source, spec.prompt)]
-    return replace(spec, tokens=max([spec.tokens, *same]))
+    return replace(spec, tokens=max([spec.tokens, *same]), logprobs=False)

@@ -96,6 +96,20 @@ ANSWER_FEW_SHOT = PromptTemplate(
     stop_at_newline=True,
 )
 
+SHORT_ANSWER = PromptTemplate(
+    name="short-answer",
+    version=1,
+    system="Answer with the shortest phrase that is right.",
+    user="{question}",
+    examples=(
+        ("What is the largest planet of the solar system?", "Jupiter"),
+        ("who painted the starry night", "Vincent van Gogh"),
+        ("In which year did the Second World War end?", "1945"),
+    ),
+    stop_at_newline=True,
+)
+"""For sampled answers, which are compared as strings: the shorter, the more often equal ones look equal."""
+
 ANSWER_WITH_PASSAGES = PromptTemplate(
     name="answer-with-passages",
     version=1,

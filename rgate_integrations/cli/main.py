@@ -9,8 +9,13 @@ import typer
 from rich.console import Console
 
 from rgate_integrations import __version__
+from rgate_integrations.cli.ask import ask
+from rgate_integrations.cli.decide import decide
 from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
+from rgate_integrations.cli.gates import gates
+from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.train import train
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -38,8 +43,9 @@ def _root(
     pass
 
 
-for command in (download, doctor):
+for command in (download, doctor, gates, decide, ask, train):
     app.command()(command)
+app.add_typer(index, name="index")
 
 
 def print_error(error: RGateError) -> None:

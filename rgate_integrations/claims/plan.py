@@ -1,0 +1,145 @@
+"""The claim filter and its result: which queries to search for a question, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rgate_integrations.claims.format import Claim
+from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
+from rgate_integrations.decision import Decision, Draft, Frozen
+from rgate_integrations.gates.calling import DecidesBatches, decide_safely
+from rgate_integrations.text import normalise
+
+
+class Query(Frozen):
+    """A search query.
+
+    Attributes:
+        text: What to search for.
+        claim: The claim or sub-question it is for; None for the question itself.
+    """
+
+    text: str
+    claim: str | None = None
+
+
+class JudgedClaim(Frozen):
+    """A claim and what became of it.
+
+    Attributes:
+        claim: The claim.
+        kept: Whether its query is searched.
+        reason: Why, in one sentence.
+        p_known: The gate's probability for (claim, query), if it was asked.
+    """
+
+    claim: Claim
+    kept: bool
+    reason: str
+    p_known: float | None = None
+
+
+class QueryPlan(Frozen):
+    """What to search for a question; empty when the question is known.
+
+    Attributes:
+        question: The question.
+        queries: The queries, in order of importance: the question first, if it is included.
+        claims: Every claim of the draft with its fate.
+    """
+
+    question: str
+    queries: tuple[Query, ...] = ()
+    claims: tuple[JudgedClaim, ...] = ()
+
+
+def plan_queries(
+    decisions: Sequence[Decision],
+    *,
+    gate: DecidesBatches | None = None,
+    rewriter: Rewriter | None = None,
+    always_include_question: bool = True,
+    max_queries: int = 6,
+) -> list[QueryPlan]:
+    """Turn decisions into queries: claims of the draft, filtered, with the question in front.
+
+    SlimPLM, section 3.3. The gate judges each claim with its query in the place of the question and the claim
+    in the place of the draft; known claims are not searched. All claims of all questions are judged in one
+    call. The paper searches claim queries only, its published code adds the question: that is the default.
+
+    Args:
+        decisions: Decisions of a gate; those that do not retrieve get an empty plan.
+        gate: Judges claims; None keeps them all.
+        rewriter: Makes the claims; by default sentence by sentence, without a model.
+        always_include_question: Whether the question itself is always a query. Even when False it is one if
+            nothing else is left: a question that needs retrieval is never left without a query.
+        max_queries: Greatest number of queries a question, at least 1.
+
+    Returns:
+        One plan a decision, in order.
+    """
+    unknown = [i for i, d in enumerate(decisions) if d.retrieve]
+    questions = [decisions[i].question for i in unknown]
+    rewritten = (rewriter or SentenceRewriter())(questions, [decisions[i].draft for i in unknown])
+    judged = _judge(rewritten, gate)
+    plans = [QueryPlan(question=d.question) for d in decisions]
+    for i, claims in zip(unknown, judged, strict=True):
+        plans[i] = _plan(decisions[i].question, claims, always_include_question, max(max_queries, 1))
+    return plans
+
+
+def _judge(rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None) -> list[list[JudgedClaim]]:
+    flat = [claim for claims in rewritten for claim in claims]
+    asked = [
+        c for c in flat if gate is not None and c.kind == "claim" and c.query and c.needs_search is not False
+    ]
+    answers: dict[int, Decision] = {}
+    if gate is not None and asked:
+        drafts = [Draft(text=c.text, source="recorded") for c in asked]
+        found = decide_safely(gate, [c.query or c.text for c in asked], drafts=drafts)
+        answers = {id(c): d for c, d in zip(asked, found, strict=True)}
+    return [[_judged(c, answers.get(id(c))) for c in claims] for claims in rewritten]
+
+
+def _judged(claim: Claim, decision: Decision | None) -> JudgedClaim:
+    if not claim.query:
+        return JudgedClaim(claim=claim, kept=False, reason="It has no query.")
+    if claim.needs_search is False:
+        return JudgedClaim(claim=claim, kept=False, reason="The rewriter says that it needs no search.")
+    if decision is None:
+        reason = "It is part of the question." if claim.kind == "question" else "Claims are not filtered."
+        return JudgedClaim(claim=claim, kept=True, reason=reason)
+    p = None if decision.error else decision.p_known
+    word = "unknown" if decision.retrieve else "known"
+    return JudgedClaim(
+        claim=claim, kept=decision.retrieve, reason=f"Judged {word}: {decision.reason}", p_known=p
+    )
+
+
+def _plan(question: str, claims: Sequence[JudgedClaim], include_question: bool, most: int) -> QueryPlan:
+    queries: list[Query] = [Query(text=question)] if include_question else []
+    shown: list[JudgedClaim] = []
+    for judged in claims:
+        query = judged.claim.query
+        if judged.kept and query:
+            twin = next((q for q in queries if _alike(q.text, query)), None)
+            if twin is not None:
+                judged = judged.model_copy(
+                    update={"kept": False, "reason": f"Much the same as {twin.text!r}."}
+                )
+            elif len(queries) >= most:
+                judged = judged.model_copy(
+                    update={"kept": False, "reason": f"There are {most} queries already."}
+                )
+            else:
+                queries.append(Query(text=query, claim=judged.claim.text))
+        shown.append(judged)
+    return QueryPlan(
+        question=question, queries=tuple(queries) or (Query(text=question),), claims=tuple(shown)
+    )
+
+
+def _alike(first: str, second: str) -> bool:
+    """Whether two queries have at least four fifths of their words in common."""
+    a, b = set(normalise(first).split()), set(normalise(second).split())
+    return first == second or (bool(a | b) and len(a & b) / len(a | b) >= 0.8)

@@ -1,0 +1,105 @@
+"""From question and draft to claims with queries: by sentence, by prompting a model, or by a trained adapter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from rgate_integrations.claims.format import Claim, parse_claims, without_tags
+from rgate_integrations.claims.sentences import rewrite_by_sentence, sentence_claims
+from rgate_integrations.decision import Draft
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.proxy.base import Proxy
+
+_log = logging.getLogger("rgate_integrations")
+
+REWRITE = PromptTemplate(
+    name="slimplm-rewrite",
+    version=1,
+    system=(
+        "You are a helpful assistant. Your task is to parse user input into structured formats and accomplish "
+        "the task according to the heuristic answer."
+    ),
+    user="Heuristic answer: {draft}\nQuestion: {question}\nQuery Rewrite Output:",
+    cut="draft",
+)
+"""The paper's prompt, section 3.3: what a trained rewriter sees."""
+
+REWRITE_FEW_SHOT = PromptTemplate(
+    name="slimplm-rewrite-few-shot",
+    version=1,
+    system=(
+        "Split the heuristic answer into brief, self-contained claims and give each a search query that checks it. "
+        "Write nothing but <Claim> and <Query> tags."
+    ),
+    user=REWRITE.user,
+    examples=(
+        (
+            REWRITE.user.format(
+                draft="Hamlet was written by William Shakespeare. It was first printed in 1603.",
+                question="who wrote hamlet and when was it printed?",
+            ),
+            "<Claim> Hamlet was written by William Shakespeare. <Query> author of Hamlet "
+            "<Claim> Hamlet was first printed in 1603. <Query> Hamlet first printed edition year",
+        ),
+        (
+            REWRITE.user.format(
+                draft="The Danube flows through ten countries.",
+                question="How many countries does the Danube cross?",
+            ),
+            "<Claim> The Danube flows through ten countries. <Query> Danube number of countries",
+        ),
+    ),
+    cut="draft",
+)
+
+
+class Rewriter(Protocol):
+    """Anything that turns questions and drafts into claims; one call serves a batch."""
+
+    def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
+        """Return the claims of each question, in order; empty lists are allowed."""
+
+
+class SentenceRewriter:
+    """Sentences of the draft, made self-contained; deterministic, needs no model. The default."""
+
+    def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
+        """Rewrite by sentence."""
+        return rewrite_by_sentence(questions, drafts)
+
+
+class ModelRewriter:
+    """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
+
+    Output that holds no readable claim falls back to `SentenceRewriter` for that question.
+
+    Args:
+        proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
+        adapter: LoRA adapter of a trained rewriter (then the paper's own prompt is used), or None to prompt
+            with examples.
+        tokens: Greatest length of the output.
+    """
+
+    def __init__(self, proxy: Proxy, *, adapter: str | None = None, tokens: int = 256) -> None:
+        self.proxy = proxy
+        self.adapter = adapter
+        self.tokens = tokens
+        self.prompt = REWRITE if adapter else REWRITE_FEW_SHOT
+
+    def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
+        """Rewrite with the model, falling back sentence by sentence where it failed."""
+        values = [
+            {"question": without_tags(q), "draft": without_tags(d.text) if d else ""}
+            for q, d in zip(questions, drafts, strict=True)
+        ]
+        outputs = self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
+        found = []
+        for question, draft, output in zip(questions, drafts, outputs, strict=True):
+            claims = [c for c in parse_claims(output.text) if c.query]
+            if not claims:
+                _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
+                claims = sentence_claims(question, draft)
+            found.append(claims)
+        return found

@@ -1,0 +1,105 @@
+"""Claims without a model: sentences of the draft, made self-contained with the subject of the question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rgate_integrations.claims.format import Claim
+from rgate_integrations.decision import Draft
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])|;\s+|\n+")
+_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z])\.$")
+_PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
+_POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
+_LEAD_IN = re.compile(
+    r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(
+    r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
+    r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
+    re.IGNORECASE,
+)
+_ENTITY = re.compile(
+    r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
+    r"|(?:[A-Z][\w'’.&-]*|\d{4})(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&|[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$))*"
+)
+_TRAILING = re.compile(r"(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&))+$")
+_QUESTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """who what when where which why how whose whom is are was were did does do has have had can could
+        in on at the a an name of for from to by with and or if i""",
+    )
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences; abbreviations and initials do not end one."""
+    sentences: list[str] = []
+    for part in _SENTENCE.split(text):
+        if sentences and _ABBREVIATION.search(sentences[-1]):
+            sentences[-1] = f"{sentences[-1]} {part.strip()}"
+        elif part.strip():
+            sentences.append(part.strip())
+    return sentences
+
+
+def entities(question: str) -> list[str]:
+    """Return the names in a question: quoted titles and runs of capitalised words, in order, without repeats."""
+    found: list[str] = []
+    for match in _ENTITY.finditer(question):
+        name = _TRAILING.sub("", match.group().strip('"“”').rstrip("?.,!"))
+        words = name.split()
+        while words and words[0].lower() in _QUESTION_WORDS:
+            words = words[1:]
+        name = " ".join(words).removesuffix("'s").removesuffix("’s")
+        if len(name) > 1 and name not in found:
+            found.append(name)
+    return found
+
+
+def subject(question: str) -> str:
+    """Return what a question is about: its longest name, or else its words without the question words."""
+    names = entities(question)
+    if names:
+        return max(names, key=len)
+    words = [w for w in re.findall(r"[\w'’-]+", question) if w.lower() not in _QUESTION_WORDS]
+    return " ".join(words) or question.strip()
+
+
+def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
+    """Return the claims of a draft and, when the question names several things, a sub-question for each.
+
+    A sentence that begins with a pronoun gets the subject of the question in its place; a claim that does not
+    mention the subject has it added to its query. Refusals and phrases without content are left out, and so
+    is a last sentence that the token limit cut off, unless it is the only one.
+    """
+    topic = subject(question)
+    claims: list[Claim] = []
+    sentences = split_sentences(draft.text) if draft else []
+    if draft and not draft.finished and len(sentences) > 1 and sentences[-1][-1:] not in ".!?":
+        sentences = sentences[:-1]
+    for sentence in sentences:
+        text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
+        if not text.strip(" .") or _EMPTY.search(text):
+            continue
+        text = _POSSESSIVE.sub(f"{topic}'s", _PRONOUN.sub(topic, text))
+        claims.append(Claim(text=text, query=_with_topic(text.rstrip("."), topic)))
+    names = entities(question)
+    if len(names) > 1:
+        claims += [
+            Claim(text=f"What is said about {name}?", query=name, kind="question") for name in names[:4]
+        ]
+    return claims
+
+
+def _with_topic(text: str, topic: str) -> str:
+    words = set(re.findall(r"\w+", text.lower()))
+    return text if words & set(re.findall(r"\w{3,}", topic.lower())) else f"{topic} {text}"
+
+
+def rewrite_by_sentence(questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
+    """Return `sentence_claims` for each question; needs no model."""
+    return [sentence_claims(q, d) for q, d in zip(questions, drafts, strict=True)]

@@ -1,0 +1,57 @@
+"""``rgate index``: build an index of your own passages, and search it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def build(
+    corpus: Annotated[Path, typer.Option(help='JSONL, one {"id", "title", "text"} a line; may be gzipped.')],
+    out: Annotated[Path, typer.Option(help="Folder for the index.")],
+    embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
+) -> None:
+    """Embed the passages of a corpus and save the index."""
+    from rgate_integrations.index import PassageIndex, SentenceEmbedder, read_passages
+
+    passages = list(read_passages(corpus))
+    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("embedding", total=len(passages))
+        index = PassageIndex.build(
+            passages, SentenceEmbedder(embedder), report=lambda done: progress.update(task, completed=done)
+        )
+    index.save(out)
+    Console(stderr=True, highlight=False).print(f"{len(index):,} passages in {out}", soft_wrap=True)
+
+
+@app.command()
+def search(
+    folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
+    queries: Annotated[list[str], typer.Argument(help="What to search for.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a query.")] = False,
+) -> None:
+    """Print the passages nearest to each query."""
+    from rgate_integrations.index import PassageIndex
+
+    console = Console(highlight=False)
+    for query, hits in zip(queries, PassageIndex.load(folder).search(queries, k), strict=True):
+        if as_json:
+            found = [
+                {"id": h.passage.id, "title": h.passage.title, "text": h.passage.text, "score": h.score}
+                for h in hits
+            ]
+            typer.echo(json.dumps({"query": query, "passages": found}, ensure_ascii=False))
+            continue
+        console.print(query, style="bold", markup=False)
+        for hit in hits:
+            console.print(f"  {hit.score:.2f}  {hit.passage.title}: {hit.passage.text[:160]}", markup=False)

@@ -1,0 +1,58 @@
+"""Constant policies: always retrieve, never, or at random. The lines that every gate is compared with."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence import Evidence, EvidenceSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score
+
+
+class ConstantGate(Gate):
+    """Always retrieve, never retrieve, or retrieve at random at a given rate, whatever the question.
+
+    Attributes:
+        policy: Which of the three.
+        rate: Share of the questions to retrieve for, with ``policy="random"`` and the threshold 0.5.
+        seed: Seed; the draw depends on it and on the question, so it is the same in any batch.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "constant", "baseline: always, never, random", "nothing", "no", "none"
+    )
+
+    policy: Literal["always", "never", "random"] = "always"
+    rate: float = Field(default=0.5, ge=0, le=1)
+    seed: int = 0
+
+    @classmethod
+    def from_argument(cls, argument: str, **options: Any) -> Self:
+        """Read ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
+        policy, _, rate = argument.partition(":")
+        if rate:
+            try:
+                options["rate"] = float(rate)
+            except ValueError:
+                raise ConfigurationError(
+                    f"The rate {rate!r} is not a number.", hint="constant:random:0.5"
+                ) from None
+        return cls.model_validate({"policy": policy, **options})
+
+    @property
+    def specs(self) -> tuple[EvidenceSpec, ...]:
+        """Nothing."""
+        return ()
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score 0, 1, or a draw that is below 0.5 with the given rate."""
+        if self.policy != "random":
+            return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
+        digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
+        draw = int.from_bytes(digest[:7], "big") / 2**56
+        low = draw < self.rate
+        p = 0.5 * draw / self.rate if low else 0.5 + 0.5 * (draw - self.rate) / (1 - self.rate)
+        return Score(p, f"Drawn at random: retrieves for {self.rate:.0%} of the questions.")

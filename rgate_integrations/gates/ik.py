@@ -1,0 +1,80 @@
+"""The IK score: P("Yes") against P("No") after the question and the first tokens of an answer."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from pydantic import Field
+
+from rgate_integrations.decision import DraftSource
+from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, TargetsSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.prompts import PromptTemplate
+
+IK_QUESTION = PromptTemplate(
+    name="ik-question",
+    version=1,
+    user="{question}\n\nDo you know the answer to this question? Reply Yes or No.",
+)
+IK_DRAFT = PromptTemplate(
+    name="ik-draft",
+    version=1,
+    user=(
+        "Question: {question}\nBeginning of an answer: {draft}\n\n"
+        "Does the answer show that its author knows this? Reply Yes or No."
+    ),
+    cut="draft",
+)
+
+
+def ik_score(yes: float, no: float) -> float:
+    """Return the softmax over the two logits (or log-probabilities) of Yes and No, taken at Yes.
+
+    Args:
+        yes: Logit of "Yes".
+        no: Logit of "No".
+    """
+    difference = no - yes
+    return 1.0 / (1.0 + math.exp(difference)) if difference < 700 else 0.0
+
+
+class IKGate(Gate):
+    """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
+
+    The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
+    adapter to make this call; without an adapter the score is zero-shot.
+
+    Attributes:
+        tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
+        source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
+        adapter: LoRA adapter of the proxy, or None for zero-shot.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "ik", "IK score (Déjean 2025)", "question + first draft tokens", "optional", "draft + judgment"
+    )
+
+    tokens: int = Field(default=32, ge=0, le=128)
+    source: DraftSource = "proxy"
+    adapter: str | None = None
+
+    @property
+    def _draft_spec(self) -> DraftSpec | None:
+        return DraftSpec(self.tokens, self.source) if self.tokens else None
+
+    @property
+    def _targets(self) -> TargetsSpec:
+        prompt = IK_DRAFT if self.tokens else IK_QUESTION
+        return TargetsSpec(prompt, ("Yes", "No"), self._draft_spec, self.adapter)
+
+    @property
+    def specs(self) -> tuple[EvidenceSpec, ...]:
+        """The Yes and No scores, and the draft they are read after."""
+        return (*((self._draft_spec,) if self._draft_spec else ()), self._targets)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the softmax over Yes and No."""
+        p = ik_score(*evidence.targets(self._targets))
+        draft = evidence.draft(self._draft_spec) if self._draft_spec else None
+        return Score(p, f"P(Yes) against P(No) is {p:.2f} after {self.tokens} draft tokens.", draft)

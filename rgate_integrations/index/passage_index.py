@@ -1,0 +1,258 @@
+"""An index of passages: FAISS inner product over normalised embeddings, passages beside it in SQLite."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.errors import (
+    ConfigurationError,
+    DataFormatError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexNotFoundError,
+    missing_dependency,
+)
+from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
+from rgate_integrations.index.passages import Passage, PassageStore
+
+_FORMAT = 1
+_MANIFEST = "index.json"
+_VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
+_BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that was found.
+
+    Attributes:
+        passage: The passage.
+        score: Cosine similarity of query and passage, in [-1, 1]; higher is nearer.
+        query: The query that found it.
+    """
+
+    passage: Passage
+    score: float
+    query: str = ""
+
+
+class PassageIndex:
+    """Passages, searchable by meaning.
+
+    Args:
+        embedder: Embeds passages and queries.
+    """
+
+    def __init__(self, embedder: Embedder | None = None) -> None:
+        self.embedder: Embedder = embedder or SentenceEmbedder()
+        self._store = PassageStore()
+        self._faiss: Any = None
+        self._next_row = 0
+
+    def __len__(self) -> int:
+        return int(self._faiss.ntotal) if self._faiss is not None else 0
+
+    @classmethod
+    def build(
+        cls,
+        passages: Iterable[Passage],
+        embedder: Embedder | None = None,
+        *,
+        report: Callable[[int], None] | None = None,
+    ) -> PassageIndex:
+        """Build an index.
+
+        Args:
+            passages: The passages; their ids must differ.
+            embedder: Embeds passages and queries; MiniLM by default.
+            report: Told how many passages are done, after each batch.
+
+        Raises:
+            DataFormatError: Two passages have the same id, or a text is empty.
+        """
+        index = cls(embedder)
+        batch: list[Passage] = []
+        for passage in passages:
+            batch.append(passage)
+            if len(batch) == _BATCH:
+                index.add(batch)
+                batch = []
+                if report:
+                    report(len(index))
+        index.add(batch)
+        if report:
+            report(len(index))
+        return index
+
+    def add(self, passages: Sequence[Passage]) -> None:
+        """Add passages.
+
+        Raises:
+            DataFormatError: An id is there already or twice in the batch, or a text is empty.
+        """
+        if not passages:
+            return
+        ids = [p.id for p in passages]
+        twice = next((i for i, n in Counter(ids).items() if n > 1), None) or next(
+            iter(self._store.rows_of(ids)), None
+        )
+        if twice is not None:
+            raise DataFormatError(f"The id {twice!r} is there twice.", hint="Ids of passages must differ.")
+        empty = next((p.id for p in passages if not p.text.strip()), None)
+        if empty is not None:
+            raise DataFormatError(f"The passage {empty!r} has no text.", hint="Leave it out.")
+        vectors = self.embedder.embed([p.searchable for p in passages])
+        rows = np.arange(self._next_row, self._next_row + len(passages))
+        if self._faiss is None:
+            faiss = _faiss()
+            self._faiss = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
+        self._faiss.add_with_ids(vectors, rows)
+        self._store.add([int(r) for r in rows], passages)
+        self._next_row += len(passages)
+
+    def delete(self, ids: Iterable[str]) -> int:
+        """Remove passages by id; ids that are not there are ignored. Returns how many were removed."""
+        rows = list(self._store.rows_of(ids).values())
+        if rows:
+            self._faiss.remove_ids(np.asarray(rows, dtype=np.int64))
+            self._store.delete(rows)
+        return len(rows)
+
+    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
+        """Return for each query its ``k`` nearest passages, nearest first; one embedding call for all queries.
+
+        Fewer are returned when the index holds fewer.
+        """
+        if isinstance(queries, str):
+            raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
+        if k < 1:
+            raise ConfigurationError(f"k must be at least 1, not {k}.")
+        if not queries or not len(self):
+            return [[] for _ in queries]
+        return self.search_vectors(self.embedder.embed(queries), k, queries)
+
+    def search_vectors(
+        self, vectors: npt.NDArray[np.float32], k: int, queries: Sequence[str] | None = None
+    ) -> list[list[Hit]]:
+        """Search with normalised vectors of shape (queries, dimension) in place of texts."""
+        scores, rows = self._faiss.search(np.ascontiguousarray(vectors, dtype=np.float32), min(k, len(self)))
+        passages = self._store.get({int(r) for r in rows.ravel() if r >= 0})
+        names = queries or [""] * len(vectors)
+        return [
+            [Hit(passages[int(r)], float(s), name) for r, s in zip(found, each, strict=True) if r >= 0]
+            for found, each, name in zip(rows, scores, names, strict=True)
+        ]
+
+    def save(self, folder: str | Path) -> Path:
+        """Save into a folder. An index that was there stays loadable until the new one is complete.
+
+        The files of each save have a folder of their own; a small manifest, replaced in one step, says which
+        is current. So a process that dies at any moment leaves the old index or the new one.
+        """
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        version = root / f"v-{uuid.uuid4().hex[:12]}"
+        version.mkdir()
+        faiss = _faiss()
+        flat = self._faiss if self._faiss is not None else faiss.IndexIDMap2(faiss.IndexFlatIP(1))
+        faiss.write_index(flat, str(version / _VECTORS))
+        self._store.save(version / _PASSAGES)
+        manifest = {
+            "format": _FORMAT,
+            "version": version.name,
+            "passages": len(self),
+            "next_row": self._next_row,
+            "dimension": int(flat.d),
+            "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
+            "files": {name: _describe(version / name) for name in (_VECTORS, _PASSAGES)},
+        }
+        partial = root / f".{_MANIFEST}-{version.name}"
+        partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(root / _MANIFEST)
+        for old in [*root.glob("v-*"), *root.glob(f".{_MANIFEST}-*")]:
+            if old.name != version.name:
+                shutil.rmtree(old) if old.is_dir() else old.unlink()
+        return root
+
+    @classmethod
+    def load(cls, folder: str | Path, embedder: Embedder | None = None) -> PassageIndex:
+        """Load an index.
+
+        Args:
+            folder: Where `save` put it.
+            embedder: The embedder it was built with; by default the one it names.
+
+        Raises:
+            IndexNotFoundError: There is no index in the folder.
+            IndexCorruptError: A file is missing, truncated or changed.
+            IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
+        """
+        root = Path(folder)
+        manifest = _read_manifest(root)
+        version = root / manifest["version"]
+        for name, wanted in manifest["files"].items():
+            if not (version / name).is_file() or _describe(version / name) != wanted:
+                raise IndexCorruptError(
+                    f"The file {name} of the index {str(root)!r} is missing, truncated or changed.",
+                    hint="Build the index again: rgate index build --corpus FILE.jsonl --out DIR",
+                )
+        built_with = manifest["embedder"]
+        index = cls(embedder or SentenceEmbedder(built_with["name"]))
+        if index.embedder.identity != built_with["identity"]:
+            raise IndexMismatchError(
+                f"The index {str(root)!r} was built with the embedder {built_with['name']!r} "
+                f"({built_with['identity']}), not with {index.embedder.name!r} ({index.embedder.identity}).",
+                hint=f"Open it with {built_with['name']!r}, or build it again with {index.embedder.name!r}.",
+            )
+        index._faiss = _faiss().read_index(str(version / _VECTORS)) if manifest["passages"] else None
+        index._store = PassageStore(version / _PASSAGES).writable()
+        index._next_row = manifest["next_row"]
+        return index
+
+
+def _read_manifest(root: Path) -> dict[str, Any]:
+    path = root / _MANIFEST
+    if not path.is_file():
+        raise IndexNotFoundError(
+            f"There is no index in {str(root)!r}.", hint="rgate index build --corpus FILE.jsonl --out DIR"
+        )
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        newer = manifest["format"] > _FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise IndexCorruptError(
+            f"The file {_MANIFEST} of the index {str(root)!r} cannot be read.", hint="Build the index again."
+        ) from error
+    if newer:
+        raise IndexMismatchError(
+            f"The index {str(root)!r} has format {manifest['format']}, newer than {_FORMAT}.",
+            hint="Upgrade rgate-integrations.",
+        )
+    return manifest
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise missing_dependency("faiss", "faiss") from error
+    return faiss

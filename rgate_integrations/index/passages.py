@@ -1,0 +1,156 @@
+"""Passages: what is searched, how they are read from JSONL, and how they are kept in SQLite."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rgate_integrations.errors import DataFormatError
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage of a corpus.
+
+    Attributes:
+        id: Unique in its index.
+        text: The passage; not empty.
+        title: Title of the document it is from; may be empty.
+        metadata: JSON values that travel with it.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def searchable(self) -> str:
+        """Title and text, as they are embedded."""
+        return f"{self.title}. {self.text}" if self.title else self.text
+
+
+def read_passages(path: str | Path) -> Iterator[Passage]:
+    """Read a corpus: JSONL, plain or gzipped, with ``text``, optional ``id``, ``title`` and further keys a line.
+
+    A line without ``id`` gets its line number; further keys become metadata.
+
+    Raises:
+        DataFormatError: The file cannot be read, or a line is no passage; the message names file and line.
+    """
+    path = Path(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _passage(line, f"{path}, line {number}", str(number))
+    except OSError as error:
+        raise DataFormatError(
+            f"The corpus {str(path)!r} cannot be read: {error.strerror or error}."
+        ) from error
+
+
+def _passage(line: str, where: str, number: str) -> Passage:
+    hint = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        raise DataFormatError(f"{where}: no text.", hint=hint)
+    if not record["text"].strip():
+        raise DataFormatError(f"{where}: the text is empty.", hint="Leave the passage out.")
+    known = {
+        name: record.pop(name, default) for name, default in (("id", number), ("title", ""), ("text", ""))
+    }
+    return Passage(id=str(known["id"]), text=known["text"], title=str(known["title"] or ""), metadata=record)
+
+
+class PassageStore:
+    """Passages by row number and by id, in SQLite: in memory, or a file that is only read.
+
+    Args:
+        path: A file made by `save`; None for an empty store in memory.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._lock = threading.Lock()
+        if path is None:
+            self._db = sqlite3.connect(":memory:", check_same_thread=False)
+            self._db.execute(
+                "CREATE TABLE passages "
+                "(row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
+            )
+        else:
+            self._db = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False
+            )
+
+    def __len__(self) -> int:
+        with self._lock:
+            return int(self._db.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
+
+    def add(self, rows: Sequence[int], passages: Sequence[Passage]) -> None:
+        """Store passages under row numbers; ids that are there already are an error of the caller."""
+        values = [
+            (row, p.id, p.title, p.text, json.dumps(dict(p.metadata), ensure_ascii=False))
+            for row, p in zip(rows, passages, strict=True)
+        ]
+        with self._lock:
+            self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", values)
+            self._db.commit()
+
+    def get(self, rows: Iterable[int]) -> dict[int, Passage]:
+        """Return the passages in some rows; rows that do not exist are left out."""
+        return {row: passage for row, passage in self._select("row", [int(r) for r in rows])}
+
+    def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
+        """Return the row of each id that exists."""
+        return {passage.id: row for row, passage in self._select("id", list(ids))}
+
+    def delete(self, rows: Iterable[int]) -> None:
+        """Remove some rows."""
+        with self._lock:
+            self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(r),) for r in rows])
+            self._db.commit()
+
+    def __iter__(self) -> Iterator[tuple[int, Passage]]:
+        with self._lock:
+            found = self._db.execute("SELECT * FROM passages ORDER BY row").fetchall()
+        return (_from_row(row) for row in found)
+
+    def save(self, path: Path) -> None:
+        """Copy into a file."""
+        target = sqlite3.connect(path)
+        try:
+            with self._lock:
+                self._db.backup(target)
+        finally:
+            target.close()
+
+    def writable(self) -> PassageStore:
+        """Return a copy in memory that can be changed."""
+        copy = PassageStore()
+        with self._lock:
+            self._db.backup(copy._db)
+        return copy
+
+    def _select(self, column: str, values: Sequence[Any]) -> Iterator[tuple[int, Passage]]:
+        for start in range(0, len(values), 500):
+            some = values[start : start + 500]
+            marks = ",".join("?" * len(some))
+            with self._lock:
+                query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only
+                found = self._db.execute(query, some).fetchall()
+            yield from map(_from_row, found)
+
+
+def _from_row(row: tuple[Any, ...]) -> tuple[int, Passage]:
+    return int(row[0]), Passage(id=row[1], title=row[2], text=row[3], metadata=json.loads(row[4]))

@@ -1,0 +1,460 @@
+"""Proxy models that run here, on transformers: any catalogue name, local folder or Hub id."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.evidence import Pooling, Span
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
+from rgate_integrations.proxy.download import resolve_model
+
+if TYPE_CHECKING:
+    import torch
+
+    from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class LocalProxy(Proxy):
+    """A causal language model of transformers, loaded on first use.
+
+    Weights are float32 on a CPU (without AMX, narrower types are slower there) and bfloat16 with sdpa
+    attention on CUDA. One lock a model: concurrent callers take turns, batches are not interleaved.
+
+    Args:
+        model: Catalogue name (see ``rgate download``), local folder, or Hub id.
+        device: ``"auto"`` takes CUDA when there is one; or a torch device.
+        max_batch_size: Greatest number of sequences in one forward pass.
+        max_batch_tokens: Greatest number of tokens in one forward pass, padding included.
+        max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
+        local_files_only: Never ask the Hub.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        device: str = "auto",
+        max_batch_size: int = 16,
+        max_batch_tokens: int = 16_384,
+        max_prompt_tokens: int = 2_048,
+        local_files_only: bool = False,
+    ) -> None:
+        if max_batch_size < 1:
+            raise ConfigurationError(f"max_batch_size must be at least 1, not {max_batch_size}.")
+        self.name = model
+        self.device_name = device
+        self.max_batch_size = max_batch_size
+        self.max_batch_tokens = max_batch_tokens
+        self.max_prompt_tokens = max_prompt_tokens
+        self.local_files_only = local_files_only
+        self.calls = 0
+        self._lock = threading.RLock()
+        self._model: Any = None
+        self._encoder: PromptEncoder | None = None
+        self._adapters: dict[str, str] = {}
+        self._newlines: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"LocalProxy({self.name!r}, loaded={self._model is not None})"
+
+    def load(self) -> LocalProxy:
+        """Load weights and tokenizer now instead of on first use.
+
+        Raises:
+            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
+            MissingDependencyError: torch or transformers is not installed.
+        """
+        with self._lock:
+            if self._model is None:
+                self._load()
+        return self
+
+    def _load(self) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise missing_dependency(error.name or "transformers", "local") from error
+        from rgate_integrations.proxy.encoding import PromptEncoder
+
+        where = resolve_model(self.name)
+        cuda = (
+            torch.cuda.is_available() if self.device_name == "auto" else self.device_name.startswith("cuda")
+        )
+        device = torch.device(("cuda" if cuda else "cpu") if self.device_name == "auto" else self.device_name)
+        common: dict[str, Any] = {"local_files_only": self.local_files_only, "trust_remote_code": False}
+        try:
+            with _quiet(transformers):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(where, **common)
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    where,
+                    dtype=torch.bfloat16 if cuda else torch.float32,
+                    attn_implementation="sdpa",
+                    **common,
+                )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ModelLoadError(
+                f"The model {self.name!r} could not be loaded: {str(error).splitlines()[0]}",
+                hint="Give a folder or Hub id of a causal language model, or a name from `rgate download`.",
+            ) from error
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if not tokenizer.is_fast:
+            raise ModelLoadError(
+                f"The tokenizer of {self.name!r} has no fast version.", hint="Save tokenizer.json."
+            )
+        context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048)
+        self._encoder = PromptEncoder(
+            tokenizer, min(self.max_prompt_tokens, max(context - 256, context // 2))
+        )
+        self._model = model.to(device).eval()
+
+    # --- the interface -------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
+    ) -> list[Draft]:
+        """Continue prompts greedily; see `Proxy.generate`."""
+        if tokens == 0 or not values:
+            return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
+        rows = self._encode(prompt, values)
+        with self._adapter(adapter):
+            return self._decode(rows, tokens, None, [0] * len(rows))
+
+    def sample(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        n: int,
+        tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> list[tuple[Draft, ...]]:
+        """Sample continuations; see `Proxy.sample`."""
+        from rgate_integrations.proxy.decoding import row_seed
+
+        if temperature <= 0:
+            raise ConfigurationError(
+                f"temperature must be above 0, not {temperature}.", hint="Use generate()."
+            )
+        rows = [row for row in self._encode(prompt, values) for _ in range(n)]
+        seeds = [row_seed(seed, i % n, row.ids) for i, row in enumerate(rows)] if n else []
+        with self._adapter(None):
+            drafts = self._decode(rows, tokens, temperature, seeds)
+        return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
+
+    def score(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        targets: Sequence[str],
+        *,
+        adapter: str | None = None,
+    ) -> list[TargetScores]:
+        """Score fixed continuations as whole sequences; see `Proxy.score`."""
+        rows = self._encode(prompt, values)
+        ids = [[self._enc.continuation(row, target) for target in targets] for row in rows]
+        # Targets that share all but their last token, such as "Yes" and "No", share a forward pass.
+        jobs = sorted({(i, tuple(t[:-1])) for i, each in enumerate(ids) for t in each})
+        sequences = [(*rows[i].ids, *prefix) for i, prefix in jobs]
+        sums = [[0.0] * len(targets) for _ in rows]
+
+        def take(job: int, tail: torch.Tensor) -> None:
+            i, prefix = jobs[job]
+            for t, target in enumerate(ids[i]):
+                if tuple(target[:-1]) == prefix:
+                    sums[i][t] = float(tail[range(len(target)), target].sum())
+
+        with self._adapter(adapter):
+            self._read_tails(sequences, [len(prefix) + 1 for _, prefix in jobs], take)
+        return [
+            TargetScores(tuple(min(s, 0.0) for s in each), len(row.ids))
+            for row, each in zip(rows, sums, strict=True)
+        ]
+
+    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
+        """Read given texts token by token; see `Proxy.read`."""
+        rows = self._encode(prompt, values)
+        texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        some = [i for i, ids in enumerate(texts) if ids]
+        values_of: dict[int, tuple[list[float], list[float]]] = {}
+
+        def take(job: int, tail: torch.Tensor) -> None:
+            ids = texts[some[job]]
+            entropies = -(tail.exp() * tail.clamp(min=-1e4)).sum(-1)
+            values_of[some[job]] = (tail[range(len(ids)), ids].tolist(), entropies.tolist())
+
+        with self._adapter(None):
+            self._read_tails(
+                [(*rows[i].ids, *texts[i][:-1]) for i in some], [len(texts[i]) for i in some], take
+            )
+        results = []
+        for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            logprobs, entropies = values_of.get(i, ([], []))
+            results.append(
+                draft.model_copy(
+                    update={
+                        "token_ids": tuple(texts[i]),
+                        "tokens": tuple(self._enc.token_texts(texts[i])),
+                        "logprobs": tuple(min(v, 0.0) for v in logprobs),
+                        "entropies": tuple(entropies),
+                        "scored_by": self.name,
+                        "prompt_tokens": len(row.ids),
+                    }
+                )
+            )
+        return results
+
+    def hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        drafts: Sequence[Draft] | None,
+        blocks: Sequence[tuple[int, Span, Pooling]],
+    ) -> list[HiddenStates]:
+        """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
+        rows = self._encode(prompt, values)
+        given: Sequence[Draft | None] = drafts or [None] * len(rows)
+        texts = [self._draft_ids(row, draft) for row, draft in zip(rows, given, strict=True)]
+        results: dict[int, HiddenStates] = {}
+
+        def run(indices: Sequence[int]) -> None:
+            inputs = self._padded([(*rows[i].ids, *texts[i]) for i in indices])
+            states = self._model.base_model(
+                **inputs, output_hidden_states=True, use_cache=False
+            ).hidden_states
+            width = inputs["input_ids"].shape[1]
+            for row, i in enumerate(indices):
+                offset = width - len(rows[i].ids) - len(texts[i])
+                spans: dict[str, range] = {
+                    "question": rows[i].question or range(len(rows[i].ids)),
+                    "draft": range(len(rows[i].ids), len(rows[i].ids) + len(texts[i]))
+                    or range(len(rows[i].ids)),
+                    "all": range(len(rows[i].ids) + len(texts[i])),
+                }
+                pooled = []
+                for layer, span, pooling in blocks:
+                    part = states[layer][row, offset + spans[span].start : offset + spans[span].stop].float()
+                    pooled.append(part.mean(0) if pooling == "mean" else part[-1])
+                block = np.stack([p.cpu().numpy() for p in pooled]).astype(np.float32)
+                results[i] = HiddenStates(block, len(rows[i].ids) + len(texts[i]))
+
+        with self._adapter(None):
+            self._in_batches([len(r.ids) + len(t) for r, t in zip(rows, texts, strict=True)], run)
+        return [results[i] for i in range(len(rows))]
+
+    def cut(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        return self._enc.cut(text, tokens)
+
+    # --- one model call ------------------------------------------------------------------------------------
+
+    @property
+    def layers(self) -> int:
+        """Number of hidden layers; loads the model."""
+        self.load()
+        return int(self._model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def _enc(self) -> PromptEncoder:
+        self.load()
+        if self._encoder is None:  # load() raises before this can happen
+            raise ModelLoadError(f"The model {self.name!r} is not loaded.")
+        return self._encoder
+
+    def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
+        return [self._enc.encode(prompt, v) for v in values]
+
+    def _draft_ids(self, row: EncodedPrompt, draft: Draft | None) -> list[int]:
+        if draft is None:
+            return []
+        if draft.token_ids and self.name in (draft.model if draft.source == "proxy" else "", draft.scored_by):
+            return list(draft.token_ids)
+        return self._enc.continuation(row, self._enc.plain(draft.text)) if draft.text else []
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+        from rgate_integrations.proxy.decoding import pad_left
+
+        return pad_left(rows, self._enc.tokenizer.pad_token_id, self._model.device)
+
+    def _read_tails(
+        self, rows: Sequence[Sequence[int]], keep: Sequence[int], take: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Give ``take`` each row's next-token log-probabilities at its last ``keep`` positions, (keep, vocabulary).
+
+        They are dropped after each batch: over a whole vocabulary they are large.
+        """
+        import torch
+
+        def run(indices: Sequence[int]) -> None:
+            widest = max(keep[i] for i in indices)
+            inputs = self._padded([rows[i] for i in indices])
+            logits = self._model(**inputs, logits_to_keep=widest, use_cache=False).logits
+            logprobs = torch.log_softmax(logits.float(), dim=-1)
+            for row, i in enumerate(indices):
+                take(i, logprobs[row, widest - keep[i] :])
+
+        self._in_batches([len(r) for r in rows], run)
+
+    def _decode(
+        self, rows: Sequence[EncodedPrompt], tokens: int, temperature: float | None, seeds: Sequence[int]
+    ) -> list[Draft]:
+        import torch
+        from transformers import GenerationConfig
+
+        from rgate_integrations.proxy.decoding import Recorder, StopAt
+
+        stops = self._enc.stop_ids()
+        config = GenerationConfig(
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=stops,
+            pad_token_id=self._enc.tokenizer.pad_token_id,
+            use_cache=True,
+        )
+        results: dict[int, Draft] = {}
+
+        def run(indices: Sequence[int]) -> None:
+            inputs = self._padded([rows[i].ids for i in indices])
+            inputs.pop("position_ids")  # generate makes its own from the mask
+            width = inputs["input_ids"].shape[1]
+            chosen = [seeds[i] for i in indices] if temperature is not None else []
+            recorder = Recorder(temperature, chosen, self._model.device)
+            newline = rows[indices[0]].template.stop_at_newline
+            criteria = [StopAt(self._newline_mask())] if newline else []
+            output = self._model.generate(
+                **inputs, generation_config=config, logits_processor=[recorder], stopping_criteria=criteria
+            )
+            new = output[:, width:].tolist()
+            logprobs = torch.stack(recorder.logprobs, dim=1).tolist()
+            entropies = torch.stack(recorder.entropies, dim=1).tolist()
+            for row, i in enumerate(indices):
+                ended = stops + (self._newline_mask().nonzero().flatten().tolist() if newline else [])
+                results[i] = self._draft(rows[i], new[row], set(ended), logprobs[row], entropies[row])
+
+        self._in_batches([len(r.ids) + tokens for r in rows], run)
+        return [results[i] for i in range(len(rows))]
+
+    def _draft(
+        self,
+        row: EncodedPrompt,
+        ids: list[int],
+        ends: set[int],
+        logprobs: list[float],
+        entropies: list[float],
+    ) -> Draft:
+        length = next((k for k, token in enumerate(ids) if token in ends), len(ids))
+        kept = ids[:length]
+        texts = self._enc.token_texts(kept)
+        return Draft(
+            text="".join(texts).strip(),
+            token_ids=tuple(kept),
+            tokens=tuple(texts),
+            logprobs=tuple(min(v, 0.0) for v in logprobs[:length]),
+            entropies=tuple(entropies[:length]),
+            finished=length < len(ids),
+            source="proxy",
+            model=self.name,
+            prompt_tokens=len(row.ids),
+        )
+
+    def _newline_mask(self) -> torch.Tensor:
+        import torch
+
+        if self._newlines is None:
+            size = self._model.config.get_text_config().vocab_size
+            texts = self._enc.tokenizer.batch_decode(
+                [[i] for i in range(min(size, len(self._enc.tokenizer)))]
+            )
+            mask = torch.zeros(size, dtype=torch.bool)
+            mask[[i for i, text in enumerate(texts) if "\n" in text]] = True
+            self._newlines = mask.to(self._model.device)
+        return self._newlines
+
+    def _in_batches(self, lengths: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
+        """Run batches of like length; one that does not fit into memory is halved, down to single items."""
+        import torch
+
+        from rgate_integrations.proxy.decoding import batches
+
+        pending = batches(lengths, self.max_batch_size, self.max_batch_tokens)
+        while pending:
+            batch = pending.pop(0)
+            try:
+                with torch.inference_mode():
+                    run(batch)
+                self.calls += 1
+            except torch.OutOfMemoryError:
+                if len(batch) == 1:
+                    raise
+                _log.warning("Out of memory with a batch of %d on %s: halving it.", len(batch), self.name)
+                torch.cuda.empty_cache()
+                half = len(batch) // 2
+                pending[:0] = [batch[:half], batch[half:]]
+
+    @contextmanager
+    def _adapter(self, adapter: str | None) -> Iterator[None]:
+        """Hold the model with an adapter switched on, or with the base weights alone."""
+        self.load()
+        with self._lock:
+            if adapter is None:
+                yield
+                return
+            if adapter not in self._adapters:
+                name = f"rgate_{len(self._adapters)}"
+                try:
+                    self._model.load_adapter(adapter, adapter_name=name)
+                except (OSError, ValueError, RuntimeError, ImportError) as error:
+                    raise ModelLoadError(
+                        f"The adapter {adapter!r} does not fit {self.name!r}: {str(error).splitlines()[0]}",
+                        hint="Give the folder of a LoRA adapter that was trained on this very model.",
+                    ) from error
+                self._adapters[adapter] = name
+            self._model.set_adapter(self._adapters[adapter])
+            self._model.enable_adapters()
+            try:
+                yield
+            finally:
+                self._model.disable_adapters()
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and advice while loading."""
+    logging_module = transformers.utils.logging
+    verbosity, bars = logging_module.get_verbosity(), logging_module.is_progress_bar_enabled()
+    logging_module.set_verbosity_error()
+    logging_module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging_module.set_verbosity(verbosity)
+        if bars:
+            logging_module.enable_progress_bar()
+
+
+_shared: dict[tuple[str, str], LocalProxy] = {}
+_shared_lock = threading.Lock()
+
+
+def shared_proxy(model: str = DEFAULT_MODEL, *, device: Literal["auto"] | str = "auto") -> LocalProxy:
+    """Return the process-wide proxy for a model, so that gates share one copy of its weights."""
+    with _shared_lock:
+        if (model, device) not in _shared:
+            _shared[model, device] = LocalProxy(model, device=device)
+        return _shared[model, device]

@@ -1,0 +1,52 @@
+"""Text as the field compares it: normalised answers, containment, ROUGE-L."""
+
+from __future__ import annotations
+
+import re
+import string
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """Lower-case a text and drop punctuation, English articles and extra white space (SQuAD's normalisation).
+
+    >>> normalise("The  Beatles, (band)")
+    'beatles band'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def contains_answer(text: str, answer: str) -> bool:
+    """Whether a normalised answer occurs in a normalised text, on token boundaries.
+
+    An answer that normalises to nothing is never contained.
+
+    >>> contains_answer("I do not know", "no"), contains_answer("No, it is not.", "no")
+    (False, True)
+    """
+    inner = normalise(answer)
+    return bool(inner) and f" {inner} " in f" {normalise(text)} "
+
+
+def matching_ratio(text: str, answers: list[str]) -> float:
+    """Return the share of gold answers that a text contains (SlimPLM, equation 2), on token boundaries.
+
+    Answers that normalise to nothing do not count. 0.0 when none is left.
+    """
+    usable = [a for a in answers if normalise(a)]
+    return sum(contains_answer(text, a) for a in usable) / len(usable) if usable else 0.0
+
+
+def rouge_l(first: str, second: str) -> float:
+    """Return the ROUGE-L F-measure of two texts split at white space, in [0, 1]; 1.0 for two empty texts."""
+    a, b = first.split(), second.split()
+    if not a or not b:
+        return float(a == b)
+    row = [0] * (len(b) + 1)
+    for token in a:
+        previous = 0
+        for j, other in enumerate(b, start=1):
+            row[j], previous = (previous + 1 if token == other else max(row[j], row[j - 1])), row[j]
+    return 2 * row[-1] / (len(a) + len(b))

@@ -1,0 +1,1 @@
+"""Training: examples and labels from recorded answers, the linear probe, and the artefacts that are saved."""

@@ -1,0 +1,238 @@
+"""Fits linear probes on the proxy's hidden states, with cross-validation by question."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.evidence import HiddenSpec, Pooling, Span
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.local import LocalProxy
+from rgate_integrations.training.artifact import ProbeArtifact
+from rgate_integrations.training.examples import DataFile
+
+Floats = npt.NDArray[np.float32]
+DraftKind = Literal["proxy", "recorded", "none"]
+_CHUNK = 256
+_PCA, _C = 128, 0.005
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A linear probe.
+
+    Attributes:
+        weight: Shape (blocks, hidden size).
+        bias: Added to the sum of ``weight * states``.
+    """
+
+    weight: Floats
+    bias: float
+
+    def __call__(self, states: Floats) -> npt.NDArray[np.float64]:
+        """Return the logit for each of the states, shape (n, blocks, hidden size)."""
+        logits: npt.NDArray[np.float64] = (
+            np.einsum("nbh,bh->n", states.astype(np.float64), self.weight) + self.bias
+        )
+        return logits
+
+
+def middle_layers(layers: int) -> tuple[int, ...]:
+    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
+    return tuple(range(round(layers * 0.47), round(layers * 0.74) + 1, 2))
+
+
+def fit_probe(states: Floats, known: npt.NDArray[np.bool_], seed: int = 0) -> Fitted:
+    """Fit one regularised logistic regression a block, on standardised principal components, and average them.
+
+    Standardisation, projection and averaging are linear, so the result folds into one weight vector a block.
+
+    Args:
+        states: Shape (n, blocks, hidden size).
+        known: The labels, shape (n,).
+        seed: Seed of the solver.
+    """
+    try:
+        from sklearn.decomposition import PCA
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise missing_dependency("sklearn", "train") from error
+    blocks = states.shape[1]
+    weights, bias = [], 0.0
+    for b in range(blocks):
+        block = states[:, b].astype(np.float64)
+        mean, scale = block.mean(axis=0), block.std(axis=0) + 1e-6
+        pca = PCA(min(_PCA, *block.shape), svd_solver="full")
+        parts = pca.fit_transform((block - mean) / scale)
+        model = LogisticRegression(C=_C, max_iter=2_000, random_state=seed).fit(parts, known)
+        weight = (pca.components_.T @ model.coef_[0]) / scale
+        weights.append(weight / blocks)
+        offset = pca.mean_ @ (pca.components_.T @ model.coef_[0])
+        bias += float(model.intercept_[0] - mean @ weight - offset) / blocks
+    return Fitted(np.stack(weights).astype(np.float32), bias)
+
+
+def cross_validate(
+    states: Floats, known: npt.NDArray[np.bool_], folds: int, seed: int
+) -> npt.NDArray[np.float64]:
+    """Return for each question the logit of a probe that was fitted without its fold."""
+    from sklearn.model_selection import KFold
+
+    logits = np.zeros(len(known))
+    for train, test in KFold(folds, shuffle=True, random_state=seed).split(states):
+        logits[test] = fit_probe(states[train], known[train], seed)(states[test])
+    return logits
+
+
+def auc_by_set(
+    scores: npt.NDArray[np.float64], known: npt.NDArray[np.bool_], sets: Sequence[str]
+) -> dict[str, float]:
+    """Return the AUC of each set that has both labels."""
+    from sklearn.metrics import roc_auc_score
+
+    names = np.asarray(sets)
+    return {
+        name: float(roc_auc_score(known[names == name], scores[names == name]))
+        for name in dict.fromkeys(sets)
+        if len(set(known[names == name].tolist())) == 2
+    }
+
+
+def train_probe(
+    files: Sequence[DataFile],
+    proxy: LocalProxy,
+    *,
+    draft: DraftKind = "proxy",
+    tokens: int = 32,
+    layers: Sequence[int] | None = None,
+    folds: int = 5,
+    seed: int = 0,
+    llm: str = "the LLM of the training data",
+    licence: str = "that of the training data",
+    report: Callable[[str, int, int], None] | None = None,
+) -> ProbeArtifact:
+    """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
+
+    Args:
+        files: The examples.
+        proxy: The model whose hidden states are read.
+        draft: ``"proxy"`` writes its own drafts, ``"recorded"`` reads what the LLM wrote, ``"none"`` reads the
+            question alone.
+        tokens: Draft tokens to read.
+        layers: Hidden layers to read; the middle ones by default.
+        folds: Folds of the cross-validation, at least 2.
+        seed: Seed of folds and solver.
+        llm: Name of the LLM whose answers were labelled.
+        licence: Licence of the weights.
+        report: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        DataFormatError: All labels are the same, or there are fewer questions than folds.
+    """
+    examples = [e for f in files for e in f.examples]
+    known = np.array([e.known for e in examples])
+    if known.all() or not known.any():
+        raise DataFormatError(
+            f"All {len(known)} questions are {'known' if known.all() else 'unknown'}.",
+            hint="Both labels are needed.",
+        )
+    if not 2 <= folds <= int(min(known.sum(), (~known).sum())):
+        raise DataFormatError(
+            f"{folds} folds need at least {folds} questions of each label; there are {int(known.sum())} known and "
+            f"{int((~known).sum())} unknown.",
+            hint="Give more data or fewer folds.",
+        )
+    if draft == "recorded" and not all(e.text for e in examples):
+        raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
+    chosen = tuple(layers or middle_layers(proxy.layers))
+    span: Span = "question" if draft == "none" else "draft"
+    blocks: tuple[tuple[int, Span, Pooling], ...] = tuple((layer, span, "mean") for layer in chosen)
+    states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
+    logits = cross_validate(states, known, folds, seed)
+    slope, intercept = _platt(logits, known)
+    fitted = fit_probe(states, known, seed)
+    sets = [e.dataset for e in examples]
+    each = auc_by_set(logits, known, sets)
+    return ProbeArtifact(
+        weight=fitted.weight,
+        bias=fitted.bias,
+        blocks=blocks,
+        tokens=0 if draft == "none" else tokens,
+        source="recorded" if draft == "recorded" else "proxy",
+        base_model=proxy.name,
+        llm=llm,
+        slope=slope,
+        intercept=intercept,
+        provenance={
+            "label": "closed_book_correct",
+            "seed": seed,
+            "folds": folds,
+            "recipe": f"layers {list(chosen)}, mean over the {span}; per layer standardised, {_PCA} principal "
+            f"components, logistic regression with C={_C}; logits averaged; Platt calibration on held-out folds",
+            "data": [
+                {
+                    "name": f.name,
+                    "sha256": f.sha256,
+                    "n": len(f.examples),
+                    "known": sum(e.known for e in f.examples) / len(f.examples),
+                }
+                for f in files
+            ],
+            "metrics": {
+                "auc": each,
+                "auc_mean": float(np.mean(list(each.values()))),
+                "auc_pooled": auc_by_set(logits, known, ["all"] * len(known))["all"],
+            },
+            "versions": {name: version(name) for name in ("torch", "transformers", "scikit-learn", "numpy")}
+            | {"python": platform.python_version()},
+            "licence": licence,
+        },
+    )
+
+
+def _states(
+    proxy: LocalProxy,
+    examples: Sequence[Any],
+    spec: HiddenSpec,
+    draft: DraftKind,
+    tokens: int,
+    report: Callable[[str, int, int], None] | None,
+) -> Floats:
+    """Read the examples chunk by chunk, exactly as a gate would; shape (n, blocks, hidden size)."""
+    found: list[Floats] = []
+    if draft not in ("proxy", "recorded", "none"):
+        raise ConfigurationError(f"draft must be proxy, recorded or none, not {draft!r}.")
+    for start in range(0, len(examples), _CHUNK):
+        some = examples[start : start + _CHUNK]
+        values = [{"question": e.question} for e in some]
+        drafts: list[Draft] | None = None
+        if draft == "proxy":
+            drafts = proxy.generate(ANSWER, values, tokens=tokens)
+        elif draft == "recorded":
+            drafts = [recorded_draft(proxy, e.text, tokens) for e in some]
+        found += [h.states for h in proxy.hidden(ANSWER, values, drafts, spec.blocks)]
+        if report:
+            report("reading questions", len(found), len(examples))
+    return np.stack(found)
+
+
+def recorded_draft(proxy: LocalProxy, text: str, tokens: int) -> Draft:
+    """Return the first tokens of a recorded text, counted by the proxy's tokenizer."""
+    head = proxy.cut(text, tokens)
+    return Draft(text=(head or text).strip(), source="recorded", finished=head is None)
+
+
+def _platt(logits: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Fit slope and intercept that make sigmoid(slope * logit + intercept) a probability."""
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=1e6).fit(logits[:, None], known)
+    return float(model.coef_[0, 0]), float(model.intercept_[0])
