@@ -57,7 +57,7 @@ def parse_claims(text: str) -> list[Claim]:
     ['Paris country']
     """
     starts = [*_BLOCK.finditer(text)]
-    ends = [m.start() for m in starts[1:]] + [len(text)]
+    ends = [m.start() for m in starts[1:]] + [len(text)] * bool(starts)
     return [
         claim
         for match, end in zip(starts, ends, strict=True)

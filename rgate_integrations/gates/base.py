@@ -281,14 +281,16 @@ class Gate(BaseModel, ABC):
         return self._batcher.submit(requests)
 
     def _one(self, found: Decision | Exception) -> Decision:
-        if isinstance(found, Exception):
+        if isinstance(found, InvalidQuestionError):
             raise found
-        return found
+        return self._batch_item(found)
 
     def _batch_item(self, found: Decision | Exception) -> Decision:
-        if isinstance(found, InvalidQuestionError) and self.on_error == "retrieve":
-            return self._failed("", self.threshold, found)
-        return self._one(found)
+        if isinstance(found, Decision):
+            return found
+        if self.on_error == "raise" or isinstance(found, ConfigurationError):
+            raise found
+        return self._failed("", self.threshold, found)
 
     def _run(self, requests: Sequence[_Request]) -> list[Decision | Exception]:
         batch = _Batch.of(requests, self)

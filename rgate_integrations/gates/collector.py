@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -82,27 +83,31 @@ class Collector:
         pieces: dict[EvidenceSpec, Piece] = {}
         for spec in specs:
             pieces[spec] = self._pieces[index][self._stored(spec)]
-            inner = draft_spec(spec)
-            for part in [spec, *([inner] if inner else [])]:
-                stored = self._stored(part)
-                paid[stored] = self._costs[index].get(stored, Cost())
+            for part in self._parts(spec):
+                paid[part] = self._costs[index].get(part, Cost())
         return Evidence(self.inputs[index], pieces, sum(paid.values(), Cost()))
 
     def _stored(self, spec: EvidenceSpec) -> EvidenceSpec:
         """Return the spec under which a piece is stored: drafts that differ in length are one piece."""
         if isinstance(spec, DraftSpec):
-            found = longest(spec, self._drafts)
-            return DraftSpec(found.tokens, found.source, found.prompt, spec.logprobs)
+            return replace(longest(spec, self._drafts), logprobs=spec.logprobs)
         return spec
 
-    def _ensure(self, spec: EvidenceSpec, indices: Sequence[int]) -> None:
+    def _parts(self, spec: EvidenceSpec) -> list[EvidenceSpec]:
+        """Return what a piece is made of, itself last: the draft it quotes, and that draft before it was read."""
+        parts: list[EvidenceSpec] = []
         inner = draft_spec(spec)
+        if inner is not None and inner.logprobs:
+            parts.append(self._stored(replace(inner, logprobs=False)))
         if inner is not None and inner is not spec:
-            self._ensure(inner, indices)
-        spec = self._stored(spec)
-        missing = [i for i in indices if i not in self._errors and spec not in self._pieces[i]]
-        if missing:
-            self._compute(spec, missing)
+            parts.append(self._stored(inner))
+        return [*parts, self._stored(spec)]
+
+    def _ensure(self, spec: EvidenceSpec, indices: Sequence[int]) -> None:
+        for part in self._parts(spec):
+            missing = [i for i in indices if i not in self._errors and part not in self._pieces[i]]
+            if missing:
+                self._compute(part, missing)
 
     def _compute(self, spec: EvidenceSpec, indices: Sequence[int]) -> None:
         """Compute a piece for some questions; if the batch fails, each alone, so that one cannot fail all."""
@@ -131,6 +136,8 @@ class Collector:
             PopularitySpec: self._popularity,
             HiddenSpec: self._hidden,
         }
+        if isinstance(spec, DraftSpec) and spec.logprobs:
+            return self._read(spec, indices)
         return compute[type(spec)](spec, indices)
 
     def _values(self, indices: Sequence[int], draft: DraftSpec | None = None) -> list[dict[str, str]]:
@@ -164,13 +171,21 @@ class Collector:
                     draft,
                     Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens)),
                 )
-        bare = [i for i in indices if spec.logprobs and found[i][0].logprobs is None]
-        if bare:
-            read = self._proxy().read(spec.prompt, self._values(bare), [found[i][0] for i in bare])
-            for i, draft in zip(bare, read, strict=True):
-                cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens + len(draft.tokens))
-                found[i] = (draft, found[i][1] + cost)
         return [found[i] for i in indices]
+
+    def _read(self, spec: DraftSpec, indices: Sequence[int]) -> list[tuple[Piece, Cost]]:
+        """Let the proxy read drafts whose source gave no log-probabilities."""
+        plain = replace(spec, logprobs=False)
+        drafts = {i: self._drafted(plain, i) for i in indices}
+        bare = [i for i in indices if drafts[i].logprobs is None]
+        if not bare:
+            return [(drafts[i], Cost()) for i in indices]
+        read = self._proxy().read(spec.prompt, self._values(bare), [drafts[i] for i in bare])
+        drafts.update(zip(bare, read, strict=True))
+        return [
+            (d, Cost(model_calls=1, tokens_in=d.prompt_tokens + len(d.tokens)) if i in bare else Cost())
+            for i, d in drafts.items()
+        ]
 
     def _write(self, spec: DraftSpec, indices: Sequence[int]) -> Sequence[Draft]:
         if spec.tokens == 0:

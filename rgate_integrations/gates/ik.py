@@ -36,7 +36,7 @@ def ik_score(yes: float, no: float) -> float:
         no: Logit of "No".
     """
     difference = no - yes
-    return 1.0 / (1.0 + math.exp(difference)) if difference < 700 else 0.0
+    return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
 
 
 class IKGate(Gate):

@@ -1,0 +1,111 @@
+"""A second implementation of the proxy interface: a pure function of the prompt, without a model."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
+
+
+class ScriptedProxy(Proxy):
+    """Answers by hashing the prompt. A question with "RAISE" makes it raise, one with "NAN" gives NaN.
+
+    Attributes:
+        calls: Name of each method call, in order.
+        fixed: Text that every completion has, instead of a hashed one.
+    """
+
+    name = "scripted"
+
+    def __init__(self, fixed: str | None = None) -> None:
+        self.calls: list[str] = []
+        self.fixed = fixed
+
+    def generate(self, prompt, values, *, tokens, adapter=None):
+        self._called("generate", values)
+        return [self._draft(self._key(prompt, v), tokens, v) for v in values]
+
+    def sample(self, prompt, values, *, n, tokens, temperature, seed):
+        self._called("sample", values)
+        return [
+            tuple(self._draft(f"{self._key(prompt, v)}|{seed}|{i % 3}", tokens, v) for i in range(n))
+            for v in values
+        ]
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        self._called("score", values)
+        return [
+            TargetScores(tuple(self._logprob(f"{self._key(prompt, v)}|{t}|{adapter}", v) for t in targets), 7)
+            for v in values
+        ]
+
+    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]):
+        self._called("read", values)
+        read = []
+        for v, d in zip(values, drafts, strict=True):
+            tokens = tuple(f" {word}" for word in d.text.split())
+            logprobs = tuple(self._logprob(f"{v['question']}{t}", v) for t in tokens)
+            read.append(
+                d.model_copy(
+                    update={
+                        "token_ids": tuple(range(len(tokens))),
+                        "tokens": tokens,
+                        "logprobs": logprobs,
+                        "entropies": tuple(0.5 for _ in tokens),
+                        "scored_by": self.name,
+                    }
+                )
+            )
+        return read
+
+    def hidden(self, prompt, values, drafts, blocks):
+        self._called("hidden", values)
+        return [
+            HiddenStates(
+                np.array([[self._unit(f"{v['question']}{b}{i}") for i in range(4)] for b in blocks]), 9
+            )
+            for v in values
+        ]
+
+    def cut(self, text, tokens):
+        words = text.split()
+        return " ".join(words[:tokens]) if len(words) > tokens else None
+
+    def _called(self, name, values):
+        self.calls.append(name)
+        if any("RAISE" in v["question"] for v in values):
+            raise RuntimeError("scripted failure")
+
+    def _key(self, prompt, values):
+        return prompt.text(**values)
+
+    def _unit(self, key):
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big") / 2**48
+
+    def _logprob(self, key, values):
+        return math.nan if "NAN" in values["question"] else -4 * self._unit(key)
+
+    def _draft(self, key, tokens, values):
+        text = (
+            self.fixed
+            if self.fixed is not None
+            else f"Answer {hashlib.sha256(key.encode()).hexdigest()[:6]} is it."
+        )
+        words = [f" {w}" if i else w for i, w in enumerate(text.split())][:tokens]
+        nan = "NAN" in values["question"]
+        logprobs = None if nan else tuple(-2 * self._unit(f"{key}{w}") for w in words)
+        return Draft(
+            text="".join(words),
+            token_ids=tuple(range(len(words))),
+            tokens=tuple(words),
+            logprobs=logprobs,
+            entropies=None if nan else tuple(0.3 for _ in words),
+            finished=len(words) < tokens,
+            source="proxy",
+            model=self.name,
+            prompt_tokens=len(key.split()),
+        )

@@ -1,0 +1,76 @@
+"""Concurrent callers share batches."""
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.batching import Batcher
+from tests.scripted_proxy import ScriptedProxy
+
+
+class Slow(ScriptedProxy):
+    """Takes 20 ms a call, so that callers pile up."""
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        time.sleep(0.02)
+        self.sizes = [*getattr(self, "sizes", []), len(values)]
+        return super().score(prompt, values, targets, adapter=adapter)
+
+
+async def test_concurrent_coroutines_share_batches():
+    proxy = Slow()
+    gate = load_gate("prompt", proxy=proxy)
+    questions = [f"question {i}?" for i in range(100)]
+    found = await asyncio.gather(*(gate.adecide(q) for q in questions))
+    assert [d.question for d in found] == questions
+    assert sum(proxy.sizes) == 100
+    assert len(proxy.sizes) <= 4  # at most 64 a batch, and perhaps a lone first one
+
+
+def test_concurrent_threads_share_batches():
+    proxy = Slow()
+    gate = load_gate("prompt", proxy=proxy)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(gate.decide, [f"q{i}?" for i in range(64)]))
+    assert len(found) == 64
+    assert len(proxy.sizes) < 20
+
+
+async def test_cancelled_callers_cost_nothing_and_others_get_their_decision():
+    proxy = Slow()
+    gate = load_gate("prompt", proxy=proxy)
+    tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(200)]
+    await asyncio.sleep(0.005)
+    for task in tasks[::3]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(d, asyncio.CancelledError) for d in done[::3])
+    rest = [d for i, d in enumerate(done) if i % 3]
+    assert [d.question for d in rest] == [f"q{i}?" for i in range(200) if i % 3]
+
+
+def test_an_exception_reaches_every_caller_of_its_batch():
+    def run(items):
+        raise ValueError("no")
+
+    for future in Batcher(run).submit([1, 2]):
+        with pytest.raises(ValueError, match="no"):
+            future.result(timeout=5)
+
+
+def test_a_result_too_few_is_an_error():
+    with pytest.raises(RuntimeError, match="2 items gave 1 results"):
+        Batcher(lambda items: items[:1]).submit([1, 2])[0].result(timeout=5)
+
+
+def test_the_worker_is_one_daemon_thread():
+    batcher = Batcher(lambda items: list(items))
+    assert [f.result(timeout=5) for f in batcher.submit([1, 2, 3])] == [1, 2, 3]
+    assert [f.result(timeout=5) for f in batcher.submit([4])] == [4]
+    workers = [t for t in threading.enumerate() if t.name == "rgate-batcher"]
+    assert workers
+    assert all(t.daemon for t in workers)

@@ -1,0 +1,234 @@
+"""One suite for every gate: range, direction, order, thresholds, failures, JSON."""
+
+import math
+import pickle
+import random
+
+import pytest
+
+from rgate_integrations import Decision, list_gates, load_gate
+from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.gates import gate_class, gate_from_json
+from tests.scripted_proxy import ScriptedProxy
+
+QUESTIONS = [
+    "who wrote hamlet?",
+    "What is the capital of France?",
+    "where was Aarno Maliniemi born?",
+    "how many {legs} has a spider",
+    "Ünïcödé: 東京 はどこ?",
+]
+POPULARITY = [900.0, 1200.0, 0.0, 30.0, 5000.0]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+    path = tmp_path_factory.mktemp("labels") / "labels.jsonl"
+    path.write_text(
+        '{"question": "who wrote macbeth?", "known": true}\n{"question": "x y z", "known": false}\n'
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def probe_folder(tmp_path_factory):
+    import numpy as np
+
+    from rgate_integrations.training.artifact import ProbeArtifact, save_artifact
+
+    artifact = ProbeArtifact(
+        weight=np.ones((2, 4), dtype=np.float32),
+        bias=-4.0,
+        blocks=((1, "draft", "mean"), (2, "draft", "mean")),
+        tokens=8,
+        source="proxy",
+        base_model="scripted",
+        llm="a test",
+        provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
+    )
+    return str(save_artifact(artifact, tmp_path_factory.mktemp("probe") / "p"))
+
+
+class Neighbourless:
+    """Stands in for the embedder where no model may be loaded: letters counted."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def embed(self, texts):
+        import numpy as np
+
+        counts = np.array([[t.lower().count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
+        return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def letters(monkeypatch):
+    monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Neighbourless)
+
+
+CASES = [info.name for info in list_gates()] + ["constant:never", "constant:random:0.4", "slimplm-generate"]
+
+
+@pytest.fixture
+def make(labelled, probe_folder):
+    def make(case, proxy=None, **options):
+        if case == "slimplm-generate":
+            options |= {"mode": "generate"}
+            proxy = proxy or ScriptedProxy(fixed="Known(True) because it is.")
+            case = "slimplm"
+        if case == "neighbours":
+            case = f"neighbours:{labelled}"
+        if case == "probe":
+            case = probe_folder
+        return load_gate(case, proxy=proxy or ScriptedProxy(), **options)
+
+    return make
+
+
+def decide(gate, questions=QUESTIONS, **options):
+    popularity = (POPULARITY * 10)[: len(questions)]
+    return gate.decide_batch(questions, popularity=popularity, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestEveryGate:
+    def test_scores_are_probabilities_and_decide_by_the_threshold(self, make, case):
+        for d in decide(make(case)):
+            assert d.error is None, d.error
+            assert 0 <= d.p_known <= 1
+            assert d.retrieve == (d.p_known < d.threshold)
+            assert d.reason
+            assert d.gate
+
+    def test_threshold_zero_never_retrieves_and_above_one_always(self, make, case):
+        gate = make(case)
+        assert [d.retrieve for d in decide(gate, threshold=0.0)] == [False] * len(QUESTIONS)
+        assert [d.retrieve for d in decide(gate, threshold=1.01)] == [True] * len(QUESTIONS)
+
+    def test_is_deterministic(self, make, case):
+        assert [d.p_known for d in decide(make(case))] == [d.p_known for d in decide(make(case))]
+
+    def test_batch_equals_single(self, make, case):
+        gate = make(case)
+        together = [d.p_known for d in decide(gate)]
+        alone = [gate.decide(q, popularity=p).p_known for q, p in zip(QUESTIONS, POPULARITY, strict=True)]
+        assert together == pytest.approx(alone, abs=1e-6)
+
+    def test_a_permuted_batch_gives_permuted_results(self, make, case):
+        gate, order = make(case), list(range(len(QUESTIONS)))
+        random.Random(3).shuffle(order)
+        straight = {d.question: d.p_known for d in decide(gate)}
+        shuffled = gate.decide_batch([QUESTIONS[i] for i in order], popularity=[POPULARITY[i] for i in order])
+        assert [d.question for d in shuffled] == [QUESTIONS[i] for i in order]
+        assert [d.p_known for d in shuffled] == pytest.approx(
+            [straight[d.question] for d in shuffled], abs=1e-6
+        )
+
+    def test_empty_batch(self, make, case):
+        assert make(case).decide_batch([]) == []
+
+    def test_goes_to_json_and_back(self, make, case):
+        gate = make(case)
+        again = gate_from_json(gate.to_json()).with_options(proxy=ScriptedProxy(fixed=gate.get_proxy().fixed))
+        assert again.config() == gate.config()
+        assert [d.p_known for d in decide(again)] == [d.p_known for d in decide(gate)]
+
+    def test_is_picklable(self, make, case):
+        gate = make(case)
+        decide(gate)
+        assert pickle.loads(pickle.dumps(gate)).config() == gate.config()  # noqa: S301
+
+    def test_decisions_go_to_json_and_back(self, make, case):
+        for d in decide(make(case)):
+            assert Decision.model_validate_json(d.model_dump_json()) == d
+
+    def test_a_failing_model_retrieves_and_spares_the_others(self, make, case):
+        gate = make(case)
+        if not any(type(s).__name__ not in ("PopularitySpec", "NeighboursSpec") for s in gate.specs):
+            pytest.skip("asks no model")
+        bad = decide(gate, [QUESTIONS[0], "RAISE this", QUESTIONS[1]])
+        assert [d.error is None for d in bad] == [True, False, True]
+        assert bad[1].retrieve
+        assert "scripted failure" in bad[1].reason
+        with pytest.raises(RuntimeError, match="scripted failure"):
+            decide(gate.with_options(on_error="raise"), ["RAISE this"])
+
+    def test_costs_count_model_calls(self, make, case):
+        gate = make(case)
+        calls = [d.cost.model_calls for d in decide(gate)]
+        asks = [s for s in gate.all_specs if type(s).__name__ != "PopularitySpec"]
+        assert all(c >= 1 for c in calls) if asks else calls == [0] * len(QUESTIONS)
+
+
+READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "cascade", "ensemble"]
+
+
+@pytest.mark.parametrize("case", READS_SCORES)
+def test_nan_retrieves_with_that_reason(make, case):
+    found = make(case).decide_batch(["NAN please", "who?"])
+    assert found[0].retrieve
+    assert found[0].error.type == "ScoreError"
+    assert "nan" in found[0].reason
+    assert found[1].error is None
+
+
+def test_an_unreadable_verdict_retrieves(make):
+    gate = make("slimplm", proxy=ScriptedProxy(fixed="I think I know."), mode="generate")
+    (found,) = gate.decide_batch(["who wrote hamlet?"])
+    assert found.retrieve
+    assert found.error.type == "ScoreError"
+    assert "neither" in found.reason
+
+
+def test_higher_confidence_means_skip():
+    class Sure(ScriptedProxy):
+        def score(self, prompt, values, targets, *, adapter=None):
+            from rgate_integrations.proxy.base import TargetScores
+
+            good = {"Yes": "No" not in targets or targets[0] == "Yes", "No": targets[0] == "No"}
+            return [
+                TargetScores(
+                    tuple(-0.1 if good.get(t, t in ("Known(True)", "True")) else -5.0 for t in targets), 1
+                )
+                for _ in values
+            ]
+
+    for name in ("ik", "slimplm", "prompt", "self_eval"):
+        assert load_gate(name, proxy=Sure()).decide("who?").p_known == pytest.approx(1 / (1 + math.exp(-4.9)))
+
+
+def test_there_are_at_least_eighteen_gates_each_with_a_source():
+    infos = list_gates()
+    assert len(infos) >= 18
+    assert all(i.paper and i.evidence and i.cost for i in infos)
+    assert [i.name for i in infos] == sorted(i.name for i in infos)
+    assert all(gate_class(i.name).__doc__ for i in infos)
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(UnknownNameError, match="token_probability"):
+        load_gate("token_probabilty")
+    with pytest.raises(ConfigurationError, match="parameters are"):
+        load_gate("ik", tokenz=3)
+    with pytest.raises(ConfigurationError, match="takes no argument"):
+        load_gate("ik:32")
+    with pytest.raises(ConfigurationError, match="accuracy label"):
+        load_gate("boundary:accuracy")
+    with pytest.raises(ConfigurationError, match="rate"):
+        load_gate("constant:random:often")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("case", ["ik", "slimplm", "adapt", "boundary", "token_probability"])
+def test_the_real_proxy_keeps_the_properties(smollm2, case):
+    options = {"samples": 3, "tokens": 8} if case == "boundary" else {"tokens": 8}
+    gate = load_gate(case, proxy=smollm2, **options)
+    questions = [QUESTIONS[0], QUESTIONS[3], QUESTIONS[1]]
+    together = gate.decide_batch(questions)
+    assert all(d.error is None for d in together)
+    assert all(0 <= d.p_known <= 1 for d in together)
+    assert all(d.cost.model_calls >= 1 and d.cost.tokens_in > 0 and d.cost.milliseconds > 0 for d in together)
+    backwards = gate.decide_batch(questions[::-1])[::-1]
+    assert [d.p_known for d in backwards] == pytest.approx([d.p_known for d in together], abs=1e-3)
+    assert gate.decide(questions[1]).p_known == pytest.approx(together[1].p_known, abs=1e-3)
