@@ -50,13 +50,12 @@ def download(
 
 def _show_catalogue() -> None:
     table = Table(title=f"Catalogue (cache: {cache_dir()})", title_justify="left", box=None, padding=(0, 1))
-    for column in ("name", "cached", "download", "on disk", "licence", "what for"):
+    for column in ("name", "cached", "download", "on disk"):
         table.add_column(column, justify="right" if column in ("download", "on disk") else "left")
-    table.columns[0].no_wrap = True
     for item in CATALOGUE.values():
+        about = f"{item.name}\n  [dim]{item.purpose}; {item.licence}[/]"
         there = "[green]yes[/]" if cached_path(item.name) else "no"
-        sizes = (f"{item.megabytes} MB", f"{item.disk_megabytes} MB")
-        table.add_row(item.name, there, *sizes, item.licence, item.purpose)
+        table.add_row(about, there, f"{item.megabytes:,} MB", f"{item.disk_megabytes:,} MB")
     console = Console(highlight=False)
     console.print(table)
-    console.print("\nrgate download NAME… brings them into the cache, rgate download --all all of them.")
+    console.print("\nrgate download NAME… brings them into the cache; --all takes the whole catalogue.")
