@@ -18,19 +18,18 @@ from rgate_integrations import __version__
 from rgate_integrations.proxy.catalog import CATALOGUE
 from rgate_integrations.proxy.download import cache_dir, cached_path
 
-# module: (distribution, extra that brings it)
+# module: (distributions that may supply it, the extra that brings the first)
 _MODULES = {
-    "torch": ("torch", "local"),
-    "transformers": ("transformers", "local"),
-    "peft": ("peft", "local"),
-    "sentence_transformers": ("sentence-transformers", "local"),
-    "gguf": ("gguf", "local"),
-    "faiss": ("faiss-cpu", "faiss"),
-    "bm25s": ("bm25s", "faiss"),
-    "langchain_core": ("langchain-core", "langchain"),
-    "langchain": ("langchain", "langchain-agents"),
-    "llama_index.core": ("llama-index-core", "llama-index"),
-    "sklearn": ("scikit-learn", "train"),
+    "torch": (("torch",), "local"),
+    "transformers": (("transformers",), "local"),
+    "peft": (("peft",), "local"),
+    "sentence_transformers": (("sentence-transformers",), "local"),
+    "gguf": (("gguf",), "local"),
+    "faiss": (("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"), "faiss"),
+    "langchain_core": (("langchain-core",), "langchain"),
+    "langchain": (("langchain",), "langchain-agents"),
+    "llama_index.core": (("llama-index-core",), "llama-index"),
+    "sklearn": (("scikit-learn",), "train"),
 }
 
 
@@ -38,10 +37,11 @@ def examine() -> dict[str, Any]:
     """Return versions, devices, the cache and what is missing, as JSON values."""
     packages: dict[str, str | None] = {}
     missing: dict[str, str] = {}
-    for module, (distribution, extra) in _MODULES.items():
-        packages[distribution] = _version(module, distribution)
-        if packages[distribution] is None:
-            missing[distribution] = f'pip install "rgate-integrations[{extra}]"'
+    for module, (distributions, extra) in _MODULES.items():
+        name, version = _version(module, distributions)
+        packages[name] = version
+        if version is None:
+            missing[name] = f'pip install "rgate-integrations[{extra}]"'
     cached = {name: cached_path(name) is not None for name in CATALOGUE}
     missing |= {name: f"rgate download {name}" for name, there in cached.items() if not there}
     root = cache_dir()
@@ -53,7 +53,7 @@ def examine() -> dict[str, Any]:
         "devices": _devices(),
         "cache": {
             "folder": str(root),
-            "writable": os.access(existing, os.W_OK),
+            "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
             "free_gb": round(shutil.disk_usage(existing).free / 1e9, 1),
             "entries": cached,
         },
@@ -86,24 +86,32 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     if found["missing"]:
         console.print("\nTo get what is missing (only what you use is needed):")
         for command in dict.fromkeys(found["missing"].values()):
-            console.print(f"  {command}", markup=False)
+            console.print(f"  {command}", markup=False, soft_wrap=True)
 
 
-def _version(module: str, distribution: str) -> str | None:
+def _version(module: str, distributions: tuple[str, ...]) -> tuple[str, str | None]:
+    """Return the distribution that supplies a module, and its version; None when it is not installed."""
     try:
         if importlib.util.find_spec(module) is None:
-            return None
-        return importlib.metadata.version(distribution)
-    except ModuleNotFoundError:
-        return None
-    except importlib.metadata.PackageNotFoundError:
-        return "installed"  # another distribution supplies the module, such as faiss-gpu
+            return distributions[0], None
+    except ModuleNotFoundError:  # the package around it
+        return distributions[0], None
+    for name in distributions:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return distributions[0], "unknown version"
 
 
 def _devices() -> list[str]:
-    if importlib.util.find_spec("torch") is None:
-        return [f"cpu ({os.cpu_count()} cores)"]
-    import torch
-
-    found = [f"cpu ({torch.get_num_threads()} threads)"]
-    return found + [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    cores = os.cpu_count()
+    try:
+        import torch
+    except ImportError:
+        return [f"cpu ({cores} cores)"]
+    found = [f"cpu ({cores} cores, {torch.get_num_threads()} threads)"]
+    for number in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(number).total_memory / 1e9
+        found.append(f"cuda:{number} ({torch.cuda.get_device_name(number)}, {memory:.0f} GB)")
+    return found

