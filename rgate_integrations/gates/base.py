@@ -305,11 +305,13 @@ class Gate(BaseModel, ABC):
             scores = self.scores(collector, range(len(places)))
         except Exception as error:
             scores = dict.fromkeys(range(len(places)), error)
+        failures: list[Exception] = []
         for k, i in enumerate(places):
             score, question = scores[k], batch.inputs[k].question
             given = batch.thresholds[k]
             threshold = self.threshold if given is None else given
             if isinstance(score, Exception):
+                failures.append(score)
                 results[i] = score if self.on_error == "raise" else self._failed(question, threshold, score)
                 continue
             results[i] = Decision(
@@ -322,6 +324,15 @@ class Gate(BaseModel, ABC):
                 draft=score.draft,
                 cost=score.cost,
                 warnings=batch.warnings[k],
+            )
+        if failures and self.on_error == "retrieve":
+            _log.warning(
+                "The gate %r failed for %d of %d questions and retrieves: %s: %s",
+                self.info.name,
+                len(failures),
+                len(places),
+                type(failures[0]).__name__,
+                failures[0],
             )
         return [r for r in results if r is not None]
 
@@ -337,19 +348,14 @@ class Gate(BaseModel, ABC):
 
     def _failed(self, question: str, threshold: float, error: Exception) -> Decision:
         failure = Failure.of(error)
-        if isinstance(error, InvalidQuestionError):
-            reason = f"There is nothing to judge, so it retrieves: {failure.message}"
-        else:
-            reason = f"The gate failed, so it retrieves: {failure.message}"
-            _log.warning(
-                "The gate %r failed and retrieves: %s: %s", self.info.name, failure.type, failure.message
-            )
+        nothing = isinstance(error, InvalidQuestionError)
+        reason = "There is nothing to judge" if nothing else "The gate failed"
         return Decision(
             question=question,
             retrieve=True,
             p_known=0.0,
             threshold=threshold,
-            reason=reason,
+            reason=f"{reason}, so it retrieves: {failure.message}",
             gate=self.info.name,
             error=failure,
         )

@@ -1,0 +1,159 @@
+"""Gates on recorded runs: how well P(known) predicts that the LLM answered rightly, and what it costs.
+
+    python benchmarks/gates.py --data FILE.jsonl ... [--limit 200] [--gates ik slimplm ...]
+    python benchmarks/gates.py --songs songs_six_llms.dev.jsonl.gz
+
+The data files have one record a question with ``question`` and ``closed_book_correct``.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import time
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rgate_integrations import Draft, load_gate
+from rgate_integrations.evaluation import auc
+from rgate_integrations.gates import decide_together
+
+# Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.
+SAMPLES = {"samples": 5, "tokens": 12}
+GATES = {
+    "ik (question)": ("ik", {"tokens": 0}),
+    "ik": ("ik", {}),
+    "slimplm": ("slimplm", {"tokens": 32}),
+    "adapt": ("adapt", {"tokens": 16}),
+    "prompt": ("prompt", {}),
+    "self_eval": ("self_eval", {}),
+    "token_probability": ("token_probability", {}),
+    "perplexity": ("perplexity", {}),
+    "mean_token_entropy": ("mean_token_entropy", {}),
+    "boundary": ("boundary", SAMPLES),
+    "semantic_sets": ("semantic_sets", SAMPLES),
+    "lexical_similarity": ("lexical_similarity", SAMPLES),
+    "eigval_laplacian": ("eigval_laplacian", SAMPLES),
+    "default": ("default", {}),
+}
+OUT = Path(__file__).parent / "out"
+
+
+def read(path: Path) -> list[dict]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def measure(paths: list[Path], limit: int, names: list[str], proxy: str) -> dict:
+    sets = {path.name.split(".")[1]: read(path)[:limit] for path in paths}
+    found: dict = {name: {"auc": {}, "calls": 0.0, "ms": 0.0} for name in names}
+    total = sum(map(len, sets.values()))
+    for name, records in sets.items():
+        gates = [load_gate(GATES[g][0], **GATES[g][1]).with_options(proxy=proxy) for g in names]
+        decisions: list[list] = [[] for _ in gates]
+        start = time.perf_counter()
+        for at in range(0, len(records), 32):
+            batch = [r["question"] for r in records[at : at + 32]]
+            for kept, new in zip(decisions, decide_together(gates, batch), strict=True):
+                kept += new
+        print(f"{name}: {len(records)} questions in {time.perf_counter() - start:.0f} s", flush=True)
+        known = [r["closed_book_correct"] for r in records]
+        for gate, each in zip(names, decisions, strict=True):
+            found[gate]["auc"][name] = auc([d.p_known for d in each], known)
+            found[gate]["calls"] += sum(d.cost.model_calls for d in each) / total
+            found[gate]["ms"] += sum(d.cost.milliseconds for d in each) / total
+    return {"limit": limit, "proxy": proxy, "questions": total, "gates": found}
+
+
+def show(result: dict) -> None:
+    sets = list(next(iter(result["gates"].values()))["auc"])
+    console = Console(width=140)
+    console.print(
+        f"AUC of p_known for closed_book_correct; {result['questions']} questions, proxy {result['proxy']}, "
+        f"{date.today()}, torch {version('torch')}, transformers {version('transformers')}. Model calls and "
+        "milliseconds count everything a gate needs, as if it ran alone; batches of 32."
+    )
+    table = Table(box=None)
+    for column in ("gate", *sets, "mean", "calls", "ms"):
+        table.add_column(column, justify="left" if column == "gate" else "right")
+    for name, row in result["gates"].items():
+        values = [f"{v:.3f}" for v in row["auc"].values()]
+        mean = f"{np.mean(list(row['auc'].values())):.3f}"
+        table.add_row(name, *values, mean, f"{row['calls']:.0f}", f"{row['ms']:.0f}")
+    console.print(table)
+
+
+def songs(path: Path) -> dict:
+    """Whose words to judge: an LLM's own log-probabilities, another LLM's, or the entity's popularity."""
+    records = read(path)
+    llms = list(records[0]["answers"])
+    gate = load_gate("token_probability", statistic="mean", source="recorded")
+    confidence, right = {}, {}
+    for llm in llms:
+        answers = [r["answers"][llm] for r in records]
+        drafts = [
+            Draft(text=a["text"], logprobs=tuple(math.log(max(p, 1e-9)) for p in a["token_probs"]), model=llm)
+            for a in answers
+        ]
+        decisions = gate.decide_batch([r["question"] for r in records], drafts=drafts)
+        confidence[llm] = [d.p_known for d in decisions]
+        right[llm] = [a["correct"] for a in answers]
+    by_popularity = load_gate("popularity").decide_batch(
+        [r["question"] for r in records], popularity=[r["popularity"] for r in records]
+    )
+    popularity = [d.p_known for d in by_popularity]
+    return {
+        "n": len(records),
+        "token_probability": {llm: auc(confidence[llm], right[llm]) for llm in llms},
+        "popularity": {llm: auc(popularity, right[llm]) for llm in llms},
+        "matrix": {a: {b: auc(confidence[a], right[b]) for b in llms} for a in llms},
+    }
+
+
+def show_songs(result: dict) -> None:
+    console = Console(width=140)
+    llms = list(result["popularity"])
+    console.print(f"{result['n']} entity questions; AUC for the correctness of each LLM (column).")
+    table = Table(box=None)
+    for column in ("evidence", *llms):
+        table.add_column(column, justify="left" if column == "evidence" else "right")
+    for name in ("token_probability", "popularity"):
+        label = "own mean log-probability" if name == "token_probability" else name
+        table.add_row(label, *(f"{result[name][llm]:.3f}" for llm in llms))
+    table.add_section()
+    for writer in llms:
+        table.add_row(f"confidence of {writer}", *(f"{result['matrix'][writer][llm]:.3f}" for llm in llms))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, nargs="+")
+    parser.add_argument("--songs", type=Path)
+    parser.add_argument("--limit", type=int, default=200)
+    parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
+    parser.add_argument("--proxy", default="smollm2-135m-instruct")
+    arguments = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    if arguments.data:
+        result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy)
+        (OUT / "gates.json").write_text(json.dumps(result, indent=1))
+        show(result)
+    if arguments.songs:
+        result = songs(arguments.songs)
+        (OUT / "gates_songs.json").write_text(json.dumps(result, indent=1))
+        show_songs(result)
+    if not arguments.data and not arguments.songs:
+        parser.error("give --data or --songs")
+
+
+if __name__ == "__main__":
+    main()
