@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +17,10 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.evidence import HiddenSpec, Pooling, Span
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.download import cache_dir
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.training.artifact import ProbeArtifact
-from rgate_integrations.training.examples import DataFile
+from rgate_integrations.training.examples import DataFile, Example
 
 Floats = npt.NDArray[np.float32]
 DraftKind = Literal["proxy", "recorded", "none"]
@@ -200,28 +203,60 @@ def train_probe(
 
 def _states(
     proxy: LocalProxy,
-    examples: Sequence[Any],
+    examples: Sequence[Example],
     spec: HiddenSpec,
     draft: DraftKind,
     tokens: int,
     report: Callable[[str, int, int], None] | None,
 ) -> Floats:
     """Read the examples chunk by chunk, exactly as a gate would; shape (n, blocks, hidden size)."""
-    found: list[Floats] = []
     if draft not in ("proxy", "recorded", "none"):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {draft!r}.")
+    say = report or (lambda what, done, total: None)
+    drafts: Sequence[Draft] | None = None
+    if draft == "proxy":
+        drafts = cached_drafts(proxy, [e.question for e in examples], tokens, say)
+    elif draft == "recorded":
+        drafts = [recorded_draft(proxy, e.text, tokens) for e in examples]
+    found: list[Floats] = []
     for start in range(0, len(examples), _CHUNK):
-        some = examples[start : start + _CHUNK]
-        values = [{"question": e.question} for e in some]
-        drafts: list[Draft] | None = None
-        if draft == "proxy":
-            drafts = proxy.generate(ANSWER, values, tokens=tokens)
-        elif draft == "recorded":
-            drafts = [recorded_draft(proxy, e.text, tokens) for e in some]
-        found += [h.states for h in proxy.hidden(ANSWER, values, drafts, spec.blocks)]
-        if report:
-            report("reading questions", len(found), len(examples))
+        some = slice(start, start + _CHUNK)
+        values = [{"question": e.question} for e in examples[some]]
+        states = proxy.hidden(ANSWER, values, drafts[some] if drafts is not None else None, spec.blocks)
+        found += [h.states for h in states]
+        say("reading hidden states", len(found), len(examples))
     return np.stack(found)
+
+
+def cached_drafts(
+    proxy: LocalProxy, questions: Sequence[str], tokens: int, report: Callable[[str, int, int], None]
+) -> list[Draft]:
+    """Return the proxy's drafts, written in chunks to a file of the cache: a restart continues where it was.
+
+    A line that a kill left half written is dropped and its draft written again.
+    """
+    name = hashlib.sha256(f"{proxy.name}|{ANSWER.hash}|{tokens}".encode()).hexdigest()[:16]
+    path = cache_dir() / "drafts" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Draft] = {}
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            path.write_text(whole, encoding="utf-8")
+        for line in whole.splitlines():
+            record = json.loads(line)
+            known[record["question"]] = Draft.model_validate(record["draft"])
+    missing = [q for q in dict.fromkeys(questions) if q not in known]
+    for start in range(0, len(missing), _CHUNK):
+        some = missing[start : start + _CHUNK]
+        written = proxy.generate(ANSWER, [{"question": q} for q in some], tokens=tokens)
+        with path.open("a", encoding="utf-8") as out:
+            for question, draft in zip(some, written, strict=True):
+                known[question] = draft
+                out.write(json.dumps({"question": question, "draft": draft.model_dump(mode="json")}) + "\n")
+        report("writing drafts", len(questions) - len(missing) + start + len(some), len(questions))
+    return [known[q] for q in questions]
 
 
 def recorded_draft(proxy: LocalProxy, text: str, tokens: int) -> Draft:
