@@ -1,0 +1,21 @@
+"""LlamaIndex: a gated query engine, a selector, and claims as separate queries. Needs ``llama-index-core``."""
+
+from rgate_integrations.errors import missing_dependency
+
+try:
+    import llama_index.core  # noqa: F401
+except ImportError as error:
+    raise missing_dependency("llama_index.core", "llama-index") from error
+
+from rgate_integrations.llama_index.claims import ClaimFusionRetriever, ClaimQueryTransform
+from rgate_integrations.llama_index.events import RetrievalGateEvent
+from rgate_integrations.llama_index.query_engine import GatedQueryEngine
+from rgate_integrations.llama_index.selector import RetrievalGateSelector
+
+__all__ = [
+    "ClaimFusionRetriever",
+    "ClaimQueryTransform",
+    "GatedQueryEngine",
+    "RetrievalGateEvent",
+    "RetrievalGateSelector",
+]

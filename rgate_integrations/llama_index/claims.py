@@ -1,0 +1,96 @@
+"""Claims as queries: searched separately and fused, or as one mean vector for transform pipelines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from rgate_integrations.claims import QueryPlan, plan_queries
+from rgate_integrations.decision import Decision
+from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.index.fusion import fuse
+from rgate_integrations.llama_index.events import announce
+
+
+class ClaimFusionRetriever(BaseRetriever):
+    """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
+
+    It always retrieves: what to search is the question here, whether to search is the query engine's.
+
+    Args:
+        retrievers: The retrievers, of any kind.
+        gate: Drafts the answer whose claims are searched, and drops the known ones; the default when None.
+        similarity_top_k: Greatest number of nodes.
+        max_queries: Greatest number of queries a question.
+    """
+
+    def __init__(
+        self,
+        retrievers: Sequence[BaseRetriever],
+        gate: DecidesBatches | str | None = None,
+        *,
+        similarity_top_k: int = 5,
+        max_queries: int = 6,
+    ) -> None:
+        self.retrievers = list(retrievers)
+        self.gate = as_gate(gate)
+        self.similarity_top_k = similarity_top_k
+        self.max_queries = max_queries
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        decision = decide_safely(self.gate, [query_bundle.query_str])[0]
+        announce(decision)
+        queries = _queries(self.gate, decision, self.max_queries)
+        return self._fused([r.retrieve(QueryBundle(q)) for q in queries for r in self.retrievers])
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        decision = (await adecide_safely(self.gate, [query_bundle.query_str]))[0]
+        announce(decision)
+        queries = await asyncio.to_thread(_queries, self.gate, decision, self.max_queries)
+        found = await asyncio.gather(*(r.aretrieve(QueryBundle(q)) for q in queries for r in self.retrievers))
+        return self._fused(found)
+
+    def _fused(self, rankings: Sequence[Sequence[NodeWithScore]]) -> list[NodeWithScore]:
+        return fuse(rankings, key=lambda n: n.node.node_id, k=self.similarity_top_k)
+
+
+class ClaimQueryTransform(BaseQueryTransform):
+    """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
+
+    LlamaIndex averages these texts into one vector and keyword retrievers ignore them. To search claims
+    separately, which finds more, use `ClaimFusionRetriever`.
+
+    Args:
+        gate: Drafts the answer and drops known claims; the default gate when None.
+        max_queries: Greatest number of queries a question.
+    """
+
+    def __init__(self, gate: DecidesBatches | str | None = None, *, max_queries: int = 6) -> None:
+        self.gate = as_gate(gate)
+        self.max_queries = max_queries
+        super().__init__()
+
+    def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
+        decision = decide_safely(self.gate, [query_bundle.query_str])[0]
+        announce(decision)
+        queries = _queries(self.gate, decision, self.max_queries)
+        return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
+
+    def _get_prompts(self) -> PromptDictType:
+        return {}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        pass
+
+
+def _queries(gate: DecidesBatches, decision: Decision, most: int) -> list[str]:
+    unknown = decision.model_copy(update={"retrieve": True})
+    plan: QueryPlan = plan_queries([unknown], gate=gate, max_queries=most)[0]
+    return [q.text for q in plan.queries]

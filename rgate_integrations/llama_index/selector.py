@@ -1,0 +1,89 @@
+"""`RetrievalGateSelector`: the gate chooses the tool of a `RouterQueryEngine`, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.schema import QueryBundle
+from llama_index.core.tools import ToolMetadata
+
+from rgate_integrations.decision import Decision
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.llama_index.events import announce
+
+
+class RetrievalGateSelector(BaseSelector):
+    """Selects the direct tool for known questions and a retrieve tool for the others.
+
+    Args:
+        gate: A gate, or what `load_gate` takes; the default gate when None.
+        direct: Name of the tool that answers without retrieval.
+        retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects.
+        inner: Selects among several retrieve tools; it is given their metadata only.
+    """
+
+    def __init__(
+        self,
+        gate: DecidesBatches | str | None = None,
+        *,
+        direct: str = "direct",
+        retrieve: str | Sequence[str] = "retrieve",
+        inner: BaseSelector | None = None,
+    ) -> None:
+        self.gate = as_gate(gate)
+        self.direct = direct
+        self.retrieve = (retrieve,) if isinstance(retrieve, str) else tuple(retrieve)
+        self.inner = inner
+        if len(self.retrieve) != 1 and inner is None:
+            raise ConfigurationError(
+                f"There are {len(self.retrieve)} retrieve tools and nothing to select among them.",
+                hint="Pass inner=, such as LLMSingleSelector.from_defaults(llm=llm).",
+            )
+
+    def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
+        self._index(choices, self.direct)
+        decision = decide_safely(self.gate, [query.query_str])[0]
+        announce(decision)
+        places = self._places(choices, decision)
+        if len(places) == 1 or self.inner is None:
+            return _result(places[0], decision)
+        chosen = self.inner.select([choices[i] for i in places], query)
+        return _result(places[chosen.ind], decision)
+
+    async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
+        self._index(choices, self.direct)
+        decision = (await adecide_safely(self.gate, [query.query_str]))[0]
+        announce(decision)
+        places = self._places(choices, decision)
+        if len(places) == 1 or self.inner is None:
+            return _result(places[0], decision)
+        chosen = await self.inner.aselect([choices[i] for i in places], query)
+        return _result(places[chosen.ind], decision)
+
+    def _places(self, choices: Sequence[ToolMetadata], decision: Decision) -> list[int]:
+        names = self.retrieve if decision.retrieve else (self.direct,)
+        return [self._index(choices, name) for name in names]
+
+    @staticmethod
+    def _index(choices: Sequence[ToolMetadata], name: str) -> int:
+        names = [c.name for c in choices]
+        if name not in names:
+            raise ConfigurationError(
+                f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
+                hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct= and retrieve=.",
+            )
+        return names.index(name)
+
+    def _get_prompts(self) -> PromptDictType:
+        return {}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        pass
+
+
+def _result(index: int, decision: Decision) -> SelectorResult:
+    reason = decision.reason or ("unknown" if decision.retrieve else "known")
+    return SelectorResult(selections=[SingleSelection(index=index, reason=reason)])
