@@ -93,7 +93,7 @@ def load_gate(
         ConfigurationError: A parameter is unknown or out of its range.
     """
     name = DEFAULT_GATE if name is None else str(name)
-    if name.partition(":")[0] not in _GATES and (name in shipped() or Path(name).expanduser().is_dir()):
+    if name.partition(":")[0] not in _GATES and (name in shipped() or "/" in name or Path(name).is_dir()):
         name = f"probe:{name}"
     kind, _, argument = name.partition(":")
     found = gate_class(kind)

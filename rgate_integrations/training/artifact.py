@@ -106,18 +106,34 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
 
 
 def artifact_folder(name: str) -> Path:
-    """Return the folder of a trained gate: a shipped one by name, or a local folder.
+    """Return the folder of a trained gate: a local folder, a shipped gate's name, or a Hub id.
 
     Raises:
-        ModelLoadError: There is neither.
+        ModelLoadError: There is none of these.
     """
     for folder in (Path(name).expanduser(), SHIPPED / name):
         if (folder / _CONFIG).is_file():
             return folder
+    if name.count("/") == 1 and not name.startswith((".", "~", "/")):
+        return _from_hub(name)
     raise ModelLoadError(
         f"There is no trained gate in {name!r}.",
         hint=f"Give a folder that `rgate train` made, or a shipped gate: {', '.join(shipped()) or 'none'}.",
     )
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise missing_dependency("huggingface_hub", "local") from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=[_CONFIG, _WEIGHTS, _CARD]))
+    except Exception as error:  # the Hub client raises errors of several libraries
+        raise ModelLoadError(
+            f"The gate {name!r} could not be fetched from the Hub: {str(error).splitlines()[0]}",
+            hint="Check the name and the network, or give a local folder.",
+        ) from error
 
 
 def shipped() -> list[str]:
