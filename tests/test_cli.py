@@ -45,6 +45,15 @@ def test_decide_streams_and_goes_on_after_an_error():
     assert rgate("decide", "--gate", "constant:never", "who?").returncode == 0
 
 
+def test_decide_reads_json_lines():
+    lines = '{"question": "who?", "popularity": 5000}\n{"question": "what?", "popularity": 3}\n{not json\n'
+    done = rgate("decide", "--gate", "popularity", "--json", stdin=lines)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [f["retrieve"] for f in found] == [False, True, True]
+    assert "error" in found[2]
+    assert found[2]["question"] == "{not json"
+
+
 def test_doctor_reports_and_says_how_to_mend(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
     found = json.loads(rgate("doctor", "--json").stdout)

@@ -45,14 +45,26 @@ def decide(
     batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Decide for each question whether to retrieve. Exit code 1 if any could not be judged."""
+    """Decide for each question whether to retrieve. Exit code 1 if any could not be judged.
+
+    A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
+    and "popularity".
+    """
     from rgate_integrations.gates import load_gate
 
     loaded = load_gate(gate, proxy=proxy)
     console = Console(highlight=False)
     failed = False
-    for batch in batched(read_questions(questions), batch_size):
-        for asked, decision in zip(batch, loaded.decide_batch(batch, threshold=threshold), strict=True):
+    for lines in batched(read_questions(questions), batch_size):
+        records = [_record(line) for line in lines]
+        batch = [r["question"] for r in records]
+        decisions = loaded.decide_batch(
+            batch,
+            threshold=threshold,
+            drafts=[r.get("draft") for r in records],
+            popularity=[r.get("popularity") for r in records],
+        )
+        for asked, decision in zip(batch, decisions, strict=True):
             failed = failed or decision.error is not None
             if as_json:
                 typer.echo(json.dumps(as_object(asked, decision), ensure_ascii=False))
@@ -60,6 +72,18 @@ def decide(
                 _print(console, asked, decision)
     if failed:
         raise typer.Exit(1)
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Read a line: a JSON object with a question, or the question itself."""
+    if line.lstrip().startswith("{"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return {"question": line}
+        if isinstance(found, dict) and "question" in found:
+            return found
+    return {"question": line}
 
 
 def as_object(asked: str, decision: Decision) -> dict[str, Any]:
