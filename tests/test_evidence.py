@@ -64,6 +64,9 @@ def test_a_text_without_logprobs_is_read_by_the_proxy_and_says_so(scripted):
 def test_drafts_may_be_given_for_some(scripted):
     found = load_gate("ik", proxy=scripted).decide_batch(QUESTIONS, drafts=[None, "Paris", None])
     assert [d.draft.source for d in found] == ["proxy", "recorded", "proxy"]
+    wrong = load_gate("ik", proxy=scripted).decide_batch(QUESTIONS, drafts=["a", {"text": "b"}, "c"])
+    assert [d.error is None for d in wrong] == [True, False, True]
+    assert "not dict" in wrong[1].reason
     with pytest.raises(ConfigurationError, match="3 questions do not match 1 drafts"):
         load_gate("ik", proxy=scripted).decide_batch(QUESTIONS, drafts=["x"])
 

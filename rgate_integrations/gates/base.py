@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from rgate_integrations.batching import Batcher
 from rgate_integrations.decision import Cost, Decision, Draft, Failure
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, ScoreError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError, ScoreError
 from rgate_integrations.evidence import Evidence, EvidenceSpec, Inputs
 from rgate_integrations.gates.collector import Collector, Drafter
 from rgate_integrations.proxy.base import Proxy
@@ -379,12 +379,14 @@ class _Batch:
                 given = request.threshold
                 if given is not None and not (math.isfinite(given) and given >= 0):
                     raise ConfigurationError(f"A threshold must be a number of at least 0, not {given}.")
+                draft = request.draft
+                if isinstance(draft, str):
+                    draft = Draft(text=draft.strip(), source="recorded")
+                if draft is not None and not isinstance(draft, Draft):
+                    raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
             except Exception as error:
                 batch.errors.append(error)
                 continue
-            draft = request.draft
-            if isinstance(draft, str):
-                draft = Draft(text=draft.strip(), source="recorded")
             batch.inputs.append(Inputs(question, draft, request.popularity))
             batch.thresholds.append(given)
             batch.warnings.append(warnings)
