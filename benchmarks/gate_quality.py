@@ -1,0 +1,87 @@
+"""Quality of the shipped gates, and which hidden layers a probe should read.
+
+    python benchmarks/gate_quality.py                                   the shipped gates' stored cross-validation
+    python benchmarks/gate_quality.py --sweep --data FILE.jsonl ...      one probe a layer, on recorded answers
+
+AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.training.artifact import read_artifact, shipped
+from rgate_integrations.training.examples import read_examples
+from rgate_integrations.training.probe import auc_by_set, cross_validate, recorded_draft
+
+CONSOLE = Console(width=140)
+
+
+def show_shipped() -> None:
+    table = Table(box=None)
+    rows = {name: read_artifact(name) for name in shipped()}
+    sets = list(next(iter(rows.values())).provenance["metrics"]["auc"])
+    for column in ("gate", "proxy", "reads", *sets, "mean", "pooled"):
+        table.add_column(column, justify="left" if column in ("gate", "proxy", "reads") else "right")
+    for name, trained in rows.items():
+        metrics = trained.provenance["metrics"]
+        reads = "question" if not trained.tokens else f"{trained.tokens} tokens, {trained.source}"
+        values = [f"{metrics['auc'].get(s, float('nan')):.3f}" for s in sets]
+        means = (f"{metrics['auc_mean']:.3f}", f"{metrics['auc_pooled']:.3f}")
+        table.add_row(name, trained.base_model, reads, *values, *means)
+    CONSOLE.print(table)
+    for name, trained in rows.items():
+        CONSOLE.print(
+            f"{name}: {trained.provenance['recipe']}; seed {trained.provenance['seed']}.", highlight=False
+        )
+
+
+def sweep(paths: list[Path], model: str, tokens: int, seed: int) -> None:
+    proxy = shared_proxy(model)
+    examples = [e for f in read_examples(paths) for e in f.examples]
+    known, sets = np.array([e.known for e in examples]), [e.dataset for e in examples]
+    drafts = [recorded_draft(proxy, e.text, tokens) for e in examples]
+    layers = range(2, proxy.layers + 1, 2)
+    spans = (("draft", "mean"), ("question", "mean"), ("all", "last"))
+    blocks = [(layer, span, pooling) for span, pooling in spans for layer in layers]
+    found = []
+    for at in range(0, len(examples), 256):
+        values = [{"question": e.question} for e in examples[at : at + 256]]
+        found += [h.states for h in proxy.hidden(ANSWER, values, drafts[at : at + 256], blocks)]
+    states = np.stack(found)
+    table = Table(box=None)
+    for column in ("layer", *(f"{pooling} of {span}" for span, pooling in spans)):
+        table.add_column(column, justify="right")
+    for i, layer in enumerate(layers):
+        row = []
+        for s in range(len(spans)):
+            block = states[:, [s * len(layers) + i]]
+            each = auc_by_set(cross_validate(block, known, 5, seed), known, sets)
+            row.append(f"{np.mean(list(each.values())):.3f}")
+        table.add_row(str(layer), *row)
+    CONSOLE.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--data", type=Path, nargs="+")
+    parser.add_argument("--proxy", default="smollm2-135m-instruct")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.sweep:
+        sweep(arguments.data, arguments.proxy, arguments.tokens, arguments.seed)
+    else:
+        show_shipped()
+
+
+if __name__ == "__main__":
+    main()
