@@ -9,7 +9,13 @@ from functools import partial
 from typing import Protocol
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import (
+    DownloadError,
+    EvidenceError,
+    MissingDependencyError,
+    ModelLoadError,
+    UnknownNameError,
+)
 from rgate_integrations.evidence import (
     CompletionSpec,
     DraftSpec,
@@ -27,6 +33,9 @@ from rgate_integrations.evidence import (
 )
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import Proxy
+
+_HOPELESS = (DownloadError, MissingDependencyError, ModelLoadError, UnknownNameError)
+"""What fails for one question fails for all: there is no model."""
 
 
 class Drafter(Protocol):
@@ -60,7 +69,7 @@ class Collector:
         self._drafts = [d for d in map(draft_spec, specs) if d is not None]
         self._pieces: list[dict[EvidenceSpec, Piece]] = [{} for _ in inputs]
         self._costs: list[dict[EvidenceSpec, Cost]] = [{} for _ in inputs]
-        self._errors: dict[int, Exception] = {}
+        self._errors: list[dict[EvidenceSpec, Exception]] = [{} for _ in inputs]
 
     def evidence(
         self, specs: Sequence[EvidenceSpec], indices: Sequence[int] | None = None
@@ -76,16 +85,20 @@ class Collector:
         wanted = list(range(len(self.inputs))) if indices is None else list(indices)
         for spec in specs:
             self._ensure(spec, wanted)
-        return {i: self._errors.get(i) or self._evidence_of(specs, i) for i in wanted}
+        parts = [part for spec in specs for part in self._parts(spec)]
+        return {i: self._error(parts, i) or self._evidence_of(specs, i) for i in wanted}
+
+    def cost(self, specs: Sequence[EvidenceSpec], index: int) -> Cost:
+        """Return what the pieces computed so far for some specs and one question cost, each counted once."""
+        parts = dict.fromkeys(part for spec in specs for part in self._parts(spec))
+        return sum((self._costs[index].get(part, Cost()) for part in parts), Cost())
 
     def _evidence_of(self, specs: Sequence[EvidenceSpec], index: int) -> Evidence:
-        paid: dict[EvidenceSpec, Cost] = {}
-        pieces: dict[EvidenceSpec, Piece] = {}
-        for spec in specs:
-            pieces[spec] = self._pieces[index][self._stored(spec)]
-            for part in self._parts(spec):
-                paid[part] = self._costs[index].get(part, Cost())
-        return Evidence(self.inputs[index], pieces, sum(paid.values(), Cost()))
+        pieces = {spec: self._pieces[index][self._stored(spec)] for spec in specs}
+        return Evidence(self.inputs[index], pieces, self.cost(specs, index))
+
+    def _error(self, parts: Sequence[EvidenceSpec], index: int) -> Exception | None:
+        return next((self._errors[index][part] for part in parts if part in self._errors[index]), None)
 
     def _stored(self, spec: EvidenceSpec) -> EvidenceSpec:
         """Return the spec under which a piece is stored: drafts that differ in length are one piece."""
@@ -104,8 +117,11 @@ class Collector:
         return [*parts, self._stored(spec)]
 
     def _ensure(self, spec: EvidenceSpec, indices: Sequence[int]) -> None:
-        for part in self._parts(spec):
-            missing = [i for i in indices if i not in self._errors and part not in self._pieces[i]]
+        parts = self._parts(spec)
+        for at, part in enumerate(parts, start=1):
+            missing = [
+                i for i in indices if part not in self._pieces[i] and self._error(parts[:at], i) is None
+            ]
             if missing:
                 self._compute(part, missing)
 
@@ -115,11 +131,12 @@ class Collector:
         try:
             pieces = self._pieces_for(spec, indices)
         except Exception as error:
-            if len(indices) > 1:
-                for i in indices:
+            alone = len(indices) == 1 or isinstance(error, _HOPELESS)
+            for i in indices:
+                if alone:
+                    self._errors[i][spec] = error
+                else:
                     self._compute(spec, [i])
-            else:
-                self._errors[indices[0]] = error
             return
         milliseconds = (time.perf_counter() - start) * 1e3 / len(indices)
         for i, (piece, cost) in zip(indices, pieces, strict=True):

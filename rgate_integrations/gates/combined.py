@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
-from rgate_integrations.decision import Cost, Probability
+from rgate_integrations.decision import Probability
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence import Evidence, EvidenceSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score
@@ -82,9 +82,8 @@ class CascadeGate(Gate):
             i for i, s in found.items() if isinstance(s, Exception) or self.low <= s.p_known < self.high
         ]
         for i, second in self.second.scores(collector, unsure).items():
-            first = found[i]
-            if isinstance(first, Score) and isinstance(second, Score):
-                second = replace(second, cost=first.cost + second.cost)
+            if isinstance(second, Score):
+                second = replace(second, cost=collector.cost(self.all_specs, i))
             found[i] = second
         return found
 
@@ -111,8 +110,8 @@ class EnsembleGate(Gate):
     gates: tuple[InnerGate, ...] = Field(
         default_factory=lambda: (IKGate(tokens=0), IKGate(tokens=32)), min_length=1
     )
-    weights: tuple[float, ...] = ()
-    bias: float = 0.0
+    weights: tuple[FiniteFloat, ...] = ()
+    bias: FiniteFloat = 0.0
 
     @model_validator(mode="after")
     def _one_weight_a_gate(self) -> Self:
@@ -136,7 +135,11 @@ class EnsembleGate(Gate):
         for i in indices:
             scores = [found[i] for found in each]
             failed = next((s for s in scores if isinstance(s, Exception)), None)
-            combined[i] = failed or self._combined([s for s in scores if isinstance(s, Score)])
+            if failed is None:
+                score = self._combined([s for s in scores if isinstance(s, Score)])
+                combined[i] = replace(score, cost=collector.cost(self.specs, i))
+            else:
+                combined[i] = failed
         return combined
 
     def _combined(self, scores: Sequence[Score]) -> Score:
@@ -145,7 +148,7 @@ class EnsembleGate(Gate):
         p = 1 / (1 + math.exp(-min(max(total, -500.0), 500.0)))
         draft = next((s.draft for s in scores if s.draft is not None), None)
         parts = ", ".join(f"{g.info.name} {s.p_known:.2f}" for g, s in zip(self.gates, scores, strict=True))
-        return Score(p, f"Combined from {parts}.", draft, sum((s.cost for s in scores), Cost()))
+        return Score(p, f"Combined from {parts}.", draft)
 
 
 def _logit(p: float) -> float:
