@@ -11,9 +11,10 @@ import json
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
@@ -21,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from rgate_integrations.batching import Batcher
 from rgate_integrations.decision import Cost, Decision, Draft, Failure
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError, ScoreError
-from rgate_integrations.evidence import Evidence, EvidenceSpec, Inputs
+from rgate_integrations.evidence import Evidence, EvidenceSpec, Inputs, NeighboursSpec, PopularitySpec
 from rgate_integrations.gates.collector import Collector, Drafter
 from rgate_integrations.proxy.base import Proxy
 
@@ -264,16 +265,16 @@ class Gate(BaseModel, ABC):
         if isinstance(questions, str):
             raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
         n = len(questions)
-        thresholds = threshold if isinstance(threshold, Sequence) else [threshold] * n
-        for name, values in (
-            ("thresholds", thresholds),
-            ("drafts", drafts),
-            ("popularity scores", popularity),
-        ):
-            if values is not None and len(values) != n:
+        one = threshold is None or isinstance(threshold, Real)
+        given: dict[str, Sequence[Any]] = {
+            "thresholds": [threshold] * n if one else list(threshold),  # type: ignore[arg-type]
+            "drafts": [None] * n if drafts is None else list(drafts),
+            "popularity scores": [None] * n if popularity is None else list(popularity),
+        }
+        for name, values in given.items():
+            if len(values) != n:
                 raise ConfigurationError(f"{n} questions do not match {len(values)} {name}.")
-        given = zip(questions, thresholds, drafts or [None] * n, popularity or [None] * n, strict=True)
-        return [_Request(*each) for each in given]
+        return [_Request(*each) for each in zip(questions, *given.values(), strict=True)]
 
     def _submit(self, requests: Sequence[_Request]) -> list[Future[Decision | Exception]]:
         if self._batcher is None:
@@ -293,7 +294,7 @@ class Gate(BaseModel, ABC):
         return self._failed("", self.threshold, found)
 
     def _run(self, requests: Sequence[_Request]) -> list[Decision | Exception]:
-        batch = _Batch.of(requests, self)
+        batch = _Batch.of(requests, self.all_specs, self.get_proxy)
         collector = Collector(batch.inputs, self.get_proxy, self._llm, self.all_specs)
         return self._decisions(batch, collector)
 
@@ -307,7 +308,7 @@ class Gate(BaseModel, ABC):
             scores = dict.fromkeys(range(len(places)), error)
         failures: list[Exception] = []
         for k, i in enumerate(places):
-            score, question = scores[k], batch.inputs[k].question
+            score, question = self._valid(scores[k]), batch.inputs[k].question
             given = batch.thresholds[k]
             threshold = self.threshold if given is None else given
             if isinstance(score, Exception):
@@ -342,9 +343,14 @@ class Gate(BaseModel, ABC):
             score = self.score(evidence)
         except Exception as error:
             return error
-        if not (math.isfinite(score.p_known) and -1e-6 <= score.p_known <= 1 + 1e-6):
+        return self._valid(replace(score, cost=evidence.cost))
+
+    def _valid(self, score: Score | Exception) -> Score | Exception:
+        if isinstance(score, Exception):
+            return score
+        if not -1e-6 <= score.p_known <= 1 + 1e-6:  # NaN is in no range
             return ScoreError(f"The gate {self.info.name!r} gave the score {score.p_known}.")
-        return replace(score, p_known=min(max(score.p_known, 0.0), 1.0), cost=evidence.cost)
+        return replace(score, p_known=min(max(score.p_known, 0.0), 1.0))
 
     def _failed(self, question: str, threshold: float, error: Exception) -> Decision:
         failure = Failure.of(error)
@@ -371,11 +377,15 @@ class _Batch:
     errors: list[Exception | None]
 
     @classmethod
-    def of(cls, requests: Sequence[_Request], gate: Gate) -> _Batch:
+    def of(
+        cls, requests: Sequence[_Request], specs: Sequence[EvidenceSpec], proxy: Callable[[], Proxy]
+    ) -> _Batch:
+        reads = any(not isinstance(s, PopularitySpec | NeighboursSpec) for s in specs)
+        cut = (lambda text: proxy().cut(text, MAX_QUESTION_TOKENS)) if reads else lambda text: None
         batch = cls([], [], [], [])
         for request in requests:
             try:
-                question, warnings = _fitting(valid_question(request.question), gate)
+                question, warnings = _fitting(valid_question(request.question), cut)
                 given = request.threshold
                 if given is not None and not (math.isfinite(given) and given >= 0):
                     raise ConfigurationError(f"A threshold must be a number of at least 0, not {given}.")
@@ -394,13 +404,12 @@ class _Batch:
         return batch
 
 
-def _fitting(question: str, gate: Gate) -> tuple[str, tuple[str, ...]]:
+def _fitting(question: str, cut: Callable[[str], str | None]) -> tuple[str, tuple[str, ...]]:
     """Cut a question that no model should read whole, and say so."""
     if len(question.encode()) <= MAX_QUESTION_TOKENS:  # a token has at least one byte
         return question, ()
     short = question[:_MAX_QUESTION_CHARACTERS]
-    if gate.specs:
-        short = gate.get_proxy().cut(short, MAX_QUESTION_TOKENS) or short
+    short = cut(short) or short
     if short == question:
         return question, ()
     return short, (f"The question was cut from {len(question):,} to {len(short):,} characters.",)
@@ -436,7 +445,7 @@ def decide_together(
     """Run several gates over one batch; every piece of evidence that they share is computed once.
 
     Args:
-        gates: The gates; all must use the same proxy.
+        gates: The gates; all must use the same proxy and, those that have one, the same LLM.
         questions: The questions.
         drafts: Drafts to judge instead of writing them, one a question.
         popularity: Popularity scores, one a question.
@@ -445,14 +454,17 @@ def decide_together(
         For each gate its decisions, in the order of the questions.
 
     Raises:
-        ConfigurationError: The gates use different proxies.
+        ConfigurationError: The gates use different proxies or LLMs.
     """
     if not gates:
         return []
     first = gates[0]
     if any(g.get_proxy() is not first.get_proxy() for g in gates):
         raise ConfigurationError("Gates that share evidence must use the same proxy.")
-    batch = _Batch.of(first._requests(questions, None, drafts, popularity), first)
-    llm = next((g._llm for g in gates if g._llm is not None), None)
-    collector = Collector(batch.inputs, first.get_proxy, llm, [spec for g in gates for spec in g.all_specs])
+    llms = {id(g._llm): g._llm for g in gates if g._llm is not None}
+    if len(llms) > 1:
+        raise ConfigurationError("Gates that share evidence must use the same LLM.")
+    specs = [spec for g in gates for spec in g.all_specs]
+    batch = _Batch.of(first._requests(questions, None, drafts, popularity), specs, first.get_proxy)
+    collector = Collector(batch.inputs, first.get_proxy, next(iter(llms.values()), None), specs)
     return [[g._batch_item(found) for found in g._decisions(batch, collector)] for g in gates]
