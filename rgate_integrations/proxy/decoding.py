@@ -85,3 +85,44 @@ def batches(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
         else:
             groups.append([index])
     return groups
+
+
+class _Enough(Exception):
+    """Ends a forward pass early; not an error."""
+
+
+def layer_states(model: Any, inputs: dict[str, torch.Tensor], layers: set[int]) -> dict[int, torch.Tensor]:
+    """Run a decoder up to the highest layer that is needed and return the hidden states of some layers.
+
+    Args:
+        model: The decoder without its language model head.
+        inputs: Its inputs.
+        layers: Which states: 0 is the embedding, ``n`` the output of layer n; the last is taken after the
+            final norm, as transformers counts them.
+
+    Returns:
+        The states by layer, each of shape (rows, tokens, hidden size).
+    """
+    stack = getattr(model, "layers", None)
+    if stack is None or not layers or max(layers) >= len(stack):
+        states = model(**inputs, output_hidden_states=True, use_cache=False).hidden_states
+        return {layer: states[layer] for layer in layers}
+    found: dict[int, torch.Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(module: Any, arguments: Any, keywords: Any) -> None:
+            found[layer] = arguments[0] if arguments else keywords["hidden_states"]
+            if layer == max(layers):
+                raise _Enough
+
+        return hook
+
+    handles = [stack[n].register_forward_pre_hook(keep(n), with_kwargs=True) for n in layers]
+    try:
+        model(**inputs, use_cache=False)
+    except _Enough:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

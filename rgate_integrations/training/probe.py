@@ -87,12 +87,31 @@ def cross_validate(
     states: Floats, known: npt.NDArray[np.bool_], folds: int, seed: int
 ) -> npt.NDArray[np.float64]:
     """Return for each question the logit of a probe that was fitted without its fold."""
-    from sklearn.model_selection import KFold
-
     logits = np.zeros(len(known))
-    for train, test in KFold(folds, shuffle=True, random_state=seed).split(states):
+    for train, test in _folds(len(known), folds, seed):
         logits[test] = fit_probe(states[train], known[train], seed)(states[test])
     return logits
+
+
+def combine(
+    logits: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.float64], float]:
+    """Fit the weights of several probes' held-out logits, and so calibrate them: sigmoid(logits @ weights + bias).
+
+    Args:
+        logits: Held-out logits, shape (n, probes).
+        known: The labels, shape (n,).
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=1e6).fit(logits, known)
+    return model.coef_[0], float(model.intercept_[0])
+
+
+def _folds(n: int, folds: int, seed: int) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    from sklearn.model_selection import KFold
+
+    return list(KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n)))
 
 
 def auc_by_set(
@@ -156,30 +175,39 @@ def train_probe(
     if draft == "recorded" and not all(e.text for e in examples):
         raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
     chosen = tuple(layers or middle_layers(proxy.layers))
-    span: Span = "question" if draft == "none" else "draft"
-    blocks: tuple[tuple[int, Span, Pooling], ...] = tuple((layer, span, "mean") for layer in chosen)
+    spans: tuple[Span, ...] = ("question",) if draft == "none" else ("draft", "question")
+    blocks: tuple[tuple[int, Span, Pooling], ...] = tuple(
+        (layer, s, "mean") for s in spans for layer in chosen
+    )
     states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
-    logits = cross_validate(states, known, folds, seed)
-    slope, intercept = _platt(logits, known)
-    fitted = fit_probe(states, known, seed)
+    parts = [slice(i * len(chosen), (i + 1) * len(chosen)) for i in range(len(spans))]
+    held_out = np.stack([cross_validate(states[:, part], known, folds, seed) for part in parts], axis=1)
+    logits = np.zeros(len(known))
+    for train, test in _folds(len(known), folds, seed):
+        weights, bias = combine(held_out[train], known[train])
+        logits[test] = held_out[test] @ weights + bias
+    weights, bias = combine(held_out, known)
+    fitted = [fit_probe(states[:, part], known, seed) for part in parts]
     sets = [e.dataset for e in examples]
     each = auc_by_set(logits, known, sets)
     return ProbeArtifact(
-        weight=fitted.weight,
-        bias=fitted.bias,
+        weight=np.concatenate([f.weight * w for f, w in zip(fitted, weights, strict=True)]).astype(
+            np.float32
+        ),
+        bias=float(sum(f.bias * w for f, w in zip(fitted, weights, strict=True)) + bias),
         blocks=blocks,
         tokens=0 if draft == "none" else tokens,
         source="recorded" if draft == "recorded" else "proxy",
         base_model=proxy.name,
         llm=llm,
-        slope=slope,
-        intercept=intercept,
         provenance={
             "label": "closed_book_correct",
             "seed": seed,
             "folds": folds,
-            "recipe": f"layers {list(chosen)}, mean over the {span}; per layer standardised, {_PCA} principal "
-            f"components, logistic regression with C={_C}; logits averaged; Platt calibration on held-out folds",
+            "recipe": f"layers {list(chosen)}, mean over {' and over '.join(spans)}; per layer standardised, "
+            f"{_PCA} principal components, logistic regression with C={_C}; logits averaged over the layers; "
+            f"spans weighted and calibrated by logistic regression on held-out logits "
+            f"({', '.join(f'{s} {w:.2f}' for s, w in zip(spans, weights, strict=True))})",
             "data": [
                 {
                     "name": f.name,
@@ -263,11 +291,3 @@ def recorded_draft(proxy: LocalProxy, text: str, tokens: int) -> Draft:
     """Return the first tokens of a recorded text, counted by the proxy's tokenizer."""
     head = proxy.cut(text, tokens)
     return Draft(text=(head or text).strip(), source="recorded", finished=head is None)
-
-
-def _platt(logits: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """Fit slope and intercept that make sigmoid(slope * logit + intercept) a probability."""
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(C=1e6).fit(logits[:, None], known)
-    return float(model.coef_[0, 0]), float(model.intercept_[0])
