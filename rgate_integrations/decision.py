@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 DraftSource = Literal["proxy", "llm", "recorded"]
+_LEAST_LOGPROB = -9_999.0  # what APIs send for "never"; JSON has no infinity
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -70,6 +71,15 @@ class Draft(Frozen):
     scored_by: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
 
+    @field_validator("logprobs")
+    @classmethod
+    def _are_logprobs(cls, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if values is None:
+            return None
+        if any(v > 1e-3 for v in values):
+            raise ValueError(f"A log-probability is at most 0, not {max(values)}: are these probabilities?")
+        return tuple(_LEAST_LOGPROB if v < _LEAST_LOGPROB else v for v in values)
+
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
         for name in ("logprobs", "entropies"):
@@ -88,11 +98,15 @@ class Draft(Frozen):
         Args:
             tokens: How many to keep; 0 gives an empty draft.
         """
+        values = {
+            "logprobs": self.logprobs[:tokens] if self.logprobs is not None else None,
+            "entropies": self.entropies[:tokens] if self.entropies is not None else None,
+        }
         if not self.tokens:
             words = self.text.split(" ")
-            if len(words) <= tokens:
+            if len(words) <= tokens and len(self.logprobs or self.entropies or ()) <= tokens:
                 return self
-            return self.model_copy(update={"text": " ".join(words[:tokens]), "finished": False})
+            return self.model_copy(update={"text": " ".join(words[:tokens]), **values, "finished": False})
         if len(self.tokens) <= tokens:
             return self
         return self.model_copy(
@@ -100,8 +114,7 @@ class Draft(Frozen):
                 "text": "".join(self.tokens[:tokens]).strip(),
                 "token_ids": self.token_ids[:tokens],
                 "tokens": self.tokens[:tokens],
-                "logprobs": self.logprobs[:tokens] if self.logprobs is not None else None,
-                "entropies": self.entropies[:tokens] if self.entropies is not None else None,
+                **values,
                 "finished": False,
             }
         )

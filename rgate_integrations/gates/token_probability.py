@@ -20,11 +20,15 @@ _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s*$")
 def token_probability(logprobs: tuple[float, ...], statistic: Statistic = "min") -> float:
     """Reduce token log-probabilities to one probability in [0, 1].
 
+    A NaN among them gives NaN.
+
     Args:
         logprobs: Natural log-probabilities, at least one.
         statistic: ``"min"`` is the least probable token (FLARE), ``"mean"`` the geometric mean of the token
             probabilities (one over the perplexity), ``"first"`` the first token.
     """
+    if any(map(math.isnan, logprobs)):  # min() would pass over it
+        return math.nan
     reduce: dict[Statistic, float] = {
         "min": min(logprobs),
         "mean": sum(logprobs) / len(logprobs),
@@ -51,8 +55,8 @@ def first_weak_sentence(draft: Draft, theta: float) -> range | None:
 
     FLARE (Jiang et al. 2023, section 3.2) regenerates that sentence after retrieval. None if all are strong.
     """
-    if draft.logprobs is None:
-        raise EvidenceError("This draft has no log-probabilities.")
+    if draft.logprobs is None or len(draft.logprobs) != len(draft.tokens):
+        raise EvidenceError("This draft has no tokens with log-probabilities.")
     weak = math.log(theta) if theta > 0 else -math.inf
     return next((s for s in sentences(draft) if min(draft.logprobs[i] for i in s) < weak), None)
 
