@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Sequence
+
+from rgate_integrations.errors import EvidenceError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -16,6 +19,20 @@ def normalise(text: str) -> str:
     'beatles band'
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def comparable(answers: Sequence[str]) -> list[str]:
+    """Normalise answers that will be compared with each other.
+
+    An answer of nothing is made unlike every other: silence is no agreement.
+
+    Raises:
+        EvidenceError: No answer says anything.
+    """
+    texts = [normalise(a) for a in answers]
+    if not any(texts):
+        raise EvidenceError(f"All {len(texts)} sampled answers are empty.")
+    return [text or f"\0{i}" for i, text in enumerate(texts)]
 
 
 def contains_answer(text: str, answer: str) -> bool:

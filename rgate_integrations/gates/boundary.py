@@ -14,7 +14,7 @@ from rgate_integrations.evidence import Evidence, EvidenceSpec, SamplesSpec, Tar
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.text import normalise
+from rgate_integrations.text import comparable
 
 BOUNDARY_QUESTION = PromptTemplate(
     name="boundary-question",
@@ -114,9 +114,10 @@ class BoundaryGate(Gate):
             p = ik_score(*evidence.targets(self._targets))
             return Score(p, f"The boundary model predicts {self.label} {p:.2f}.")
         answers = evidence.samples(self._samples)
-        counts = Counter(normalise(a.text) for a in answers)
+        texts = comparable([a.text for a in answers])
+        counts = Counter(texts)
         p = certainty(list(counts.values()), self.normalisation)
-        draft = next(a for a in answers if normalise(a.text) == counts.most_common(1)[0][0])
+        draft = answers[texts.index(counts.most_common(1)[0][0])]
         return Score(
             p, f"{len(counts)} distinct answers in {len(answers)} samples: certainty {p:.2f}.", draft
         )

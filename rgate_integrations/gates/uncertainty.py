@@ -16,7 +16,7 @@ from rgate_integrations.decision import Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, SamplesSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.text import normalise, rouge_l
+from rgate_integrations.text import comparable, rouge_l
 
 
 class _DraftUncertainty(Gate):
@@ -88,7 +88,7 @@ class _SampleUncertainty(Gate):
     def score(self, evidence: Evidence) -> Score:
         """Score the agreement of the samples; the draft is the sample most like the others."""
         answers = evidence.samples(SamplesSpec(self.samples, self.temperature, self.tokens, self.seed))
-        matrix = similarity_matrix([normalise(a.text) for a in answers])
+        matrix = similarity_matrix(comparable([a.text for a in answers]))
         p, reason = self._agreement(answers, matrix)
         return Score(p, reason, answers[int(matrix.sum(axis=1).argmax())])
 
@@ -120,7 +120,7 @@ class SemanticSetsGate(_SampleUncertainty):
     )
 
     def _agreement(self, answers: Sequence[Draft], matrix: npt.NDArray[np.float64]) -> tuple[float, str]:
-        sets = len({normalise(a.text) for a in answers})
+        sets = len(set(comparable([a.text for a in answers])))
         return 1 - (sets - 1) / (len(answers) - 1), f"{len(answers)} sampled answers fall into {sets} sets."
 
 
