@@ -56,7 +56,7 @@ class PopularityGate(Gate):
     @classmethod
     def from_argument(cls, argument: str, **options: Any) -> Self:
         """Read ``popularity:CUTOFF``."""
-        return cls(cutoff=float(argument), **options)
+        return cls.model_validate({"cutoff": argument, **options})
 
     @property
     def specs(self) -> tuple[EvidenceSpec, ...]:
