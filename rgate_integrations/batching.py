@@ -18,13 +18,14 @@ class Batcher(Generic[_Item, _Result]):
     """One worker thread that runs a batch function over whatever has been submitted meanwhile.
 
     An idle worker starts at once on a lone item, unless other callers were seen in the last batch: then it
-    waits a moment for them. Futures that were cancelled before their batch starts are skipped. After a fork
-    the child starts a worker of its own.
+    waits a moment for them. Futures that were cancelled before their batch starts are skipped. A worker with
+    nothing to do ends, and the next call starts another; after a fork the child starts one of its own.
 
     Args:
         run: Maps items to results, in order. If it raises, every item of the batch gets the exception.
         max_size: Greatest number of items in a batch.
         max_wait: How long to wait for others, in seconds, when there were others just before.
+        max_idle: How long a worker stays without work, in seconds.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Batcher(Generic[_Item, _Result]):
         *,
         max_size: int = 64,
         max_wait: float = 0.003,
+        max_idle: float = 1.0,
     ) -> None:
         self._run = run
         self._max_size = max_size
         self._max_wait = max_wait
+        self._max_idle = max_idle
         self._lock = threading.Lock()
         self._pid = -1
         self._queue: queue.SimpleQueue[tuple[_Item, Future[_Result]]] = queue.SimpleQueue()
@@ -58,7 +61,15 @@ class Batcher(Generic[_Item, _Result]):
     def _work(self, waiting: queue.SimpleQueue[tuple[_Item, Future[_Result]]]) -> None:
         crowded = False
         while True:
-            batch = [waiting.get()]
+            try:
+                batch = [waiting.get(timeout=self._max_idle)]
+            except queue.Empty:
+                with self._lock:  # nobody can submit between the look and the end
+                    if not waiting.empty():
+                        continue
+                    if self._queue is waiting:
+                        self._pid = -1
+                    return
             deadline = time.monotonic() + (self._max_wait if crowded else 0.0)
             while len(batch) < self._max_size:
                 try:
