@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -71,6 +72,19 @@ class LocalProxy(Proxy):
     def __repr__(self) -> str:
         return f"LocalProxy({self.name!r}, loaded={self._model is not None})"
 
+    def __reduce__(self) -> tuple[Callable[[], LocalProxy], tuple[()]]:
+        """Pickle what the model is called, not its weights; it is loaded again on first use."""
+        if _shared.get((self.name, self.device_name)) is self:
+            return partial(shared_proxy, self.name, device=self.device_name), ()
+        settings: dict[str, Any] = {
+            "device": self.device_name,
+            "max_batch_size": self.max_batch_size,
+            "max_batch_tokens": self.max_batch_tokens,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "local_files_only": self.local_files_only,
+        }
+        return partial(type(self), self.name, **settings), ()
+
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.
 
@@ -121,6 +135,8 @@ class LocalProxy(Proxy):
         self._encoder = PromptEncoder(
             tokenizer, min(self.max_prompt_tokens, max(context - 256, context // 2))
         )
+        # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
+        model.generation_config = transformers.GenerationConfig()
         self._model = model.to(device).eval()
 
     # --- the interface -------------------------------------------------------------------------------------
@@ -420,6 +436,8 @@ class LocalProxy(Proxy):
                 try:
                     self._model.load_adapter(adapter, adapter_name=name)
                 except (OSError, ValueError, RuntimeError, ImportError) as error:
+                    # What was put into the model by then would change every later score: load it afresh.
+                    self._model, self._adapters = None, {}
                     raise ModelLoadError(
                         f"The adapter {adapter!r} does not fit {self.name!r}: {str(error).splitlines()[0]}",
                         hint="Give the folder of a LoRA adapter that was trained on this very model.",
