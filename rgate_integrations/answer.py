@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.prompts import ANSWER, ANSWER_CONTINUED, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
 
 
@@ -25,7 +25,7 @@ def answer_all(
 ) -> list[str]:
     """Answer questions, each with its passages if there are any; one batch for each of the two ways.
 
-    A draft that this very LLM wrote to its end is the answer, so nothing is generated twice.
+    A draft that this very LLM wrote is the answer, or its beginning if it was cut: nothing is generated twice.
 
     Args:
         llm: The answering LLM.
@@ -38,23 +38,29 @@ def answer_all(
     """
     answers: dict[int, str] = {}
     open_book = [i for i, found in enumerate(passages) if found]
-    closed_book = []
+    begun: list[tuple[int, Draft]] = []
+    closed_book: list[int] = []
     for i, decision in enumerate(decisions):
-        if i in open_book:
+        draft = decision.draft
+        if passages[i]:
             continue
-        if _is_answer(decision.draft, llm) and decision.draft is not None:
-            answers[i] = decision.draft.text
-        else:
+        if draft is None or draft.model != llm.name or not draft.text:
             closed_book.append(i)
+        elif draft.finished or len(draft.tokens) >= tokens:
+            answers[i] = draft.text
+        else:
+            begun.append((i, draft))
     direct = llm.generate(ANSWER, [{"question": decisions[i].question} for i in closed_book], tokens=tokens)
+    rest = llm.generate(
+        ANSWER_CONTINUED,
+        [{"question": decisions[i].question, "draft": draft.text} for i, draft in begun],
+        tokens=max((tokens - len(draft.tokens) for _, draft in begun), default=0),
+    )
     values = [{"question": decisions[i].question, "passages": _as_text(passages[i])} for i in open_book]
     read = llm.generate(ANSWER_WITH_PASSAGES, values, tokens=tokens)
     answers.update({i: d.text for i, d in zip([*closed_book, *open_book], [*direct, *read], strict=True)})
+    answers.update({i: draft.text + "".join(d.tokens) for (i, draft), d in zip(begun, rest, strict=True)})
     return [answers[i] for i in range(len(decisions))]
-
-
-def _is_answer(draft: Draft | None, llm: Proxy) -> bool:
-    return draft is not None and draft.finished and bool(draft.text) and draft.model == llm.name
 
 
 def _as_text(passages: Sequence[Found]) -> str:

@@ -79,6 +79,16 @@ ANSWER = PromptTemplate(
 )
 """The draft: chat models answer with their template; base models see `ANSWER_FEW_SHOT`."""
 
+ANSWER_CONTINUED = PromptTemplate(
+    name="answer-continued",
+    version=1,
+    system=ANSWER.system,
+    user=ANSWER.user,
+    assistant="{draft}",
+    cut="draft",
+)
+"""Goes on with a draft that was cut at its token limit."""
+
 ANSWER_FEW_SHOT = PromptTemplate(
     name="answer-few-shot",
     version=1,
