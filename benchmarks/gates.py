@@ -61,29 +61,53 @@ def settings(name: str) -> str:
     return ", ".join(f"{k}={v}" for k, v in GATES[name][1].items())
 
 
-def measure(paths: list[Path], limit: int, names: list[str], proxy: str) -> dict:
-    sets = {set_name(path): read(path)[:limit] for path in paths}
-    found: dict = {
-        name: {"settings": settings(name), "auc": {}, "calls": 0.0, "ms": 0.0, "failed": 0} for name in names
+def measure_set(path: Path, limit: int, names: list[str], proxy: str) -> dict:
+    records = read(path)[:limit]
+    gates = [load_gate(GATES[g][0], **GATES[g][1]).with_options(proxy=proxy) for g in names]
+    decisions: list[list] = [[] for _ in gates]
+    start = time.perf_counter()
+    for at in range(0, len(records), 32):
+        batch = [r["question"] for r in records[at : at + 32]]
+        for kept, new in zip(decisions, decide_together(gates, batch), strict=True):
+            kept += new
+    print(f"{set_name(path)}: {len(records)} questions in {time.perf_counter() - start:.0f} s", flush=True)
+    known = [r["closed_book_correct"] for r in records]
+    both = len(set(known)) == 2  # a small --limit may leave one class
+    return {
+        name: {
+            "auc": auc([d.p_known for d in each], known) if both else None,
+            "calls": sum(d.cost.model_calls for d in each),
+            "ms": sum(d.cost.milliseconds for d in each),
+            "failed": sum(d.error is not None for d in each),
+            "questions": len(records),
+        }
+        for name, each in zip(names, decisions, strict=True)
     }
-    total = sum(map(len, sets.values()))
-    for name, records in sets.items():
-        gates = [load_gate(GATES[g][0], **GATES[g][1]).with_options(proxy=proxy) for g in names]
-        decisions: list[list] = [[] for _ in gates]
-        start = time.perf_counter()
-        for at in range(0, len(records), 32):
-            batch = [r["question"] for r in records[at : at + 32]]
-            for kept, new in zip(decisions, decide_together(gates, batch), strict=True):
-                kept += new
-        print(f"{name}: {len(records)} questions in {time.perf_counter() - start:.0f} s", flush=True)
-        known = [r["closed_book_correct"] for r in records]
-        for gate, each in zip(names, decisions, strict=True):
-            both = len(set(known)) == 2  # a small --limit may leave one class
-            found[gate]["auc"][name] = auc([d.p_known for d in each], known) if both else None
-            found[gate]["failed"] += sum(d.error is not None for d in each)
-            found[gate]["calls"] += sum(d.cost.model_calls for d in each) / total
-            found[gate]["ms"] += sum(d.cost.milliseconds for d in each) / total
-    return {"limit": limit, "proxy": proxy, "questions": total, "gates": found}
+
+
+def measure(paths: list[Path], limit: int, names: list[str], proxy: str, resume: bool) -> dict:
+    """Measure each set and keep it in a file, so that an interrupted run can be resumed."""
+    found = {}
+    for path in paths:
+        asked = {"limit": limit, "proxy": proxy, "gates": {name: settings(name) for name in names}}
+        kept = OUT / f"gates.{set_name(path)}.{limit}.json"
+        done = json.loads(kept.read_text()) if resume and kept.exists() else {}
+        if done.get("asked") != asked:
+            done = {"asked": asked, "gates": measure_set(path, limit, names, proxy)}
+            kept.write_text(json.dumps(done, indent=1))
+        found[set_name(path)] = done["gates"]
+    total = sum(rows[names[0]]["questions"] for rows in found.values())
+    gates = {
+        name: {
+            "settings": settings(name),
+            "auc": {each: rows[name]["auc"] for each, rows in found.items()},
+            "calls": sum(rows[name]["calls"] for rows in found.values()) / total,
+            "ms": sum(rows[name]["ms"] for rows in found.values()) / total,
+            "failed": sum(rows[name]["failed"] for rows in found.values()),
+        }
+        for name in names
+    }
+    return {"limit": limit, "proxy": proxy, "questions": total, "gates": gates}
 
 
 def show(result: dict) -> None:
@@ -168,10 +192,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     parser.add_argument("--proxy", default="smollm2-135m-instruct")
+    parser.add_argument("--resume", action="store_true", help="keep the sets that were measured before")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     if arguments.data:
-        result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy)
+        result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy, arguments.resume)
         (OUT / "gates.json").write_text(json.dumps(result, indent=1))
         show(result)
     if arguments.songs:
