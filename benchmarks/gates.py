@@ -41,6 +41,9 @@ GATES = {
     "eigval_laplacian": ("eigval_laplacian", SAMPLES),
     "default": ("default", {}),
 }
+# The shipped gate was trained on these very questions: its honest numbers are the cross-validated ones that
+# benchmarks/gate_quality.py prints. Ask for it with --gates on data that it has not seen.
+UNTRAINED = [name for name in GATES if name != "default"]
 OUT = Path(__file__).parent / "out"
 
 
@@ -190,7 +193,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, nargs="+")
     parser.add_argument("--songs", type=Path)
     parser.add_argument("--limit", type=int, default=200)
-    parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
+    parser.add_argument("--gates", nargs="+", choices=GATES, default=UNTRAINED)
     parser.add_argument("--proxy", default="smollm2-135m-instruct")
     parser.add_argument("--resume", action="store_true", help="keep the sets that were measured before")
     arguments = parser.parse_args()
