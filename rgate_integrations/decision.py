@@ -103,7 +103,7 @@ class Draft(Frozen):
             "entropies": self.entropies[:tokens] if self.entropies is not None else None,
         }
         if not self.tokens:
-            words = self.text.split(" ")
+            words = self.text.split(" ") if self.text else []
             if len(words) <= tokens and len(self.logprobs or self.entropies or ()) <= tokens:
                 return self
             return self.model_copy(update={"text": " ".join(words[:tokens]), **values, "finished": False})

@@ -74,3 +74,22 @@ def test_the_worker_is_one_daemon_thread():
     workers = [t for t in threading.enumerate() if t.name == "rgate-batcher"]
     assert workers
     assert all(t.daemon for t in workers)
+
+
+def test_an_idle_worker_ends_and_the_next_call_starts_another():
+    batcher = Batcher(lambda items: [(i, threading.current_thread()) for i in items], max_idle=0.01)
+    (first,) = batcher.submit([1])
+    worker = first.result(timeout=5)[1]
+    worker.join(timeout=5)
+    assert not worker.is_alive()
+    (second,) = batcher.submit([2])
+    item, other = second.result(timeout=5)
+    assert item == 2
+    assert other is not worker
+
+
+def test_no_call_is_lost_while_workers_end():
+    batcher = Batcher(lambda items: list(items), max_idle=0.0)
+    for i in range(300):
+        assert batcher.submit([i])[0].result(timeout=5) == i
+        time.sleep(0.0001 * (i % 3))

@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
+from rgate_integrations.evidence import DraftSpec, Inputs
 from rgate_integrations.gates import decide_together
+from rgate_integrations.gates.collector import Collector, ProxyDrafter
+from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = ["who wrote hamlet?", "what is the capital of France?", "how deep is the sea?"]
@@ -118,3 +122,133 @@ def test_head_cuts_tokens_or_words():
     assert Draft(text="one two three").head(2).text == "one two"
     with pytest.raises(ValueError, match="3 tokens do not match 1 logprobs"):
         Draft(text="abc", tokens=("a", "b", "c"), logprobs=(-1,))
+
+
+def test_a_missing_popularity_does_not_fail_the_other_gates_of_that_question(scripted):
+    gates = [load_gate("popularity", proxy=scripted), load_gate("ik", proxy=scripted)]
+    popularity, ik = decide_together(gates, QUESTIONS, popularity=[5000, None, 1])
+    assert [d.error is None for d in popularity] == [True, False, True]
+    assert [d.error is None for d in ik] == [True, True, True]
+
+
+def test_a_cascade_falls_back_to_its_second_gate(scripted):
+    gate = load_gate("cascade", first="popularity", second="ik", proxy=scripted)
+    (d,) = gate.decide_batch(["who?"])
+    assert d.error is None
+    assert d.p_known == load_gate("ik", proxy=ScriptedProxy()).decide("who?").p_known
+
+
+def test_one_question_that_breaks_the_model_fails_alone_in_every_gate(scripted):
+    gates = [load_gate(n, proxy=scripted) for n in ("ik", "boundary", "adapt", "perplexity")]
+    for decisions in decide_together(gates, ["who?", "RAISE this", "what?"]):
+        assert [d.error is None for d in decisions] == [True, False, True]
+        assert decisions[1].retrieve
+        assert decisions[1].error.message == "scripted failure"
+
+
+def test_on_error_raise_raises_the_first_failure(scripted):
+    gate = load_gate("ik", proxy=scripted, on_error="raise")
+    with pytest.raises(RuntimeError, match="scripted failure"):
+        gate.decide_batch(["who?", "RAISE this"])
+    with pytest.raises(EvidenceError, match="popularity"):
+        load_gate("popularity", on_error="raise").decide("who?")
+    assert gate.decide("who?").error is None
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
+    tried = []
+
+    def proxy():
+        tried.append(1)
+        raise ModelLoadError("no such model")
+
+    collector = Collector([Inputs(q) for q in QUESTIONS], proxy)
+    found = collector.evidence([DraftSpec()])
+    assert [str(e) for e in found.values()] == ["no such model"] * 3
+    assert collector.evidence([DraftSpec()]).keys() == {0, 1, 2}
+    assert tried == [1]
+
+
+def test_shared_evidence_is_paid_for_once(scripted):
+    draft, judged = (
+        load_gate(name, proxy=scripted, tokens=32).decide("who?").cost for name in ("perplexity", "ik")
+    )
+    assert (draft.model_calls, judged.model_calls) == (1, 2)
+    both = load_gate("ensemble", gates=("perplexity", "ik"), proxy=scripted).decide("who?").cost
+    assert both.model_calls == judged.model_calls
+    assert (both.tokens_in, both.tokens_out) == (judged.tokens_in, judged.tokens_out)
+    cascade = load_gate("cascade", first="perplexity", second="ik", low=0.0, high=1.0, proxy=scripted)
+    assert cascade.decide("who?").cost.model_calls == judged.model_calls
+
+
+def test_each_gate_pays_for_what_it_needs_even_when_it_is_shared(scripted):
+    names = ["ik", "slimplm", "perplexity"]
+    together = decide_together([load_gate(n, proxy=scripted, tokens=32) for n in names], QUESTIONS)
+    for name, decisions in zip(names, together, strict=True):
+        alone = load_gate(name, proxy=ScriptedProxy(), tokens=32).decide_batch(QUESTIONS)
+        assert [d.cost.model_calls for d in decisions] == [d.cost.model_calls for d in alone]
+        assert [d.cost.tokens_in for d in decisions] == [d.cost.tokens_in for d in alone]
+
+
+def test_a_read_draft_is_cut_to_the_tokens_that_were_asked_for(scripted):
+    gate = load_gate("token_probability", tokens=2, proxy=scripted)
+    (d,) = gate.decide_batch(["who?"], drafts=["one two three four"])
+    assert d.draft.text == "one two"
+    assert len(d.draft.logprobs) == 2
+    assert d.cost.model_calls == 1
+
+
+def test_a_given_draft_of_the_llm_keeps_its_source_and_costs_no_draft(scripted):
+    given = [Draft(text=f"It is {i}.", source="llm", model="big") for i in range(3)]
+    found = load_gate("slimplm", proxy=scripted).decide_batch(QUESTIONS, drafts=given)
+    assert [d.draft for d in found] == given
+    assert scripted.calls == ["score"]
+    assert [d.cost.model_calls for d in found] == [1, 1, 1]
+
+
+def test_an_llm_that_writes_too_few_drafts_retrieves(scripted):
+    class Forgetful:
+        def draft(self, questions, tokens):
+            return [Draft(text="one")] * (len(questions) - 1)
+
+    found = load_gate("ik", source="llm", proxy=scripted, llm=Forgetful()).decide_batch(QUESTIONS)
+    assert all(d.retrieve for d in found)
+    assert "wrote 0 drafts for 1 questions" in found[0].reason
+
+
+def test_a_proxy_can_be_the_answering_llm(scripted):
+    drafter = ProxyDrafter(ScriptedProxy(fixed="I am the LLM."), ANSWER)
+    gate = load_gate("token_probability", source="llm", proxy=scripted, llm=drafter)
+    found = gate.decide_batch(QUESTIONS)
+    assert [d.draft.text for d in found] == ["I am the LLM."] * 3
+    assert [d.draft.source for d in found] == ["llm"] * 3
+    assert [d.draft.model for d in found] == ["scripted"] * 3
+    assert scripted.calls == []  # the draft brings its own log-probabilities
+
+
+def test_gates_with_different_llms_do_not_share(scripted):
+    gates = [load_gate("ik", source="llm", llm=Llm(), proxy=scripted) for _ in range(2)]
+    with pytest.raises(ConfigurationError, match="same LLM"):
+        decide_together(gates, QUESTIONS)
+
+
+def test_gates_that_read_nothing_load_no_model_for_a_long_question():
+    d = load_gate("popularity", proxy="/no/such/folder").decide("why " * 600, popularity=3000)
+    assert d.error is None
+    assert d.p_known == 0.75
+
+
+def test_a_long_question_is_cut_for_all_gates_if_one_reads_it(scripted):
+    gates = [load_gate("constant", proxy=scripted), load_gate("ik", proxy=scripted)]
+    for (d,) in decide_together(gates, ["why " * 1_500]):
+        assert len(d.question.split()) == 1_024
+        assert "cut from 5,999 to 4,095" in d.warnings[0]
+
+
+def test_arrays_are_sequences_too(scripted):
+    found = load_gate("popularity").decide_batch(
+        QUESTIONS, popularity=np.array([1000.0, 3000.0, 0.0]), threshold=np.array([0.4, 0.9, 0.1])
+    )
+    assert [d.p_known for d in found] == [0.5, 0.75, 0.0]
+    assert [d.retrieve for d in found] == [False, True, True]
+    assert load_gate("constant:never").decide("who?", threshold=np.float32(0.5)).threshold == 0.5

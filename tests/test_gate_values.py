@@ -7,6 +7,7 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.gates import decide_together
 from rgate_integrations.gates.boundary import certainty
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.gates.neighbours import vote
@@ -19,7 +20,8 @@ from rgate_integrations.gates.token_probability import (
     token_probability,
 )
 from rgate_integrations.gates.uncertainty import laplacian_sets, similarity_matrix
-from rgate_integrations.text import contains_answer, matching_ratio, normalise, rouge_l
+from rgate_integrations.prompts import SHORT_ANSWER
+from rgate_integrations.text import comparable, contains_answer, matching_ratio, normalise, rouge_l
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -161,3 +163,160 @@ def test_cascade_drafts_only_inside_the_band():
         assert d.cost.model_calls == (3 if unsure else 1)
     with pytest.raises(ConfigurationError, match="empty"):
         load_gate("cascade", low=0.8, high=0.2)
+
+
+class Answers(ScriptedProxy):
+    """Samples the given answers, whatever the question."""
+
+    def __init__(self, *answers):
+        super().__init__()
+        self.answers = answers
+
+    def sample(self, prompt, values, *, n, tokens, temperature, seed):
+        assert prompt == SHORT_ANSWER
+        assert n == len(self.answers)
+        return [tuple(Draft(text=a) for a in self.answers) for _ in values]
+
+
+SAMPLING = ("boundary", "semantic_sets", "lexical_similarity", "eigval_laplacian")
+
+
+@pytest.mark.parametrize(
+    ("answers", "certain", "sets", "alike", "laplacian"),
+    [
+        (("Paris", "paris.", "The Paris", "PARIS!"), 1.0, 1.0, 1.0, 1.0),
+        (("a1", "a2", "a3", "a4"), 0.0, 0.0, 0.0, 0.0),
+        # 3:1. H = 0.8113 bits of log2(2) = 1; two sets of four; 3 of the 6 pairs are equal; two blocks.
+        (("Rome", "Rome", "Oslo", "rome"), 1 - 0.811278, 2 / 3, 0.5, 2 / 3),
+        # 2:2. H = 1 = H_max; 2 of the 6 pairs are equal.
+        (("Rome", "Oslo", "Rome", "Oslo"), 0.0, 2 / 3, 1 / 3, 2 / 3),
+        # Silence agrees with nothing, itself included: four sets, as above with four answers.
+        (("Rome", "", " ", "..."), 0.0, 0.0, 0.0, 0.0),
+        (("Rome", "Rome", "Rome", ""), 1 - 0.811278, 2 / 3, 0.5, 2 / 3),
+    ],
+)
+def test_gates_on_four_samples(answers, certain, sets, alike, laplacian):
+    proxy = Answers(*answers)
+    found = decide_together([load_gate(n, samples=4, proxy=proxy) for n in SAMPLING], ["capital?"])
+    assert [d.p_known for (d,) in found] == pytest.approx([certain, sets, alike, laplacian], abs=1e-6)
+
+
+def test_samples_that_all_say_nothing_retrieve():
+    proxy = Answers("", " ", "the", "?")
+    for (d,) in decide_together([load_gate(n, samples=4, proxy=proxy) for n in SAMPLING], ["capital?"]):
+        assert d.retrieve
+        assert d.error.type == "EvidenceError"
+        assert "All 4 sampled answers are empty" in d.reason
+    assert comparable(["The Cat", ""])[0] == "cat"
+    assert len(set(comparable(["x", "", ""]))) == 3
+
+
+def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_threshold():
+    gate = load_gate("boundary", samples=3, proxy=Answers("Oslo", "Rome", "rome!"))
+    d = gate.decide("capital?")
+    assert d.draft.text == "Rome"
+    assert d.threshold == 0.9
+    assert d.p_known == pytest.approx(1 - 0.918296, abs=1e-6)  # H(1/3) in bits
+    by_samples = load_gate("boundary", samples=3, normalisation="samples", proxy=gate.get_proxy())
+    assert by_samples.decide("capital?").p_known == pytest.approx(1 - 0.918296 / math.log2(3), abs=1e-6)
+
+
+def decide_on(name, draft, **options):
+    return load_gate(name, proxy=ScriptedProxy(), **options).decide("who?", draft=draft)
+
+
+def test_draft_gates_on_given_probabilities():
+    p = (0.5, 1.0, 0.25, 1.0)
+    draft = Draft(text="a b c d", tokens=("a", " b", " c", " d"), logprobs=tuple(map(math.log, p)))
+    assert decide_on("token_probability", draft).p_known == pytest.approx(0.25)
+    assert decide_on("token_probability", draft, tokens=2).p_known == pytest.approx(0.5)
+    assert decide_on("token_probability", draft, statistic="first").p_known == pytest.approx(0.5)
+    # The geometric mean: (1/2 * 1/4) ** (1/4) = 2 ** (-3/4).
+    assert decide_on("token_probability", draft, statistic="mean").p_known == pytest.approx(2**-0.75)
+    assert decide_on("perplexity", draft).p_known == pytest.approx(2**-0.75)
+    assert decide_on("token_probability", draft, threshold=0.25 + 1e-9).retrieve
+    entropy = draft.model_copy(update={"entropies": (math.log(2), 0.0, math.log(8), 0.0)})
+    assert decide_on("mean_token_entropy", entropy).p_known == pytest.approx(0.5)  # the mean is ln 2
+    assert "no entropies" in decide_on("mean_token_entropy", draft).reason
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("name", ["token_probability", "perplexity"])
+def test_nan_anywhere_in_a_draft_retrieves(name, place):
+    logprobs = [-0.1, -0.1, -0.1]
+    logprobs[place] = math.nan
+    d = decide_on(name, Draft(text="a b c", tokens=("a", " b", " c"), logprobs=tuple(logprobs)))
+    assert d.retrieve
+    assert d.error.type == "ScoreError"
+    assert math.isnan(token_probability(tuple(logprobs)))
+
+
+@pytest.mark.parametrize("name", ["token_probability", "perplexity"])
+def test_an_empty_draft_retrieves(name):
+    assert "empty" in decide_on(name, Draft(text="", logprobs=())).reason
+
+
+def test_flare_masks_tokens_below_beta_and_refuses_what_it_cannot_place():
+    draft = flare_draft()
+    # In "Joe Biden went to Penn." the tokens are .9 .95 .85 .9 .9 .99: theta .86 finds "went" weak.
+    assert masked_query(draft, 0.86) == "Joe Biden went to Penn."
+    assert masked_query(draft, 0.86, beta=0.9) == "Joe Biden to Penn."
+    assert masked_query(draft, 0.86, beta=1.0) is None
+    assert first_weak_sentence(draft, 0.0) is None
+    abbreviated = Draft(text="3.5 km. Yes", tokens=("3", ".", "5", " km", ".", " Yes"), logprobs=(-0.1,) * 6)
+    assert sentences(abbreviated) == [range(5), range(5, 6)]
+    with pytest.raises(EvidenceError, match="no tokens"):
+        first_weak_sentence(Draft(text="a b", logprobs=(-5.0, -5.0)), 0.5)
+
+
+class Targets(ScriptedProxy):
+    """Gives the targets of every prompt the same log-probabilities, by name."""
+
+    def __init__(self, **logprobs):
+        super().__init__(fixed="An answer.")
+        self.logprobs = logprobs
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        from rgate_integrations.proxy.base import TargetScores
+
+        return [TargetScores(tuple(self.logprobs[t.strip("<>")] for t in targets), 1) for _ in values]
+
+
+def test_adapt_is_one_minus_the_probability_of_ret():
+    d = load_gate("adapt", proxy=Targets(RET=math.log(0.3))).decide("who?")
+    assert d.p_known == pytest.approx(0.7)
+    assert d.draft.text == "An answer."
+    proxy = Targets(RET=math.log(0.01))
+    proxy.fixed = "<RET>"
+    asked = load_gate("adapt", proxy=proxy).decide("who?")
+    assert asked.p_known == 0.0
+    assert asked.draft is None
+
+
+def test_ik_and_prompt_read_opposite_answers():
+    proxy = Targets(Yes=math.log(0.06), No=math.log(0.02))
+    assert load_gate("ik", proxy=proxy).decide("who?").p_known == pytest.approx(0.75)
+    assert load_gate("prompt", proxy=proxy).decide("who?").p_known == pytest.approx(0.25)
+
+
+def test_ensemble_without_weights_is_the_mean_logit():
+    # 1000 / (1000 + 500) = 2/3 has the logit ln 2; 0.5 has 0: the mean is ln(2) / 2.
+    gate = load_gate("ensemble", gates=[load_gate("popularity:500"), load_gate("popularity:1000")])
+    (d,) = gate.decide_batch(["q"], popularity=[1000])
+    assert d.p_known == pytest.approx(math.sqrt(2) / (1 + math.sqrt(2)))
+    for bad in ({"bias": math.nan}, {"weights": (math.inf, 0.0)}):
+        with pytest.raises(ConfigurationError, match="finite"):
+            load_gate("ensemble", **bad)
+
+
+def test_an_ensemble_that_overflows_retrieves():
+    gate = load_gate("ensemble", gates=["constant:never", "constant:always"], weights=(1.7e308, 1.7e308))
+    (d,) = gate.decide_batch(["q"])
+    assert d.retrieve
+    assert d.error.type == "ScoreError"
+
+
+def test_a_name_with_a_bad_argument_is_a_typed_error():
+    for name in ("popularity:many", "popularity:0", "popularity:nan", "constant:sometimes", "boundary:x"):
+        with pytest.raises(ConfigurationError, match="cannot take"):
+            load_gate(name)

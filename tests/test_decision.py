@@ -1,0 +1,108 @@
+"""Decisions, drafts and costs are immutable, checked values."""
+
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from rgate_integrations import Cost, Decision, Draft
+from rgate_integrations.decision import Failure, retrieval_rate
+from rgate_integrations.errors import EvidenceError
+
+
+def decision(**values):
+    return Decision(**{"question": "who?", "retrieve": True, "p_known": 0.2, **values})
+
+
+@pytest.mark.parametrize("p", [math.nan, math.inf, -0.01, 1.01])
+def test_p_known_is_a_probability(p):
+    with pytest.raises(ValidationError, match="p_known"):
+        decision(p_known=p)
+
+
+@pytest.mark.parametrize("threshold", [math.nan, math.inf, -0.1])
+def test_a_threshold_is_a_number_of_at_least_0(threshold):
+    with pytest.raises(ValidationError, match="threshold"):
+        decision(threshold=threshold)
+    assert decision(threshold=1.5).threshold == 1.5
+
+
+def test_nothing_can_be_changed_or_added():
+    d = decision(draft=Draft(text="a"), cost=Cost(model_calls=1))
+    for value, name in ((d, "retrieve"), (d.draft, "text"), (d.cost, "model_calls")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(value, name, 0)
+    with pytest.raises(ValidationError, match="Extra"):
+        decision(p_knwon=0.3)
+
+
+def test_costs_add_up_in_every_part():
+    a = Cost(model_calls=1, tokens_in=20, tokens_out=3, milliseconds=1.5)
+    assert a + Cost() == a
+    assert a + a == Cost(model_calls=2, tokens_in=40, tokens_out=6, milliseconds=3.0)
+    assert sum([a, a, a], Cost()).tokens_out == 9
+    with pytest.raises(ValidationError, match="model_calls"):
+        Cost(model_calls=-1)
+
+
+def test_retrieval_rate_of_none_some_and_all():
+    skip, search = decision(retrieve=False), decision()
+    assert retrieval_rate([]) == 0.0
+    assert retrieval_rate([skip, search, search, search]) == 0.75
+
+
+def test_a_failure_tells_the_message_and_the_hint_apart():
+    failure = Failure.of(EvidenceError("No draft.", hint="Give one."))
+    assert (failure.type, failure.message, failure.hint) == ("EvidenceError", "No draft.", "Give one.")
+    assert Failure.of(ValueError("bad")).message == "bad"
+    assert Failure.of(ValueError("bad")).hint == ""
+    assert Failure.of(KeyError()).message == "KeyError"  # an exception without words
+
+
+@pytest.mark.parametrize("values", [{"logprobs": (-1.0,)}, {"entropies": (1.0, 2.0, 3.0)}])
+def test_each_token_has_its_own_values(values):
+    with pytest.raises(ValidationError, match="2 tokens do not match"):
+        Draft(text="a b", tokens=("a", " b"), **values)
+
+
+def test_probabilities_in_the_place_of_log_probabilities_are_refused():
+    with pytest.raises(ValidationError, match=r"at most 0, not 0\.9: are these probabilities"):
+        Draft(text="a b", logprobs=(0.9, 0.4))
+    assert Draft(text="a", logprobs=(1e-7,)).logprobs == (1e-7,)  # rounding of a server's float
+
+
+def test_infinite_log_probabilities_survive_json():
+    draft = Draft(text="a b", logprobs=(-math.inf, -0.5))
+    assert draft.logprobs == (-9999.0, -0.5)
+    assert Draft.model_validate_json(draft.model_dump_json()) == draft
+
+
+def test_a_head_is_cut_in_every_part_and_says_that_it_was_cut():
+    draft = Draft(
+        text="It is Paris",
+        token_ids=(7, 8, 9),
+        tokens=(" It", " is", " Paris"),
+        logprobs=(-1.0, -2.0, -3.0),
+        entropies=(0.1, 0.2, 0.3),
+        model="m",
+    )
+    assert draft.head(3) is draft
+    assert draft.head(2) == Draft(
+        text="It is",
+        token_ids=(7, 8),
+        tokens=(" It", " is"),
+        logprobs=(-1.0, -2.0),
+        entropies=(0.1, 0.2),
+        finished=False,
+        model="m",
+    )
+    assert draft.head(2).head(1) == draft.head(1)
+    assert (draft.head(0).text, draft.head(0).logprobs) == ("", ())
+
+
+def test_a_head_without_tokens_counts_words_and_log_probabilities():
+    draft = Draft(text="one two three", logprobs=(-1.0, -2.0, -3.0, -4.0))
+    assert draft.head(2) == Draft(text="one two", logprobs=(-1.0, -2.0), finished=False)
+    assert draft.head(3) == Draft(text="one two three", logprobs=(-1.0, -2.0, -3.0), finished=False)
+    assert draft.head(4) is draft
+    assert Draft(text="").head(0).finished is True
