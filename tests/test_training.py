@@ -214,7 +214,12 @@ def test_training_from_the_command_line(smollm2, tmp_path, monkeypatch):
     drafts.write_text(written[: len(written) // 2])  # a kill in the middle of a line
     again = CliRunner().invoke(app, [*options, "--draft", "proxy", "--out", str(tmp_path / "again")])
     assert again.exit_code == 0
-    assert drafts.read_text() == written
+    # The half that was written again ran in another batch: the same tokens, log-probabilities up to rounding.
+    for new, old in zip(drafts.read_text().splitlines(), written.splitlines(), strict=True):
+        new_draft, old_draft = json.loads(new)["draft"], json.loads(old)["draft"]
+        assert json.loads(new)["question"] == json.loads(old)["question"]
+        assert new_draft["token_ids"] == old_draft["token_ids"]
+        assert new_draft["logprobs"] == pytest.approx(old_draft["logprobs"], abs=1e-3)
     first, second = read_artifact(str(tmp_path / "proxy")), read_artifact(str(tmp_path / "again"))
     assert first.weight.tobytes() == second.weight.tobytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
