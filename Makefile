@@ -28,5 +28,9 @@ lint: $(STAMP)
 type: $(STAMP)
 	$(BIN)/mypy
 
+bench: $(STAMP)
+	$(BIN)/rgate download smollm2-135m-instruct encyclopedia-leads
+	$(BIN)/python benchmarks/speed.py
+
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out

@@ -1,13 +1,21 @@
 """Examples, probes and artefacts: bad files first, then numbers, then what is saved."""
 
+import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError, ModelLoadError
-from rgate_integrations.training.artifact import ProbeArtifact, read_artifact, save_artifact, shipped
+from rgate_integrations.training.artifact import (
+    EarlyExit,
+    ProbeArtifact,
+    read_artifact,
+    save_artifact,
+    shipped,
+)
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.probe import cross_validate, fit_probe, middle_layers
 from tests.scripted_proxy import ScriptedProxy
@@ -148,6 +156,29 @@ def test_artefacts_are_saved_whole_and_checked(artifact, tmp_path):
         (folder / "gate.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ModelLoadError, match=why):
             load_gate(str(folder))
+
+
+def test_what_is_clearly_known_is_not_drafted(artifact, tmp_path):
+    def gate_that_exits_from(p, **options):
+        early = EarlyExit(np.zeros((1, 4), np.float32), math.log(0.7 / 0.3), p)
+        blocks = ((1, "draft", "mean"), (1, "question", "mean"))
+        both = dataclasses.replace(artifact, blocks=blocks, tokens=8, early_exit=early)
+        proxy = ScriptedProxy()
+        return load_gate(str(save_artifact(both, tmp_path / "g")), proxy=proxy, **options), proxy
+
+    gate, proxy = gate_that_exits_from(0.65)
+    decision = gate.decide("who?")
+    assert (decision.p_known, decision.draft, decision.retrieve) == (pytest.approx(0.7), None, False)
+    assert proxy.calls == ["hidden"]
+    assert decision.cost.model_calls == 1
+    assert gate.decide("who?", draft="me").draft is not None
+    for other, options in ((0.75, {}), (0.65, {"threshold": 0.8}), (0.65, {"early_exit": False})):
+        gate, proxy = gate_that_exits_from(other, **options)
+        decision = gate.decide("who?")
+        assert decision.draft is not None
+        assert "generate" in proxy.calls
+        assert decision.p_known != pytest.approx(0.7)
+        assert decision.cost.model_calls == len(proxy.calls)
 
 
 def test_a_probe_for_another_model_retrieves_and_says_so(artifact, tmp_path):

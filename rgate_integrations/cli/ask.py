@@ -89,10 +89,12 @@ class Pipeline:
         self.gate, self.index, self.llm, self.k = gate, index, llm, k
 
     def warm_up(self) -> None:
-        """Load every model now, so that the first question's times are those of its own work."""
+        """Use every model once, so that the first question's times are those of its own work."""
+        from rgate_integrations.prompts import ANSWER
+
         self.gate.decide("Is this a question?")
         self.index.search(["warm up"], 1)
-        self.llm.load()
+        self.llm.generate(ANSWER, [{"question": "Is this a question?"}], tokens=1)
 
     def ask(self, question: str, *, threshold: float | None = None) -> Answered:
         """Decide, search if needed, and answer one question."""

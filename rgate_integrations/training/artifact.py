@@ -26,6 +26,21 @@ SHIPPED = Path(__file__).parent.parent / "weights"
 
 
 @dataclass(frozen=True)
+class EarlyExit:
+    """A probe of the question alone, asked first: what it is sure to be known needs no draft.
+
+    Attributes:
+        weight: Shape (question blocks, hidden size), float32, calibrated: P(known) is the sigmoid of the logit.
+        bias: Added to the sum of ``weight * states``.
+        p_known: From this probability on the question is known without a draft.
+    """
+
+    weight: npt.NDArray[np.float32] = field(repr=False)
+    bias: float
+    p_known: float
+
+
+@dataclass(frozen=True)
 class ProbeArtifact:
     """A trained linear probe.
 
@@ -40,6 +55,7 @@ class ProbeArtifact:
         slope: Platt calibration of the logit, with `intercept`.
         intercept: See `slope`.
         threshold: Default threshold.
+        early_exit: The first look, at the question alone, or None.
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
 
@@ -53,7 +69,13 @@ class ProbeArtifact:
     slope: float = 1.0
     intercept: float = 0.0
     threshold: float = 0.5
+    early_exit: EarlyExit | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def question_blocks(self) -> tuple[tuple[int, Span, Pooling], ...]:
+        """The blocks that need no draft."""
+        return tuple(block for block in self.blocks if block[1] == "question")
 
 
 def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
@@ -74,7 +96,9 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        weights = save({"weight": np.ascontiguousarray(artifact.weight, dtype=np.float32)})
+        early = artifact.early_exit
+        tensors = {"weight": artifact.weight} | ({"early_exit": early.weight} if early else {})
+        weights = save({name: np.ascontiguousarray(w, dtype=np.float32) for name, w in tensors.items()})
         (made / _WEIGHTS).write_bytes(weights)
         config = {
             "format": _FORMAT,
@@ -86,6 +110,7 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
             "bias": artifact.bias,
             "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
             "threshold": artifact.threshold,
+            "early_exit": {"bias": early.bias, "p_known": early.p_known} if early else None,
             "weights_sha256": hashlib.sha256(weights).hexdigest(),
             "provenance": artifact.provenance,
         }
@@ -179,8 +204,9 @@ def _read(folder: str, changed: int) -> ProbeArtifact:
         evidence = config["evidence"]
         if evidence["source"] not in get_args(DraftSource):
             raise ConfigurationError(f"The draft source {evidence['source']!r} is not known.")
+        tensors, early = load(weights), config.get("early_exit")
         return ProbeArtifact(
-            weight=load(weights)["weight"],
+            weight=tensors["weight"],
             bias=float(config["bias"]),
             blocks=tuple((int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
             tokens=int(evidence["tokens"]),
@@ -190,6 +216,9 @@ def _read(folder: str, changed: int) -> ProbeArtifact:
             slope=float(config["calibration"]["slope"]),
             intercept=float(config["calibration"]["intercept"]),
             threshold=float(config["threshold"]),
+            early_exit=EarlyExit(tensors["early_exit"], float(early["bias"]), float(early["p_known"]))
+            if early
+            else None,
             provenance=config["provenance"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -221,6 +250,13 @@ def model_card(artifact: ProbeArtifact, name: str) -> str:
         f"- **Recipe**: {facts.get('recipe', 'unknown')}",
         f"- **Licence of the weights**: {facts.get('licence', 'that of the training data')}.",
         f"- **Default threshold**: {artifact.threshold:.3f}.",
+        *(
+            [
+                f"- **Early exit**: no draft from P(known) {artifact.early_exit.p_known:.2f} of the question alone."
+            ]
+            if artifact.early_exit
+            else []
+        ),
         "",
         "## Training data",
         "",

@@ -19,7 +19,7 @@ from rgate_integrations.evidence import HiddenSpec, Pooling, Span
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.download import cache_dir
 from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.training.artifact import ProbeArtifact
+from rgate_integrations.training.artifact import EarlyExit, ProbeArtifact
 from rgate_integrations.training.examples import DataFile, Example
 
 Floats = npt.NDArray[np.float32]
@@ -108,6 +108,28 @@ def combine(
     return model.coef_[0], float(model.intercept_[0])
 
 
+def _early_exit(
+    fitted: Fitted,
+    held_out: npt.NDArray[np.float64],
+    logits: npt.NDArray[np.float64],
+    known: npt.NDArray[np.bool_],
+) -> EarlyExit | None:
+    """Calibrate the probe of the question alone, and find from where on it needs no draft.
+
+    That is the lowest probability from which on it is right as often as the whole gate is when that skips, both
+    held out; None if there is none.
+    """
+    (slope,), intercept = combine(held_out[:, None], known)
+    skipped = logits >= 0
+    p = 1 / (1 + np.exp(-(slope * held_out + intercept)))
+    for lowest in np.arange(0.5, 0.95, 0.05):
+        sure = p >= lowest
+        if skipped.any() and sure.any() and known[sure].mean() >= known[skipped].mean():
+            weight = (fitted.weight * slope).astype(np.float32)
+            return EarlyExit(weight, float(fitted.bias * slope + intercept), round(float(lowest), 2))
+    return None
+
+
 def _folds(n: int, folds: int, seed: int) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     from sklearn.model_selection import KFold
 
@@ -188,6 +210,7 @@ def train_probe(
         logits[test] = held_out[test] @ weights + bias
     weights, bias = combine(held_out, known)
     fitted = [fit_probe(states[:, part], known, seed) for part in parts]
+    early = _early_exit(fitted[-1], held_out[:, -1], logits, known) if draft == "proxy" else None
     sets = [e.dataset for e in examples]
     each = auc_by_set(logits, known, sets)
     return ProbeArtifact(
@@ -200,6 +223,7 @@ def train_probe(
         source="recorded" if draft == "recorded" else "proxy",
         base_model=proxy.name,
         llm=llm,
+        early_exit=early,
         provenance={
             "label": "closed_book_correct",
             "seed": seed,

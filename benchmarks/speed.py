@@ -1,0 +1,130 @@
+"""How fast the gate is, as ratios measured in one run, the two sides taking turns.
+
+    python benchmarks/speed.py            (or: make bench)
+
+Questions are made from the titles of the demo's corpus. Milliseconds are of this machine and this moment; the
+ratios carry over. The table is printed and written to benchmarks/out/speed.json.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rgate_integrations import Gate, load_gate
+from rgate_integrations.index import read_passages
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.download import PASSAGES, download
+
+OUT = Path(__file__).parent / "out" / "speed.json"
+
+
+def questions(n: int) -> list[str]:
+    """Make n different questions."""
+    corpus = download("encyclopedia-leads") / PASSAGES
+    titles = [p.title for p in read_passages(corpus)]
+    return [f"What is {title} known for?" for title in titles[:: len(titles) // n][:n]]
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def in_turns(sides: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each side, run in turns."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, work in sides.items():
+            times[name].append(milliseconds(work))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def import_seconds() -> float:
+    code = "import time; s = time.perf_counter(); import rgate_integrations; print(time.perf_counter() - s)"
+    runs = [subprocess.check_output([sys.executable, "-c", code], text=True) for _ in range(5)]  # noqa: S603
+    return min(map(float, runs))
+
+
+def at_once(gate: Gate, asked: Sequence[str]) -> None:
+    async def run() -> None:
+        await asyncio.gather(*(gate.adecide(q) for q in asked))
+
+    asyncio.run(run())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gate", default="default")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+
+    gate, asked = load_gate(arguments.gate), questions(64)
+    proxy = gate.get_proxy()
+    drafting = gate.with_options(early_exit=False) if "early_exit" in type(gate).model_fields else gate
+    drafting.decide_batch(asked[:2])
+    rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
+
+    for n in (1, 16):
+        some, values = asked[:n], [{"question": q} for q in asked[:n]]
+        drafts = proxy.generate(ANSWER, values, tokens=32)
+        found = in_turns(
+            {
+                "draft": lambda values=values: proxy.generate(ANSWER, values, tokens=32),
+                "judge": lambda some=some, drafts=drafts: drafting.decide_batch(some, drafts=drafts),
+            },
+            arguments.rounds,
+        )
+        rows += [
+            (f"draft of 32 tokens, batch of {n}", found["draft"], "ms"),
+            (
+                f"judgment added to it, share of the draft, batch of {n}",
+                100 * found["judge"] / found["draft"],
+                "%",
+            ),
+        ]
+
+    for name, each in (("every question drafted", drafting), ("with early exit", gate)):
+        loop = {f"single calls, {name}": lambda each=each: [each.decide(q) for q in asked[:16]]}
+        batched = {
+            f"batches of {n}, {name}": lambda each=each, n=n: [
+                each.decide_batch(asked[i : i + n]) for i in range(0, 64, n)
+            ]
+            for n in (8, 32)
+        }
+        callers = {f"64 concurrent callers, {name}": lambda each=each: at_once(each, asked)}
+        found = in_turns({**loop, **batched, **callers}, arguments.rounds)
+        rates = {k: (16 if k.startswith("single") else 64) / ms * 1e3 for k, ms in found.items()}
+        rows += [(k, rate, "questions/s") for k, rate in rates.items()]
+        one, many = rates[f"single calls, {name}"], rates[f"64 concurrent callers, {name}"]
+        rows.append((f"64 concurrent callers against single calls, {name}", many / one, "times"))
+    early = gate.decide_batch(asked)
+    rows.append(
+        ("of these questions need no draft", 100 * sum(d.draft is None for d in early) / len(early), "%")
+    )
+
+    table = Table(box=None)
+    for column, justify in (("what", "left"), ("", "right"), ("unit", "left")):
+        table.add_column(column, justify=justify)
+    for what, value, unit in rows:
+        table.add_row(what, f"{value:.1f}", unit)
+    Console(width=110).print(table)
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(
+        json.dumps([{"what": w, "value": round(v, 3), "unit": u} for w, v, u in rows], indent=1) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
