@@ -101,6 +101,27 @@ def test_probes_find_what_is_there_and_nothing_else():
     assert 0.35 < roc_auc_score(shuffled, cross_validate(states, shuffled, 5, 0)) < 0.65
 
 
+def test_a_probe_learns_what_differs_within_a_set():
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    sets = np.repeat(["easy", "hard"], 200)
+    known = rng.random(400) < np.where(sets == "easy", 0.9, 0.1)
+    states = rng.normal(size=(400, 1, 6)).astype(np.float32)
+    states[:, 0, 0] += 4 * (sets == "easy")
+    states[:, 0, 1] += 0.8 * known
+    within = [
+        np.mean(
+            [
+                roc_auc_score(known[sets == s], fit_probe(states, known, sets=given)(states[sets == s]))
+                for s in set(sets)
+            ]
+        )
+        for given in (sets.tolist(), None)
+    ]
+    assert within[0] > within[1] + 0.02
+
+
 def test_fitting_twice_gives_the_same_weights():
     states, known = separable()
     first, second = fit_probe(states, known, 3), fit_probe(states, known, 3)
@@ -110,6 +131,7 @@ def test_fitting_twice_gives_the_same_weights():
 
 def test_middle_layers():
     assert middle_layers(30) == (14, 16, 18, 20, 22)
+    assert middle_layers(30, "question") == (14, 16, 18)
     assert max(middle_layers(24)) < 24
 
 

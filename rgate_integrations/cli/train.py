@@ -14,8 +14,11 @@ from rgate_integrations.errors import ConfigurationError
 
 
 def train(
-    data: Annotated[list[Path], typer.Option(help="JSONL of labelled questions; repeat for several files.")],
+    data: Annotated[list[Path], typer.Option(help="JSONL of labelled questions; several may follow.")],
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")
+    ] = None,
     gate: Annotated[str, typer.Option(help="What to train: probe.")] = "probe",
     model: Annotated[
         str, typer.Option(help="Proxy model: catalogue name, folder or Hub id.")
@@ -41,7 +44,7 @@ def train(
         raise ConfigurationError(f"{gate!r} cannot be trained yet.", hint="--gate probe")
     if draft not in ("proxy", "recorded", "none"):
         raise ConfigurationError(f"--draft must be proxy, recorded or none, not {draft!r}.")
-    files = read_examples(data)
+    files = read_examples([*data, *(more or [])])
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("reading questions", total=sum(len(f.examples) for f in files))
         artifact = train_probe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float32]
 DraftKind = Literal["proxy", "recorded", "none"]
 _CHUNK = 256
 _PCA, _C = 128, 0.005
+_FREE = 100.0  # as large a feature is hardly regularised
+_DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,26 @@ class Fitted:
         return logits
 
 
-def middle_layers(layers: int) -> tuple[int, ...]:
+def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
     """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
-    return tuple(range(round(layers * 0.47), round(layers * 0.74) + 1, 2))
+    first, last = _DEPTH[span]
+    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
-def fit_probe(states: Floats, known: npt.NDArray[np.bool_], seed: int = 0) -> Fitted:
+def fit_probe(
+    states: Floats, known: npt.NDArray[np.bool_], seed: int = 0, sets: Sequence[str] | None = None
+) -> Fitted:
     """Fit one regularised logistic regression a block, on standardised principal components, and average them.
 
+    With several data sets each block is fitted twice and averaged: once as it is, and once with a free intercept
+    a set. The latter learns what tells known from unknown within a set, not which set a question is from.
     Standardisation, projection and averaging are linear, so the result folds into one weight vector a block.
 
     Args:
         states: Shape (n, blocks, hidden size).
         known: The labels, shape (n,).
         seed: Seed of the solver.
+        sets: The data set of each question, or None if they are one.
     """
     try:
         from sklearn.decomposition import PCA
@@ -69,6 +77,8 @@ def fit_probe(states: Floats, known: npt.NDArray[np.bool_], seed: int = 0) -> Fi
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
     blocks = states.shape[1]
+    names = np.asarray(sets if sets is not None else [""] * len(known))
+    free = _FREE * (names[:, None] == np.unique(names)[None, :])
     weights, bias = [], 0.0
     for b in range(blocks):
         block = states[:, b].astype(np.float64)
@@ -76,20 +86,30 @@ def fit_probe(states: Floats, known: npt.NDArray[np.bool_], seed: int = 0) -> Fi
         pca = PCA(min(_PCA, *block.shape), svd_solver="full")
         parts = pca.fit_transform((block - mean) / scale)
         model = LogisticRegression(C=_C, max_iter=2_000, random_state=seed).fit(parts, known)
-        weight = (pca.components_.T @ model.coef_[0]) / scale
+        coefficients, intercept = model.coef_[0], model.intercept_[0]
+        if free.shape[1] > 1:
+            model.fit(np.hstack([parts, free]), known)
+            coefficients = (coefficients + model.coef_[0, : parts.shape[1]]) / 2
+        weight = (pca.components_.T @ coefficients) / scale
         weights.append(weight / blocks)
-        offset = pca.mean_ @ (pca.components_.T @ model.coef_[0])
-        bias += float(model.intercept_[0] - mean @ weight - offset) / blocks
+        offset = pca.mean_ @ (pca.components_.T @ coefficients)
+        bias += float(intercept - mean @ weight - offset) / blocks
     return Fitted(np.stack(weights).astype(np.float32), bias)
 
 
 def cross_validate(
-    states: Floats, known: npt.NDArray[np.bool_], folds: int, seed: int
+    states: Floats,
+    known: npt.NDArray[np.bool_],
+    folds: int,
+    seed: int,
+    sets: Sequence[str] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Return for each question the logit of a probe that was fitted without its fold."""
     logits = np.zeros(len(known))
+    names = np.asarray(sets if sets is not None else [""] * len(known))
     for train, test in _folds(len(known), folds, seed):
-        logits[test] = fit_probe(states[train], known[train], seed)(states[test])
+        fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
+        logits[test] = fitted(states[test])
     return logits
 
 
@@ -196,22 +216,22 @@ def train_probe(
         )
     if draft == "recorded" and not all(e.text for e in examples):
         raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
-    chosen = tuple(layers or middle_layers(proxy.layers))
+    sets = [e.dataset for e in examples]
     spans: tuple[Span, ...] = ("question",) if draft == "none" else ("draft", "question")
+    chosen = {s: tuple(layers or middle_layers(proxy.layers, s)) for s in spans}
     blocks: tuple[tuple[int, Span, Pooling], ...] = tuple(
-        (layer, s, "mean") for s in spans for layer in chosen
+        (layer, s, "mean") for s in spans for layer in chosen[s]
     )
     states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
-    parts = [slice(i * len(chosen), (i + 1) * len(chosen)) for i in range(len(spans))]
-    held_out = np.stack([cross_validate(states[:, part], known, folds, seed) for part in parts], axis=1)
+    parts = [np.array([i for i, block in enumerate(blocks) if block[1] == s]) for s in spans]
+    held_out = np.stack([cross_validate(states[:, p], known, folds, seed, sets) for p in parts], axis=1)
     logits = np.zeros(len(known))
     for train, test in _folds(len(known), folds, seed):
         weights, bias = combine(held_out[train], known[train])
         logits[test] = held_out[test] @ weights + bias
     weights, bias = combine(held_out, known)
-    fitted = [fit_probe(states[:, part], known, seed) for part in parts]
+    fitted = [fit_probe(states[:, part], known, seed, sets) for part in parts]
     early = _early_exit(fitted[-1], held_out[:, -1], logits, known) if draft == "proxy" else None
-    sets = [e.dataset for e in examples]
     each = auc_by_set(logits, known, sets)
     return ProbeArtifact(
         weight=np.concatenate([f.weight * w for f, w in zip(fitted, weights, strict=True)]).astype(
@@ -228,10 +248,7 @@ def train_probe(
             "label": "closed_book_correct",
             "seed": seed,
             "folds": folds,
-            "recipe": f"layers {list(chosen)}, mean over {' and over '.join(spans)}; per layer standardised, "
-            f"{_PCA} principal components, logistic regression with C={_C}; logits averaged over the layers; "
-            f"spans weighted and calibrated by logistic regression on held-out logits "
-            f"({', '.join(f'{s} {w:.2f}' for s, w in zip(spans, weights, strict=True))})",
+            "recipe": _recipe({s: (chosen[s], float(w)) for s, w in zip(spans, weights, strict=True)}),
             "data": [
                 {
                     "name": f.name,
@@ -250,6 +267,17 @@ def train_probe(
             | {"python": platform.python_version()},
             "licence": licence,
         },
+    )
+
+
+def _recipe(spans: Mapping[Span, tuple[tuple[int, ...], float]]) -> str:
+    """Say in words how a probe was made, for its model card."""
+    read = " and ".join(f"the mean over the {s} at layers {list(layers)}" for s, (layers, _) in spans.items())
+    weights = ", ".join(f"{s} {weight:.2f}" for s, (_, weight) in spans.items())
+    return (
+        f"{read}; per layer standardised, {_PCA} principal components and logistic regression with C={_C}, averaged "
+        "with one that has an intercept a data set; logits averaged over the layers; spans weighted and calibrated "
+        f"by logistic regression on held-out logits ({weights})"
     )
 
 
