@@ -16,8 +16,9 @@ from rich.table import Table
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.artifact import read_artifact, shipped
+from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.probe import auc_by_set, cross_validate, recorded_draft
+from rgate_integrations.training.probe import auc_by_set, cross_validate
 
 CONSOLE = Console(width=140)
 

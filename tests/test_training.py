@@ -249,7 +249,7 @@ def test_training_from_the_command_line(smollm2, tmp_path, monkeypatch):
 
     from rgate_integrations.cli.main import app
 
-    monkeypatch.setattr("rgate_integrations.training.probe.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
     options = ["train", "--data", str(data), "--folds", "2", "--tokens", "4"]

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.errors import ConfigurationError, unknown_name
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknown_name
 from rgate_integrations.gates.base import Gate, GateInfo, Score, decide_together
 from rgate_integrations.gates.collector import Drafter
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.training.artifact import shipped
+from rgate_integrations.training.artifact import read_adapter, shipped
 
 __all__ = [
     "Drafter",
@@ -94,7 +94,7 @@ def load_gate(
     """
     name = DEFAULT_GATE if name is None else str(name)
     if name.partition(":")[0] not in _GATES and (name in shipped() or "/" in name or Path(name).is_dir()):
-        name = f"probe:{name}"
+        return _trained(name, proxy=proxy, llm=llm, **parameters)
     kind, _, argument = name.partition(":")
     found = gate_class(kind)
     try:
@@ -102,6 +102,23 @@ def load_gate(
     except ValidationError as error:
         raise _configuration_error(kind, error) from error
     return gate.with_options(proxy=proxy, llm=llm) if proxy is not None or llm is not None else gate
+
+
+def _trained(name: str, *, proxy: Proxy | str | None, llm: Drafter | None, **parameters: Any) -> Gate:
+    """Load a trained gate: a probe, or a gate with an adapter."""
+    config = read_adapter(name)
+    if config["method"] == "probe":
+        return load_gate(f"probe:{name}", proxy=proxy, llm=llm, **parameters)
+    given = {"threshold": config["threshold"], **config["parameters"], **parameters}
+    gate = load_gate(config["method"], adapter=config["folder"], **given)
+    used = {getattr(s, "prompt", None) for s in gate.all_specs if getattr(s, "adapter", None)}
+    if config["prompt"]["hash"] not in {prompt.hash for prompt in used if prompt is not None}:
+        raise ModelLoadError(
+            f"The gate {name!r} was trained with version {config['prompt']['version']} of the prompt "
+            f"{config['prompt']['name']!r}, not the current one.",
+            hint="Train it again: its scores would mean nothing.",
+        )
+    return gate.with_options(proxy=proxy if proxy is not None else config["base_model"], llm=llm)
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:

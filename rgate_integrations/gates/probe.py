@@ -15,6 +15,7 @@ from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 from rgate_integrations.gates.collector import Collector
+from rgate_integrations.proxy.fingerprint import check_base
 from rgate_integrations.training.artifact import ProbeArtifact, read_artifact
 
 Floats = npt.NDArray[np.float32]
@@ -91,7 +92,12 @@ class ProbeGate(Gate):
 
     def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
         """Look at the questions alone, then draft for those that are not clearly known."""
-        first, early = self._first_look, self.trained.early_exit
+        trained = self.trained
+        if trained.fingerprint and indices:
+            proxy = self.get_proxy()
+            found_weights = getattr(proxy, "fingerprint", "")
+            check_base(self.artifact, trained.base_model, trained.fingerprint, proxy.name, found_weights)
+        first, early = self._first_look, trained.early_exit
         if first is None or early is None:
             return super().scores(collector, indices)
         found: dict[int, Score | Exception] = {}

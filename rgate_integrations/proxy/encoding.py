@@ -56,6 +56,14 @@ class PromptEncoder:
             ids.add(self.tokenizer.eos_token_id)
         return sorted(ids)
 
+    @property
+    def turn_end(self) -> list[int]:
+        """The token that ends an answer, if the tokenizer has one."""
+        vocabulary = self.tokenizer.get_vocab()
+        ids = [vocabulary[t] for t in _TURN_ENDS if t in vocabulary] if self.chat else []
+        eos = self.tokenizer.eos_token_id
+        return ids[:1] or ([eos] if eos is not None else [])
+
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         """Render a prompt and tokenize it within the limit."""
         clean = {name: self.plain(text) for name, text in values.items()}

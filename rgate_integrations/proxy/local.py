@@ -17,6 +17,8 @@ from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
 from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.proxy.fingerprint import check_adapter, fingerprint
+from rgate_integrations.proxy.progress import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +70,7 @@ class LocalProxy(Proxy):
         self._encoder: PromptEncoder | None = None
         self._adapters: dict[str, str] = {}
         self._newlines: torch.Tensor | None = None
+        self._fingerprint = ""
 
     def __repr__(self) -> str:
         return f"LocalProxy({self.name!r}, loaded={self._model is not None})"
@@ -112,7 +115,7 @@ class LocalProxy(Proxy):
         device = torch.device(("cuda" if cuda else "cpu") if self.device_name == "auto" else self.device_name)
         common: dict[str, Any] = {"local_files_only": self.local_files_only, "trust_remote_code": False}
         try:
-            with _quiet(transformers):
+            with quiet(transformers):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(where, **common)
                 model = transformers.AutoModelForCausalLM.from_pretrained(
                     where,
@@ -137,6 +140,7 @@ class LocalProxy(Proxy):
         )
         # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
         model.generation_config = transformers.GenerationConfig()
+        self._fingerprint = fingerprint(model)
         self._model = model.to(device).eval()
 
     # --- the interface -------------------------------------------------------------------------------------
@@ -277,6 +281,26 @@ class LocalProxy(Proxy):
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         return self._enc.cut(text, tokens)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the weights apart from those of other models; loads the model."""
+        self.load()
+        return self._fingerprint
+
+    def pair_ids(
+        self, prompt: PromptTemplate, values: Values, target: str, ends: bool
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids of a prompt and of a target that continues it, and maybe ends the turn."""
+        row = self._encode(prompt, [values])[0]
+        end = self._enc.turn_end if not row.template.stop_at_newline else self._enc.ids("\n")
+        ids = self._enc.continuation(row, self._enc.plain(target))
+        return list(row.ids), [*ids, *end] if ends else ids
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token; loads the model."""
+        return int(self._enc.tokenizer.pad_token_id)
 
     # --- one model call ------------------------------------------------------------------------------------
 
@@ -432,6 +456,7 @@ class LocalProxy(Proxy):
                 yield
                 return
             if adapter not in self._adapters:
+                check_adapter(adapter, self.name, self._fingerprint)
                 name = f"rgate_{len(self._adapters)}"
                 try:
                     self._model.load_adapter(adapter, adapter_name=name)
@@ -449,21 +474,6 @@ class LocalProxy(Proxy):
                 yield
             finally:
                 self._model.disable_adapters()
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence transformers' progress bars and advice while loading."""
-    logging_module = transformers.utils.logging
-    verbosity, bars = logging_module.get_verbosity(), logging_module.is_progress_bar_enabled()
-    logging_module.set_verbosity_error()
-    logging_module.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging_module.set_verbosity(verbosity)
-        if bars:
-            logging_module.enable_progress_bar()
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

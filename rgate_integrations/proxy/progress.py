@@ -1,9 +1,10 @@
-"""Shows on standard error how far a download is."""
+"""Shows on standard error how far a download is, and keeps other libraries quiet."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -60,3 +61,18 @@ def shown(item: Entry, *, console: Console | None = None) -> Iterator[Report]:
                 progress.add_task(line, total=None, name=item.name, amount="")
 
         yield live
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and advice while loading."""
+    logging_module = transformers.utils.logging
+    verbosity, bars = logging_module.get_verbosity(), logging_module.is_progress_bar_enabled()
+    logging_module.set_verbosity_error()
+    logging_module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging_module.set_verbosity(verbosity)
+        if bars:
+            logging_module.enable_progress_bar()

@@ -18,10 +18,12 @@ import numpy.typing as npt
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
 from rgate_integrations.evidence import Pooling, Span
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.training.card import adapter_card, probe_card
 
 _FORMAT = 1
 _CONFIG, _WEIGHTS, _CARD = "gate.json", "probe.safetensors", "README.md"
+ADAPTER = "adapter_model.safetensors"
 SHIPPED = Path(__file__).parent.parent / "weights"
 
 
@@ -56,6 +58,7 @@ class ProbeArtifact:
         intercept: See `slope`.
         threshold: Default threshold.
         early_exit: The first look, at the question alone, or None.
+        fingerprint: `LocalProxy.fingerprint` of the base model; empty if unknown.
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
 
@@ -70,6 +73,7 @@ class ProbeArtifact:
     intercept: float = 0.0
     threshold: float = 0.5
     early_exit: EarlyExit | None = None
+    fingerprint: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -92,30 +96,31 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
         from safetensors.numpy import save
     except ImportError as error:
         raise missing_dependency("safetensors", "local") from error
+    early = artifact.early_exit
+    tensors = {"weight": artifact.weight} | ({"early_exit": early.weight} if early else {})
+    weights = save({name: np.ascontiguousarray(w, dtype=np.float32) for name, w in tensors.items()})
+    config = {
+        "format": _FORMAT,
+        "method": "probe",
+        "base_model": artifact.base_model,
+        "fingerprint": artifact.fingerprint,
+        "llm": artifact.llm,
+        "prompt": _prompt(ANSWER),
+        "evidence": {"tokens": artifact.tokens, "source": artifact.source, "blocks": artifact.blocks},
+        "bias": artifact.bias,
+        "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
+        "threshold": artifact.threshold,
+        "early_exit": {"bias": early.bias, "p_known": early.p_known} if early else None,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "provenance": artifact.provenance,
+    }
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        early = artifact.early_exit
-        tensors = {"weight": artifact.weight} | ({"early_exit": early.weight} if early else {})
-        weights = save({name: np.ascontiguousarray(w, dtype=np.float32) for name, w in tensors.items()})
         (made / _WEIGHTS).write_bytes(weights)
-        config = {
-            "format": _FORMAT,
-            "method": "probe",
-            "base_model": artifact.base_model,
-            "llm": artifact.llm,
-            "prompt": {"name": ANSWER.name, "version": ANSWER.version, "hash": ANSWER.hash},
-            "evidence": {"tokens": artifact.tokens, "source": artifact.source, "blocks": artifact.blocks},
-            "bias": artifact.bias,
-            "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
-            "threshold": artifact.threshold,
-            "early_exit": {"bias": early.bias, "p_known": early.p_known} if early else None,
-            "weights_sha256": hashlib.sha256(weights).hexdigest(),
-            "provenance": artifact.provenance,
-        }
         (made / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-        (made / _CARD).write_text(model_card(artifact, target.name), encoding="utf-8")
+        (made / _CARD).write_text(probe_card(artifact, target.name), encoding="utf-8")
         made.chmod(0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent)) / "old"
@@ -128,6 +133,83 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
         shutil.rmtree(made, ignore_errors=True)
         raise
     return target
+
+
+def save_adapter(
+    folder: str | Path,
+    *,
+    method: str,
+    prompt: PromptTemplate,
+    parameters: dict[str, Any],
+    base_model: str,
+    fingerprint: str,
+    llm: str,
+    provenance: dict[str, Any],
+    threshold: float = 0.5,
+) -> None:
+    """Make a folder that holds a LoRA adapter a gate that `load_gate` takes; ``gate.json`` comes last.
+
+    Args:
+        folder: Where the adapter is.
+        method: Name of the gate.
+        prompt: The prompt it was trained under.
+        parameters: Parameters of the gate.
+        base_model: Catalogue name, folder or Hub id of the base model.
+        fingerprint: The base model's `LocalProxy.fingerprint`.
+        llm: The LLM whose knowledge the labels are about.
+        provenance: Data, label, seed, recipe, metrics, versions, licence; JSON values.
+        threshold: Default threshold.
+    """
+    root = Path(folder)
+    config = {
+        "format": _FORMAT,
+        "method": method,
+        "base_model": base_model,
+        "fingerprint": fingerprint,
+        "llm": llm,
+        "prompt": _prompt(prompt),
+        "parameters": parameters,
+        "threshold": threshold,
+        "weights_sha256": hashlib.sha256((root / ADAPTER).read_bytes()).hexdigest(),
+        "provenance": provenance,
+    }
+    card = adapter_card(root.name, method, config)
+    (root / _CARD).write_text(card, encoding="utf-8")
+    temporary = root / f".{_CONFIG}"
+    temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    temporary.rename(root / _CONFIG)
+
+
+def read_adapter(name: str) -> dict[str, Any]:
+    """Return ``gate.json`` of a trained gate that is an adapter, checked; with its folder as ``"folder"``.
+
+    Raises:
+        ModelLoadError: A file is damaged or missing, or it is from a newer version.
+    """
+    folder = artifact_folder(name)
+    try:
+        config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        if config["format"] > _FORMAT:
+            raise ModelLoadError(
+                f"The gate in {str(folder)!r} has format {config['format']}, newer than {_FORMAT}.",
+                hint="Upgrade rgate-integrations.",
+            )
+        if config["method"] != "probe":
+            digest = hashlib.sha256((folder / ADAPTER).read_bytes()).hexdigest()
+            if digest != config["weights_sha256"]:
+                raise ModelLoadError(
+                    f"{ADAPTER} in {str(folder)!r} is damaged: its checksum is not the recorded one."
+                )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"The gate in {str(folder)!r} cannot be read: {type(error).__name__}: {error}.",
+            hint="Train it again.",
+        ) from error
+    return config | {"folder": str(folder)}
+
+
+def _prompt(prompt: PromptTemplate) -> dict[str, Any]:
+    return {"name": prompt.name, "version": prompt.version, "hash": prompt.hash}
 
 
 def artifact_folder(name: str) -> Path:
@@ -153,7 +235,9 @@ def _from_hub(name: str) -> Path:
     except ImportError as error:
         raise missing_dependency("huggingface_hub", "local") from error
     try:
-        return Path(snapshot_download(name, allow_patterns=[_CONFIG, _WEIGHTS, _CARD]))
+        return Path(
+            snapshot_download(name, allow_patterns=[_CONFIG, _WEIGHTS, _CARD, ADAPTER, "adapter_config.json"])
+        )
     except Exception as error:  # the Hub client raises errors of several libraries
         raise ModelLoadError(
             f"The gate {name!r} could not be fetched from the Hub: {str(error).splitlines()[0]}",
@@ -219,6 +303,7 @@ def _read(folder: str, changed: int) -> ProbeArtifact:
             early_exit=EarlyExit(tensors["early_exit"], float(early["bias"]), float(early["p_known"]))
             if early
             else None,
+            fingerprint=str(config.get("fingerprint", "")),
             provenance=config["provenance"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -227,55 +312,3 @@ def _read(folder: str, changed: int) -> ProbeArtifact:
         raise ModelLoadError(
             f"The gate in {folder!r} cannot be read: {type(error).__name__}: {error}.", hint="Train it again."
         ) from error
-
-
-def model_card(artifact: ProbeArtifact, name: str) -> str:
-    """Return the model card, in Markdown."""
-    facts = artifact.provenance
-    draft = (
-        f"the first {artifact.tokens} tokens of a draft ({artifact.source})"
-        if artifact.tokens
-        else "no draft"
-    )
-    layers = sorted({layer for layer, _, _ in artifact.blocks})
-    lines = [
-        f"# {name}",
-        "",
-        "A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).",
-        "",
-        f"- **Base model**: {artifact.base_model}; reads the question and {draft}.",
-        f"- **Judges**: {artifact.llm}.",
-        f"- **Method**: linear probe on mean hidden states of layers {', '.join(map(str, layers))}.",
-        f"- **Label**: {facts.get('label', 'unknown')}. **Seed**: {facts.get('seed')}.",
-        f"- **Recipe**: {facts.get('recipe', 'unknown')}",
-        f"- **Licence of the weights**: {facts.get('licence', 'that of the training data')}.",
-        f"- **Default threshold**: {artifact.threshold:.3f}.",
-        *(
-            [
-                f"- **Early exit**: no draft from P(known) {artifact.early_exit.p_known:.2f} of the question alone."
-            ]
-            if artifact.early_exit
-            else []
-        ),
-        "",
-        "## Training data",
-        "",
-        *(
-            f"- {d['name']}: {d['n']} questions, {d['known']:.1%} known, sha256 `{d['sha256'][:16]}`"
-            for d in facts["data"]
-        ),
-        "",
-        f"## Quality ({facts.get('folds')}-fold cross-validation, AUC of P(known) for the label)",
-        "",
-        "| set | AUC |",
-        "|---|---|",
-        *(f"| {name} | {value:.3f} |" for name, value in facts["metrics"]["auc"].items()),
-        f"| **mean of the sets** | **{facts['metrics']['auc_mean']:.3f}** |",
-        f"| pooled | {facts['metrics']['auc_pooled']:.3f} |",
-        "",
-        'Use it as `load_gate("'
-        + name
-        + '")`. Scores for another LLM are a guess: calibrate on your own data.',
-        "",
-    ]
-    return "\n".join(lines)

@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.text import normalise
+from rgate_integrations.training.labels import match_ratio
 
 LABEL = "closed_book_correct"
+MATCH_RATIO = "match_ratio"
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,18 @@ class Example:
         known: The label.
         text: What the LLM wrote closed book; empty when it was not recorded.
         dataset: Which set it is from.
+        target: The label as a number in [0, 1]; soft labels lie between.
+        gold: Gold answers.
+        context: A passage that answers the question; empty when there is none.
     """
 
     question: str
     known: bool
     text: str
     dataset: str
+    target: float
+    gold: tuple[str, ...] = ()
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,22 @@ class DataFile:
     sha256: str
     examples: tuple[Example, ...]
 
+    def as_provenance(self) -> dict[str, Any]:
+        """Return name, checksum, number of questions and share of known ones."""
+        known = sum(e.known for e in self.examples) / len(self.examples)
+        return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
 
-def read_examples(paths: Sequence[str | Path]) -> list[DataFile]:
+
+def read_examples(paths: Sequence[str | Path], label: str = LABEL) -> list[DataFile]:
     """Read files of labelled questions; a question that occurred before, in any file, is left out.
 
-    Each line needs ``question`` and ``closed_book_correct``; ``closed_book_text`` and ``dataset`` are optional.
+    Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
+    are optional.
+
+    Args:
+        paths: JSONL files, also gzipped.
+        label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
+            computed from ``gold_answers`` and ``closed_book_text``.
 
     Raises:
         DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
@@ -61,9 +83,9 @@ def read_examples(paths: Sequence[str | Path]) -> list[DataFile]:
     files = []
     for path in map(Path, paths):
         examples = []
-        for number, record in _records(path):
+        for number, record in records(path):
             where = f"{path}, line {number}"
-            example = _example(record, where, path)
+            example = _example(record, where, path, label)
             key = normalise(example.question) or example.question
             if key in seen:
                 known, first = seen[key]
@@ -82,33 +104,78 @@ def read_examples(paths: Sequence[str | Path]) -> list[DataFile]:
     return files
 
 
-def _records(path: Path) -> list[tuple[int, Any]]:
+def check_labels(examples: Sequence[Example], folds: int) -> npt.NDArray[np.bool_]:
+    """Return the labels, if they can be learned.
+
+    Args:
+        examples: The questions.
+        folds: Folds of the cross-validation, or 0 for none.
+
+    Raises:
+        DataFormatError: All labels are the same, or there are fewer questions of a label than folds.
+    """
+    known = np.array([e.known for e in examples])
+    if known.all() or not known.any():
+        raise DataFormatError(
+            f"All {len(known)} questions are {'known' if known.all() else 'unknown'}.",
+            hint="Both labels are needed.",
+        )
+    if folds and not 2 <= folds <= int(min(known.sum(), (~known).sum())):
+        raise DataFormatError(
+            f"{folds} folds need at least {folds} questions of each label; there are {int(known.sum())} known and "
+            f"{int((~known).sum())} unknown.",
+            hint="Give more data or fewer folds.",
+        )
+    return known
+
+
+def records(path: Path) -> list[tuple[int, Any]]:
+    """Read a JSONL file, also gzipped: (line number, value) of each line that is not blank.
+
+    Raises:
+        DataFormatError: The file cannot be read, or a line is not JSON.
+    """
     opened = gzip.open if path.suffix == ".gz" else open
-    records = []
+    found = []
     try:
         with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
                 try:
-                    records.append((number, json.loads(line)))
+                    found.append((number, json.loads(line)))
                 except ValueError as error:
                     raise DataFormatError(f"{path}, line {number}: not JSON ({error}).") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataFormatError(f"The file {str(path)!r} cannot be read: {error}.") from error
-    return records
+    return found
 
 
-def _example(record: Any, where: str, path: Path) -> Example:
-    hint = f'Each line needs {{"question": "…", "{LABEL}": true|false}}.'
+def _example(record: Any, where: str, path: Path, label: str) -> Example:
+    needed = (
+        '"gold_answers": […], "closed_book_text": "…"' if label == MATCH_RATIO else f'"{label}": true|false'
+    )
+    hint = f'Each line needs {{"question": "…", {needed}}}.'
     if not isinstance(record, dict):
         raise DataFormatError(f"{where}: not a JSON object.", hint=hint)
-    for key, kind in (("question", str), (LABEL, bool)):
-        if not isinstance(record.get(key), kind):
-            raise DataFormatError(f"{where}: no {key}.", hint=hint)
+    if not isinstance(record.get("question"), str):
+        raise DataFormatError(f"{where}: no question.", hint=hint)
+    text = str(record.get("closed_book_text") or "").strip()
+    gold = tuple(str(g) for g in record.get("gold_answers") or ())
+    target: Any = record.get(label)
+    if label == MATCH_RATIO:
+        if not text or not gold:
+            raise DataFormatError(f"{where}: no {'closed_book_text' if gold else 'gold_answers'}.", hint=hint)
+        target = match_ratio(text, gold)
+    soft = isinstance(target, float) and 0 <= target <= 1
+    if not (isinstance(target, bool) or soft):
+        raise DataFormatError(f"{where}: no {label}.", hint=hint)
     return Example(
         question=record["question"].strip(),
-        known=record[LABEL],
-        text=str(record.get("closed_book_text") or "").strip(),
+        known=target >= 0.5,
+        text=text,
         dataset=str(record.get("dataset") or path.name.split(".")[0]),
+        target=float(target),
+        gold=gold,
+        context=str(record.get("context") or "").strip(),
     )

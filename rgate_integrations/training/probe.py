@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.evidence import HiddenSpec, Pooling, Span
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.download import cache_dir
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.training.artifact import EarlyExit, ProbeArtifact
-from rgate_integrations.training.examples import DataFile, Example
+from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
+from rgate_integrations.training.examples import DataFile, Example, check_labels
 
 Floats = npt.NDArray[np.float32]
-DraftKind = Literal["proxy", "recorded", "none"]
 _CHUNK = 256
 _PCA, _C = 128, 0.005
 _FREE = 100.0  # as large a feature is hardly regularised
@@ -107,7 +102,7 @@ def cross_validate(
     """Return for each question the logit of a probe that was fitted without its fold."""
     logits = np.zeros(len(known))
     names = np.asarray(sets if sets is not None else [""] * len(known))
-    for train, test in _folds(len(known), folds, seed):
+    for train, test in question_folds(len(known), folds, seed):
         fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
         logits[test] = fitted(states[test])
     return logits
@@ -150,7 +145,10 @@ def _early_exit(
     return None
 
 
-def _folds(n: int, folds: int, seed: int) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+def question_folds(
+    n: int, folds: int, seed: int
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Return (training positions, test positions) of each fold; a row is a question."""
     from sklearn.model_selection import KFold
 
     return list(KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n)))
@@ -181,7 +179,8 @@ def train_probe(
     seed: int = 0,
     llm: str = "the LLM of the training data",
     licence: str = "that of the training data",
-    report: Callable[[str, int, int], None] | None = None,
+    label: str = "closed_book_correct",
+    report: Report | None = None,
 ) -> ProbeArtifact:
     """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
 
@@ -196,26 +195,16 @@ def train_probe(
         seed: Seed of folds and solver.
         llm: Name of the LLM whose answers were labelled.
         licence: Licence of the weights.
+        label: Name of the label, for the model card.
         report: Told what is being done, how far it is, and how far it goes.
 
     Raises:
         DataFormatError: All labels are the same, or there are fewer questions than folds.
     """
     examples = [e for f in files for e in f.examples]
-    known = np.array([e.known for e in examples])
-    if known.all() or not known.any():
-        raise DataFormatError(
-            f"All {len(known)} questions are {'known' if known.all() else 'unknown'}.",
-            hint="Both labels are needed.",
-        )
-    if not 2 <= folds <= int(min(known.sum(), (~known).sum())):
-        raise DataFormatError(
-            f"{folds} folds need at least {folds} questions of each label; there are {int(known.sum())} known and "
-            f"{int((~known).sum())} unknown.",
-            hint="Give more data or fewer folds.",
-        )
-    if draft == "recorded" and not all(e.text for e in examples):
-        raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
+    if folds < 2:
+        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
+    known = check_labels(examples, folds)
     sets = [e.dataset for e in examples]
     spans: tuple[Span, ...] = ("question",) if draft == "none" else ("draft", "question")
     chosen = {s: tuple(layers or middle_layers(proxy.layers, s)) for s in spans}
@@ -226,7 +215,7 @@ def train_probe(
     parts = [np.array([i for i, block in enumerate(blocks) if block[1] == s]) for s in spans]
     held_out = np.stack([cross_validate(states[:, p], known, folds, seed, sets) for p in parts], axis=1)
     logits = np.zeros(len(known))
-    for train, test in _folds(len(known), folds, seed):
+    for train, test in question_folds(len(known), folds, seed):
         weights, bias = combine(held_out[train], known[train])
         logits[test] = held_out[test] @ weights + bias
     weights, bias = combine(held_out, known)
@@ -244,20 +233,13 @@ def train_probe(
         base_model=proxy.name,
         llm=llm,
         early_exit=early,
+        fingerprint=proxy.fingerprint,
         provenance={
-            "label": "closed_book_correct",
+            "label": label,
             "seed": seed,
             "folds": folds,
             "recipe": _recipe({s: (chosen[s], float(w)) for s, w in zip(spans, weights, strict=True)}),
-            "data": [
-                {
-                    "name": f.name,
-                    "sha256": f.sha256,
-                    "n": len(f.examples),
-                    "known": sum(e.known for e in f.examples) / len(f.examples),
-                }
-                for f in files
-            ],
+            "data": [f.as_provenance() for f in files],
             "metrics": {
                 "auc": each,
                 "auc_mean": float(np.mean(list(each.values()))),
@@ -287,17 +269,11 @@ def _states(
     spec: HiddenSpec,
     draft: DraftKind,
     tokens: int,
-    report: Callable[[str, int, int], None] | None,
+    report: Report | None,
 ) -> Floats:
     """Read the examples chunk by chunk, exactly as a gate would; shape (n, blocks, hidden size)."""
-    if draft not in ("proxy", "recorded", "none"):
-        raise ConfigurationError(f"draft must be proxy, recorded or none, not {draft!r}.")
     say = report or (lambda what, done, total: None)
-    drafts: Sequence[Draft] | None = None
-    if draft == "proxy":
-        drafts = cached_drafts(proxy, [e.question for e in examples], tokens, say)
-    elif draft == "recorded":
-        drafts = [recorded_draft(proxy, e.text, tokens) for e in examples]
+    drafts = drafts_for(proxy, examples, draft, tokens, say)
     found: list[Floats] = []
     for start in range(0, len(examples), _CHUNK):
         some = slice(start, start + _CHUNK)
@@ -306,40 +282,3 @@ def _states(
         found += [h.states for h in states]
         say("reading hidden states", len(found), len(examples))
     return np.stack(found)
-
-
-def cached_drafts(
-    proxy: LocalProxy, questions: Sequence[str], tokens: int, report: Callable[[str, int, int], None]
-) -> list[Draft]:
-    """Return the proxy's drafts, written in chunks to a file of the cache: a restart continues where it was.
-
-    A line that a kill left half written is dropped and its draft written again.
-    """
-    name = hashlib.sha256(f"{proxy.name}|{ANSWER.hash}|{tokens}".encode()).hexdigest()[:16]
-    path = cache_dir() / "drafts" / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Draft] = {}
-    if path.exists():
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            record = json.loads(line)
-            known[record["question"]] = Draft.model_validate(record["draft"])
-    missing = [q for q in dict.fromkeys(questions) if q not in known]
-    for start in range(0, len(missing), _CHUNK):
-        some = missing[start : start + _CHUNK]
-        written = proxy.generate(ANSWER, [{"question": q} for q in some], tokens=tokens)
-        with path.open("a", encoding="utf-8") as out:
-            for question, draft in zip(some, written, strict=True):
-                known[question] = draft
-                out.write(json.dumps({"question": question, "draft": draft.model_dump(mode="json")}) + "\n")
-        report("writing drafts", len(questions) - len(missing) + start + len(some), len(questions))
-    return [known[q] for q in questions]
-
-
-def recorded_draft(proxy: LocalProxy, text: str, tokens: int) -> Draft:
-    """Return the first tokens of a recorded text, counted by the proxy's tokenizer."""
-    head = proxy.cut(text, tokens)
-    return Draft(text=(head or text).strip(), source="recorded", finished=head is None)
