@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Sequence
 
 from rgate_integrations.errors import EvidenceError
@@ -67,3 +68,10 @@ def rouge_l(first: str, second: str) -> float:
         for j, other in enumerate(b, start=1):
             row[j], previous = (previous + 1 if token == other else max(row[j], row[j - 1])), row[j]
     return 2 * row[-1] / (len(a) + len(b))
+
+
+def token_f1(first: str, second: str) -> float:
+    """Return the F1 of two texts' tokens, counted with multiplicity (SQuAD), in [0, 1]; 0.0 if one is empty."""
+    a, b = Counter(first.split()), Counter(second.split())
+    common = sum((a & b).values())
+    return 2 * common / (sum(a.values()) + sum(b.values())) if common else 0.0

@@ -13,6 +13,7 @@ from rgate_integrations.cli.ask import ask
 from rgate_integrations.cli.decide import decide
 from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
+from rgate_integrations.cli.evaluate import calibrate, evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
 from rgate_integrations.cli.train import train
@@ -43,7 +44,7 @@ def _root(
     pass
 
 
-for command in (download, doctor, gates, decide, ask, train):
+for command in (download, doctor, gates, decide, ask, train, calibrate, evaluate):
     app.command()(command)
 app.add_typer(index, name="index")
 

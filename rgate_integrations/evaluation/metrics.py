@@ -9,6 +9,9 @@ import numpy.typing as npt
 
 from rgate_integrations.errors import DataFormatError
 
+Floats = npt.NDArray[np.float64]
+Booleans = npt.NDArray[np.bool_]
+
 
 def auc(
     scores: Sequence[float] | npt.NDArray[np.float64], labels: Sequence[bool] | npt.NDArray[np.bool_]
@@ -37,3 +40,49 @@ def auc(
     ranks = midranks[inverse] if unique.size else midranks
     u = ranks[positive].sum() - n_positive * (n_positive + 1) / 2
     return float(u / (n_positive * n_negative))
+
+
+def expected_calibration_error(p: Floats, labels: Booleans, bins: int = 10) -> float:
+    """Return the mean distance between probability and share of positives over equally wide bins, in [0, 1]."""
+    place = np.minimum((p * bins).astype(int), bins - 1)
+    distance = 0.0
+    for b in range(bins):
+        inside = place == b
+        if inside.any():
+            distance += inside.mean() * abs(float(p[inside].mean()) - float(labels[inside].mean()))
+    return float(distance)
+
+
+def retrieval_curve(p: Floats, closed_book: Booleans, rag: Booleans) -> Floats:
+    """Return the expected in-accuracy when the n questions with the lowest P(known) are retrieved, n = 0 ... N.
+
+    Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
+
+    Args:
+        p: P(known), shape (N,).
+        closed_book: Whether the answer without retrieval is right.
+        rag: Whether the answer with retrieval is right.
+
+    Returns:
+        Shape (N + 1,): from never to always.
+    """
+    order = np.argsort(p, kind="stable")
+    gain = rag[order].astype(float) - closed_book[order]
+    _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
+    means = np.add.reduceat(gain, start) / counts
+    steps = np.repeat(means, counts)
+    curve: Floats = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
+    return curve
+
+
+def area_between(p: Floats, closed_book: Booleans, rag: Booleans) -> float:
+    """Return the area between a gate's accuracy-retrieval curve and the random line, over that of the oracle.
+
+    1.0 is the oracle, 0.0 a random gate; NaN when both arms are equally right everywhere.
+    """
+    gain = rag.astype(float) - closed_book
+    line = np.linspace(closed_book.mean(), rag.mean(), len(p) + 1)
+    mine = retrieval_curve(p, closed_book, rag) - line
+    best = retrieval_curve(-gain, closed_book, rag) - line
+    area = float(np.trapezoid(best))
+    return float(np.trapezoid(mine)) / area if area > 1e-12 else float("nan")

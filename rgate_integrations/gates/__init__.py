@@ -14,7 +14,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknow
 from rgate_integrations.gates.base import Gate, GateInfo, Score, decide_together
 from rgate_integrations.gates.collector import Drafter
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.training.artifact import read_adapter, shipped
+from rgate_integrations.training.artifact import read_config, shipped
 
 __all__ = [
     "Drafter",
@@ -30,10 +30,18 @@ __all__ = [
 ]
 
 DEFAULT_GATE = "default"
+DEFAULT_GATES = {
+    "proxy": "default",
+    "none": "default-question",
+    "recorded": "default-recorded",
+    "llm": "default-recorded",
+}
+"""The shipped gate for each source of the draft."""
 
 _GATES = {
     "adapt": "adapt:AdaptGate",
     "boundary": "boundary:BoundaryGate",
+    "calibrated": "calibrated:CalibratedGate",
     "cascade": "combined:CascadeGate",
     "constant": "constant:ConstantGate",
     "eigval_laplacian": "uncertainty:EigValLaplacianGate",
@@ -106,9 +114,12 @@ def load_gate(
 
 def _trained(name: str, *, proxy: Proxy | str | None, llm: Drafter | None, **parameters: Any) -> Gate:
     """Load a trained gate: a probe, or a gate with an adapter."""
-    config = read_adapter(name)
+    config = read_config(name)
     if config["method"] == "probe":
         return load_gate(f"probe:{name}", proxy=proxy, llm=llm, **parameters)
+    if config["method"] == "calibrated":
+        gate = _calibrated(name, config, parameters)
+        return gate.with_options(proxy=proxy, llm=llm) if proxy is not None or llm is not None else gate
     given = {"threshold": config["threshold"], **config["parameters"], **parameters}
     gate = load_gate(config["method"], adapter=config["folder"], **given)
     used = {getattr(s, "prompt", None) for s in gate.all_specs if getattr(s, "adapter", None)}
@@ -119,6 +130,17 @@ def _trained(name: str, *, proxy: Proxy | str | None, llm: Drafter | None, **par
             hint="Train it again: its scores would mean nothing.",
         )
     return gate.with_options(proxy=proxy if proxy is not None else config["base_model"], llm=llm)
+
+
+def _calibrated(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
+    gate = gate_from_config({**config["config"], **parameters})
+    now = {s.prompt.name: s.prompt.hash for s in gate.all_specs if hasattr(s, "prompt")}
+    if now != config["prompts"]:
+        raise ModelLoadError(
+            f"The gate {name!r} was calibrated with other prompts than the current ones.",
+            hint="Calibrate it again: its threshold would mean nothing.",
+        )
+    return gate
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:

@@ -178,7 +178,7 @@ class Collector:
         for i in indices:
             given = self.inputs[i].draft
             if given is not None:
-                found[i] = (given.head(spec.tokens), Cost())
+                found[i] = (self._head(given, spec.tokens), Cost())
             else:
                 unwritten.append(i)
         if unwritten:
@@ -189,6 +189,15 @@ class Collector:
                     Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens)),
                 )
         return [found[i] for i in indices]
+
+    def _head(self, given: Draft, tokens: int) -> Draft:
+        """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
+        if given.tokens or given.logprobs is not None or len(given.text) <= tokens:
+            return given.head(tokens)
+        cut = self._proxy().cut(given.text, tokens) if tokens else ""
+        return (
+            given if cut is None else given.model_copy(update={"text": cut.strip(), "finished": False})
+        ).head(tokens)
 
     def _read(self, spec: DraftSpec, indices: Sequence[int]) -> list[tuple[Piece, Cost]]:
         """Let the proxy read drafts whose source gave no log-probabilities."""

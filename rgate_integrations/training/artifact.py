@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError, missin
 from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.training.card import adapter_card, probe_card
+
+if TYPE_CHECKING:
+    from rgate_integrations.gates.base import Gate
 
 _FORMAT = 1
 _CONFIG, _WEIGHTS, _CARD = "gate.json", "probe.safetensors", "README.md"
@@ -114,13 +117,55 @@ def save_artifact(artifact: ProbeArtifact, folder: str | Path) -> Path:
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "provenance": artifact.provenance,
     }
+    return write_folder(
+        folder,
+        {
+            _WEIGHTS: weights,
+            _CONFIG: _json(config),
+            _CARD: probe_card(artifact, Path(folder).name).encode(),
+        },
+    )
+
+
+def save_calibrated(gate: Gate, provenance: dict[str, Any], folder: str | Path) -> Path:
+    """Save a calibrated gate: its parameters, threshold, probability map, and how they came about.
+
+    Args:
+        gate: The gate.
+        provenance: What `rgate_integrations.calibration.calibrate` returned with it.
+        folder: Where to.
+    """
+    config = {
+        "format": _FORMAT,
+        "method": "calibrated",
+        "threshold": gate.threshold,
+        "prompts": {s.prompt.name: s.prompt.hash for s in gate.all_specs if hasattr(s, "prompt")},
+        "config": gate.config(),
+        "provenance": provenance,
+    }
+    return write_folder(folder, {_CONFIG: _json(config)})
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def write_folder(folder: str | Path, files: dict[str, bytes]) -> Path:
+    """Write a folder that appears whole or not at all, and replaces one that was there.
+
+    Args:
+        folder: Where to.
+        files: Contents by name.
+
+    Returns:
+        The folder.
+    """
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        (made / _WEIGHTS).write_bytes(weights)
-        (made / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-        (made / _CARD).write_text(probe_card(artifact, target.name), encoding="utf-8")
+        for name, content in files.items():
+            (made / name).write_bytes(content)
         made.chmod(0o755)
         if target.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent)) / "old"
@@ -176,12 +221,12 @@ def save_adapter(
     card = adapter_card(root.name, method, config)
     (root / _CARD).write_text(card, encoding="utf-8")
     temporary = root / f".{_CONFIG}"
-    temporary.write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    temporary.write_bytes(_json(config))
     temporary.rename(root / _CONFIG)
 
 
-def read_adapter(name: str) -> dict[str, Any]:
-    """Return ``gate.json`` of a trained gate that is an adapter, checked; with its folder as ``"folder"``.
+def read_config(name: str) -> dict[str, Any]:
+    """Return ``gate.json`` of a trained gate; its folder is added as ``"folder"``, and an adapter is checked.
 
     Raises:
         ModelLoadError: A file is damaged or missing, or it is from a newer version.
@@ -194,7 +239,7 @@ def read_adapter(name: str) -> dict[str, Any]:
                 f"The gate in {str(folder)!r} has format {config['format']}, newer than {_FORMAT}.",
                 hint="Upgrade rgate-integrations.",
             )
-        if config["method"] != "probe":
+        if config["method"] not in ("probe", "calibrated"):
             digest = hashlib.sha256((folder / ADAPTER).read_bytes()).hexdigest()
             if digest != config["weights_sha256"]:
                 raise ModelLoadError(

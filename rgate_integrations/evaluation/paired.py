@@ -1,0 +1,152 @@
+"""Paired data: for each question the LLM's answers without and with retrieval, and which of them are right."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.text import normalise, token_f1
+from rgate_integrations.training.examples import records
+
+Correctness = Literal["in_accuracy", "exact_match", "token_f1"]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One question with both arms.
+
+    Attributes:
+        id: Id of the question; its line number when the file has none.
+        question: The question.
+        dataset: Which set it is from.
+        closed_book_correct: Whether the answer without retrieval is right.
+        rag_correct: Whether the answer with retrieval is right; None when there is none.
+        closed_book_text: What the LLM wrote without retrieval; empty when it was not recorded.
+        closed_book_logprobs: Its token log-probabilities, or None.
+        popularity: Popularity of the question's entity, or None.
+    """
+
+    id: str
+    question: str
+    dataset: str
+    closed_book_correct: bool
+    rag_correct: bool | None
+    closed_book_text: str = ""
+    closed_book_logprobs: tuple[float, ...] | None = None
+    popularity: float | None = None
+
+    def draft(self) -> Draft | None:
+        """Return what the LLM wrote without retrieval as a recorded draft, or None."""
+        if not self.closed_book_text:
+            return None
+        return Draft(text=self.closed_book_text, source="recorded", finished=True)
+
+
+@dataclass(frozen=True)
+class PairedFile:
+    """A file of paired data.
+
+    Attributes:
+        name: Name of the file, without folders.
+        sha256: Its checksum.
+        records: Its questions.
+    """
+
+    name: str
+    sha256: str
+    records: tuple[Paired, ...]
+
+
+def read_paired(
+    paths: Sequence[str | Path], *, correctness: Correctness = "in_accuracy", rag: bool = True
+) -> list[PairedFile]:
+    """Read paired data, one JSON record a line.
+
+    A record needs ``question`` and, for each arm, ``*_correct`` or the answer (``closed_book_answer``,
+    ``rag_answer``) with ``gold_answers``. Optional: ``id``, ``dataset``, ``closed_book_text``,
+    ``closed_book_logprobs``, ``popularity``.
+
+    Args:
+        paths: JSONL files, also gzipped.
+        correctness: How answers are judged where the file does not say: a gold answer is contained, equals the
+            answer, or has a token F1 of at least 0.5 with it; all after normalisation.
+        rag: Whether the arm with retrieval is needed.
+
+    Raises:
+        DataFormatError: A file cannot be read or is empty, or a record lacks what is needed, or an id occurs
+            twice in a file; the message names file and line.
+    """
+    files = []
+    for path in map(Path, paths):
+        found: dict[str, Paired] = {}
+        for number, record in records(path):
+            where = f"{path}, line {number}"
+            item = _paired(record, where, number, path, correctness, rag)
+            if item.id in found and found[item.id] != item:
+                raise DataFormatError(f"{where}: the id {item.id!r} occurs twice with different contents.")
+            found[item.id] = item
+        if not found:
+            raise DataFormatError(f"{path} holds no questions.")
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        files.append(PairedFile(path.name, digest, tuple(found.values())))
+    return files
+
+
+def judged_correct(answer: str, gold: Sequence[str], correctness: Correctness = "in_accuracy") -> bool:
+    """Whether an answer is right, by comparing normalised strings.
+
+    ``in_accuracy`` is containment of characters, as the published numbers are computed; gold answers that
+    normalise to nothing never match.
+    """
+    text = normalise(answer)
+    usable = [g for g in map(normalise, gold) if g]
+    if correctness == "exact_match":
+        return text in usable
+    if correctness == "token_f1":
+        return any(token_f1(text, g) >= 0.5 for g in usable)
+    return any(g in text for g in usable)
+
+
+def _paired(record: Any, where: str, number: int, path: Path, correctness: Correctness, rag: bool) -> Paired:
+    if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+        raise DataFormatError(f"{where}: no question.", hint='Each line is {"question": "…", …}.')
+    closed = _correct(record, "closed_book", where, correctness)
+    if closed is None:
+        raise DataFormatError(
+            f"{where}: no closed_book_correct.",
+            hint="Give it, or closed_book_answer and gold_answers.",
+        )
+    with_retrieval = _correct(record, "rag", where, correctness)
+    if rag and with_retrieval is None:
+        raise DataFormatError(f"{where}: no rag_correct.", hint="Give it, or rag_answer and gold_answers.")
+    logprobs = record.get("closed_book_logprobs")
+    popularity = record.get("popularity")
+    return Paired(
+        id=str(record.get("id") or number),
+        question=record["question"].strip(),
+        dataset=str(record.get("dataset") or path.name.split(".")[0]),
+        closed_book_correct=closed,
+        rag_correct=with_retrieval,
+        closed_book_text=str(
+            record.get("closed_book_text") or record.get("closed_book_answer") or ""
+        ).strip(),
+        closed_book_logprobs=None if logprobs is None else tuple(map(float, logprobs)),
+        popularity=None if popularity is None else float(popularity),
+    )
+
+
+def _correct(record: dict[str, Any], arm: str, where: str, correctness: Correctness) -> bool | None:
+    given = record.get(f"{arm}_correct")
+    if given is not None:
+        if not isinstance(given, bool):
+            raise DataFormatError(f"{where}: {arm}_correct is {given!r}, not true or false.")
+        return given
+    answer, gold = record.get(f"{arm}_answer"), record.get("gold_answers")
+    if not isinstance(answer, str) or not isinstance(gold, list) or not gold:
+        return None
+    return judged_correct(answer, [str(g) for g in gold], correctness)

@@ -1,0 +1,93 @@
+"""A gate with its P(known) calibrated and a threshold that was chosen on paired data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from rgate_integrations.decision import Frozen
+from rgate_integrations.evidence import Evidence, EvidenceSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.gates.collector import Collector
+from rgate_integrations.gates.combined import InnerGate
+from rgate_integrations.gates.ik import IKGate
+
+Method = Literal["platt", "temperature", "isotonic", "none"]
+_EDGE = 1e-6
+
+
+class ProbabilityMap(Frozen):
+    """A monotone map from scores to probabilities.
+
+    Attributes:
+        method: How it was fitted.
+        slope: Of the logit (Platt, temperature).
+        intercept: Of the logit (Platt).
+        x: Scores of the steps (isotonic).
+        y: Probabilities at the steps, linear between them (isotonic).
+    """
+
+    method: Method = "none"
+    slope: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    intercept: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+
+    def __call__(self, p: float) -> float:
+        """Map one score in [0, 1]; NaN stays NaN."""
+        if self.method == "none" or np.isnan(p):
+            return p
+        if self.method == "isotonic":
+            return float(np.interp(p, self.x, self.y))
+        logit = self.slope * float(logits(np.array([p]))[0]) + self.intercept
+        return float(1 / (1 + np.exp(-np.clip(logit, -500, 500))))
+
+
+def logits(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the logits of probabilities, clipped away from 0 and 1."""
+    clipped = np.clip(p, _EDGE, 1 - _EDGE)
+    found: npt.NDArray[np.float64] = np.log(clipped) - np.log1p(-clipped)
+    return found
+
+
+class CalibratedGate(Gate):
+    """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
+
+    Attributes:
+        inner: The gate whose scores are mapped.
+        probability: The map.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
+    )
+
+    inner: InnerGate = Field(default_factory=IKGate)
+    probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
+
+    @property
+    def specs(self) -> tuple[EvidenceSpec, ...]:
+        """What the gate needs."""
+        return self.inner.specs
+
+    @property
+    def all_specs(self) -> tuple[EvidenceSpec, ...]:
+        """Everything the gate may need."""
+        return self.inner.all_specs
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the gate, then map."""
+        return self._mapped(self.inner.score(evidence))
+
+    def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
+        """Let the gate score in its own stages, then map."""
+        found = self.inner.scores(collector, indices)
+        return {i: s if isinstance(s, Exception) else self._mapped(s) for i, s in found.items()}
+
+    def _mapped(self, score: Score) -> Score:
+        return replace(score, p_known=self.probability(score.p_known))
