@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rgate_integrations.calibration.policies import Chosen, Policy
-from rgate_integrations.calibration.probability import Method, fit_map
+from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evaluation.evaluate import DraftKind, Judged, judge
 from rgate_integrations.evaluation.metrics import expected_calibration_error
 from rgate_integrations.evaluation.paired import PairedFile
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.calibrated import CalibratedGate
+from rgate_integrations.gates.calibrated import CalibratedGate, Method
 
 LEAST = 20
 
