@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,9 @@ class PassageIndex:
     def __len__(self) -> int:
         return int(self._faiss.ntotal) if self._faiss is not None else 0
 
+    def __iter__(self) -> Iterator[Passage]:
+        return (passage for _, passage in self._store)
+
     @classmethod
     def build(
         cls,
@@ -102,18 +105,73 @@ class PassageIndex:
         Raises:
             DataFormatError: An id is there already or twice in the batch, or a text is empty.
         """
-        if not passages:
-            return
-        ids = [p.id for p in passages]
-        twice = next((i for i, n in Counter(ids).items() if n > 1), None) or next(
-            iter(self._store.rows_of(ids)), None
-        )
+        if passages:
+            self._check(passages, self._store.rows_of([p.id for p in passages]))
+            self._put(passages, self.embedder.embed([p.searchable for p in passages]))
+
+    def upsert(self, passages: Sequence[Passage]) -> None:
+        """Add passages; those whose id is there already take its place.
+
+        Raises:
+            DataFormatError: An id is twice in the batch, or a text is empty.
+        """
+        if passages:
+            self._check(passages, ())
+            vectors = self.embedder.embed([p.searchable for p in passages])
+            self.delete([p.id for p in passages])
+            self._put(passages, vectors)
+
+    def add_vectors(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
+        """Add passages with vectors that were computed elsewhere, by the same embedder.
+
+        Args:
+            passages: The passages.
+            vectors: Shape (passages, dimension); normalised here.
+
+        Raises:
+            ConfigurationError: The numbers differ.
+            DataFormatError: An id is there already or twice, or a text is empty.
+        """
+        if len(passages) != len(vectors):
+            raise ConfigurationError(f"{len(vectors)} vectors do not match {len(passages)} passages.")
+        if passages:
+            self._check(passages, self._store.rows_of([p.id for p in passages]))
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+            self._put(passages, np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32))
+
+    @staticmethod
+    def read_vectors(path: str | Path) -> npt.NDArray[np.float32]:
+        """Return the vectors of a FAISS file that keeps them, shape (n, dimension).
+
+        Raises:
+            IndexCorruptError: It cannot be read, or keeps no vectors.
+        """
+        try:
+            stored = _faiss().read_index(str(path))
+            return np.asarray(stored.reconstruct_n(0, stored.ntotal), dtype=np.float32)
+        except RuntimeError as error:
+            raise IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {error}") from error
+
+    def get(self, ids: Iterable[str]) -> list[Passage]:
+        """Return the passages with these ids; ids that are not there are left out."""
+        return list(self._store.get(self._store.rows_of(ids).values()).values())
+
+    def vectors(self, ids: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return the vectors of passages that are there, shape (ids, dimension)."""
+        rows = self._store.rows_of(ids)
+        return np.stack([self._faiss.reconstruct(int(rows[i])) for i in ids])
+
+    @staticmethod
+    def _check(passages: Sequence[Passage], there: Iterable[str]) -> None:
+        twice = next((i for i, n in Counter(p.id for p in passages).items() if n > 1), None)
+        twice = twice or next(iter(there), None)
         if twice is not None:
             raise DataFormatError(f"The id {twice!r} is there twice.", hint="Ids of passages must differ.")
         empty = next((p.id for p in passages if not p.text.strip()), None)
         if empty is not None:
             raise DataFormatError(f"The passage {empty!r} has no text.", hint="Leave it out.")
-        vectors = self.embedder.embed([p.searchable for p in passages])
+
+    def _put(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
         rows = np.arange(self._next_row, self._next_row + len(passages))
         if self._faiss is None:
             faiss = _faiss()

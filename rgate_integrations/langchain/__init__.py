@@ -1,4 +1,9 @@
-"""LangChain: a gate as a Runnable, a router, and a guarded retriever. Needs ``langchain-core``."""
+"""LangChain: a gate as a Runnable, a router, guarded retrievers, a vector store, agent middleware.
+
+Needs ``langchain-core``; `RetrievalGateMiddleware` needs ``langchain``.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from rgate_integrations.errors import missing_dependency
 
@@ -7,8 +12,31 @@ try:
 except ImportError as error:
     raise missing_dependency("langchain_core", "langchain") from error
 
+from rgate_integrations.langchain.chains import gated_rag
 from rgate_integrations.langchain.gate import RetrievalGate
 from rgate_integrations.langchain.retriever import GatedRetriever, IndexRetriever
+from rgate_integrations.langchain.rewriter import ClaimQueryRewriter
 from rgate_integrations.langchain.router import RetrievalRouter
+from rgate_integrations.langchain.vectorstore import FaissVectorStore
 
-__all__ = ["GatedRetriever", "IndexRetriever", "RetrievalGate", "RetrievalRouter"]
+if TYPE_CHECKING:
+    from rgate_integrations.langchain.middleware import RetrievalGateMiddleware
+
+__all__ = [
+    "ClaimQueryRewriter",
+    "FaissVectorStore",
+    "GatedRetriever",
+    "IndexRetriever",
+    "RetrievalGate",
+    "RetrievalGateMiddleware",
+    "RetrievalRouter",
+    "gated_rag",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RetrievalGateMiddleware":
+        from rgate_integrations.langchain.middleware import RetrievalGateMiddleware
+
+        return RetrievalGateMiddleware
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,14 +46,39 @@ def question_of(value: Any, input_key: str | None = None) -> str:
     )
 
 
+def history_of(value: Any, input_key: str | None = None) -> list[Any]:
+    """Return the messages in an input, or none: earlier turns and the question, in order."""
+    if isinstance(value, PromptValue):
+        return list(value.to_messages())
+    if isinstance(value, Mapping):
+        key = input_key or next((k for k in QUESTION_KEYS if k in value), None)
+        return history_of(value[key]) if key is not None and key in value else []
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return []
+
+
+def is_follow_up(value: Any, input_key: str | None = None) -> bool:
+    """Whether an input holds earlier human turns before the question."""
+    return sum(_human(m) is not None for m in history_of(value, input_key)) > 1
+
+
 def _last_human(messages: Sequence[Any]) -> str:
     for message in reversed(messages):
-        if isinstance(message, HumanMessage):
-            return message.text
-        if isinstance(message, (tuple, list)) and len(message) == 2 and message[0] in ("human", "user"):
-            return str(message[1])
-        if isinstance(message, Mapping) and message.get("role") in ("human", "user"):
-            return str(message.get("content", ""))
+        text = _human(message)
+        if text is not None:
+            return text
     raise InvalidQuestionError(
         "There is no human message among the messages.", hint="The last one is the question."
     )
+
+
+def _human(message: Any) -> str | None:
+    """Return the text of a human message, in any of LangChain's spellings; None for any other."""
+    if isinstance(message, HumanMessage):
+        return message.text
+    if isinstance(message, tuple | list) and len(message) == 2 and message[0] in ("human", "user"):
+        return str(message[1])
+    if isinstance(message, Mapping) and message.get("role") in ("human", "user"):
+        return str(message.get("content", ""))
+    return None

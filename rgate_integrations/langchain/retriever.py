@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.index import PassageIndex, fuse
+
+_log = logging.getLogger("rgate_integrations")
+_SEARCHES = ThreadPoolExecutor(8, thread_name_prefix="rgate-search")  # threads start with the first search
+
+
+def _dropped(search: Future[Any] | asyncio.Future[Any]) -> None:
+    """Take note of what a search raised whose result nobody needs."""
+    if not search.cancelled() and (error := search.exception()) is not None:
+        _log.info("A search that was not needed failed: %s: %s", type(error).__name__, error)
 
 
 class IndexRetriever(BaseRetriever):
@@ -55,6 +69,9 @@ class GatedRetriever(BaseRetriever):
         always_include_question: Whether the question itself is always searched.
         max_queries: Greatest number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones.
+        speculative: Start searching the question while the gate decides. When it is known the search is
+            cancelled or its result dropped, and what it raises is logged only.
+        drafter: Lets the answering LLM write the drafts; `RetrievalGate.guard` sets it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -65,6 +82,8 @@ class GatedRetriever(BaseRetriever):
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = True
+    speculative: bool = False
+    drafter: Any = None
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -74,21 +93,49 @@ class GatedRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        plan = self._plan(decide_safely(self.gate, [query])[0])
-        config = {"callbacks": run_manager.get_child()}
-        found = self.retriever.batch([q.text for q in plan.queries], config) if plan.queries else []  # type: ignore[arg-type]
-        return self._fused(plan, found, k)
+        config: RunnableConfig = {"callbacks": run_manager.get_child()}
+        if not self.speculative:
+            plan = self._plan(self._decide(query, config))
+            found = self.retriever.batch([q.text for q in plan.queries], config) if plan.queries else []
+            return self._fused(plan, found, k)
+        search = _SEARCHES.submit(contextvars.copy_context().run, self.retriever.invoke, query, config)
+        plan = self._plan(self._decide(query, config))
+        early = next((i for i, q in enumerate(plan.queries) if q.text == query), None)
+        if early is None:
+            search.cancel()
+            search.add_done_callback(_dropped)
+            queries = [q.text for q in plan.queries]
+            return self._fused(plan, self.retriever.batch(queries, config) if queries else [], k)
+        others = [q.text for q in plan.queries if q.text != query]
+        rest = self.retriever.batch(others, config) if others else []
+        return self._fused(plan, [*rest[:early], search.result(), *rest[early:]], k)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        import asyncio
+        config: RunnableConfig = {"callbacks": run_manager.get_child()}
+        search = asyncio.ensure_future(self.retriever.ainvoke(query, config)) if self.speculative else None
+        try:
+            drafts = None
+            if self.drafter is not None:
+                drafts = await self.drafter.adraft([query], config)
+            decision = (await adecide_safely(self.gate, [query], drafts=drafts))[0]
+            plan = await asyncio.to_thread(self._plan, decision)
+            early = next((i for i, q in enumerate(plan.queries) if q.text == query and search), None)
+            others = [q.text for i, q in enumerate(plan.queries) if i != early]
+            found = await self.retriever.abatch(others, config) if others else []
+            if early is not None and search is not None:
+                found = [*found[:early], await search, *found[early:]]
+            return self._fused(plan, found, k)
+        finally:
+            if search is not None and not search.done():
+                search.cancel()
+            if search is not None:
+                search.add_done_callback(_dropped)
 
-        decision = (await adecide_safely(self.gate, [query]))[0]
-        plan = await asyncio.to_thread(self._plan, decision)
-        config = {"callbacks": run_manager.get_child()}
-        found = await self.retriever.abatch([q.text for q in plan.queries], config) if plan.queries else []  # type: ignore[arg-type]
-        return self._fused(plan, found, k)
+    def _decide(self, query: str, config: RunnableConfig) -> Decision:
+        drafts = self.drafter.draft([query], config) if self.drafter is not None else None
+        return decide_safely(self.gate, [query], drafts=drafts)[0]
 
     def _plan(self, decision: Decision) -> QueryPlan:
         return plan_queries(

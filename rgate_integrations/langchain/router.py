@@ -265,7 +265,11 @@ def _gate_configs(config: Sequence[RunnableConfig], managers: Sequence[Any]) -> 
 def _child(config: RunnableConfig, manager: Any, tag: str, decision: Decision) -> RunnableConfig:
     child = patch_config(config, callbacks=manager.get_child(tag))
     child["tags"] = [*child.get("tags", []), tag]
-    metadata = {"retrieve": decision.retrieve, "p_known": decision.p_known}
+    metadata: dict[str, Any] = {"retrieve": decision.retrieve, "p_known": decision.p_known}
+    if not decision.retrieve and decision.draft is not None and decision.draft.source == "llm":
+        metadata["draft"] = (
+            decision.draft.text
+        )  # the beginning of the answer, for models that can go on with it
     child["metadata"] = {**child.get("metadata", {}), **metadata}
     return child
 

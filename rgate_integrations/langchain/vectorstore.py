@@ -1,0 +1,342 @@
+"""`FaissVectorStore`: a FAISS index as a LangChain vector store; cosine similarity, saved without pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores.utils import maximal_marginal_relevance
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.index import Hit, Passage, PassageIndex
+
+Filter = Mapping[str, Any] | Callable[[Document], bool]
+_WIDER = 4
+
+
+class EmbeddingsAdapter:
+    """LangChain embeddings as the embedder of a `PassageIndex`.
+
+    Vectors are normalised, so inner products are cosine similarities. The identity is a hash of the vector of a
+    fixed text: it changes when the vectors do, whatever the model is called.
+
+    Args:
+        embeddings: The embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self.embeddings = embeddings
+        self._identity: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name, or the class's."""
+        for attribute in ("model_name", "model"):
+            if isinstance(value := getattr(self.embeddings, attribute, None), str):
+                return value
+        return type(self.embeddings).__name__
+
+    @property
+    def identity(self) -> str:
+        """Hash of a fixed text's vector, to two decimals."""
+        if self._identity is None:
+            vector = self.embed(["What is the identity of this embedder?"])[0]
+            self._identity = hashlib.sha256(np.round(vector, 2).astype(np.float32).tobytes()).hexdigest()[:16]
+        return self._identity
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Embed texts as documents, in one call."""
+        return _normalised(self.embeddings.embed_documents(list(texts)))
+
+
+class FaissVectorStore(VectorStore):
+    """A vector store on FAISS: exact cosine similarity, upserts by id, metadata filters, MMR, atomic saves.
+
+    ``FaissVectorStore(embedding=e)`` is an empty store. A batch of queries is embedded and searched in one call
+    (`batch_similarity_search`). Similarities are cosines in [-1, 1]; higher is nearer.
+
+    Args:
+        embedding: Embeds documents and queries.
+        index: An index to read and write, made with the same embeddings; a new one when None.
+
+    Example:
+        >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+        >>> store = FaissVectorStore(embedding=DeterministicFakeEmbedding(size=8))
+        >>> store.add_texts(["Paris is the capital of France."], ids=["1"])
+        ['1']
+    """
+
+    def __init__(self, embedding: Embeddings, *, index: PassageIndex | None = None) -> None:
+        self.embedding = embedding
+        self.index = index if index is not None else PassageIndex(EmbeddingsAdapter(embedding))
+        self._symmetric: bool | None = None
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The embeddings."""
+        return self.embedding
+
+    # --- writing -------------------------------------------------------------------------------------------
+
+    def add_documents(
+        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
+    ) -> list[str]:
+        """Add documents, or replace those with the same id; returns the ids."""
+        names = self._ids(documents, ids)
+        last = {name: i for i, name in enumerate(names)}  # of equal ids in one call the last one counts
+        passages = [
+            Passage(id=names[i], text=documents[i].page_content, metadata=dict(documents[i].metadata))
+            for i in sorted(last.values())
+        ]
+        self.index.upsert(passages)
+        return names
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts, or replace those with the same id; returns the ids."""
+        given = list(texts)
+        if metadatas is not None and len(metadatas) != len(given):
+            raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
+        documents = [
+            Document(page_content=text, metadata=metadatas[i] if metadatas else {})
+            for i, text in enumerate(given)
+        ]
+        return self.add_documents(documents, ids=ids)
+
+    async def aadd_documents(
+        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
+    ) -> list[str]:
+        """Add documents without blocking the event loop."""
+        return await run_in_executor(None, self.add_documents, documents, ids=ids)
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
+        self.index.delete(ids or [])
+        return True
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a store of texts."""
+        store = cls(embedding)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    # --- reading -------------------------------------------------------------------------------------------
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Return the documents with these ids, in their order; ids that are not there are left out."""
+        found = {p.id: p for p in self.index.get(ids)}
+        return [_document(found[i]) for i in ids if i in found]
+
+    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Return the documents with these ids without blocking the event loop."""
+        return await run_in_executor(None, self.get_by_ids, ids)
+
+    def similarity_search(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the ``k`` documents nearest to a query, nearest first.
+
+        Args:
+            query: The query.
+            k: How many.
+            filter: Metadata that must be equal, or a function of the document.
+            **kwargs: Ignored.
+        """
+        return [document for document, _ in self.similarity_search_with_score(query, k, filter)]
+
+    def similarity_search_with_score(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """Return documents with their cosine similarity, in [-1, 1]; higher is nearer."""
+        return self.batch_similarity_search_with_score([query], k, filter)[0]
+
+    def batch_similarity_search(
+        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
+    ) -> list[list[Document]]:
+        """Search several queries; they are embedded and searched in one call each."""
+        found = self.batch_similarity_search_with_score(queries, k, filter)
+        return [[document for document, _ in each] for each in found]
+
+    def batch_similarity_search_with_score(
+        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
+    ) -> list[list[tuple[Document, float]]]:
+        """Search several queries; documents come with their cosine similarity."""
+        if not queries:
+            return []
+        return self._search(self._embed_queries(queries), k, filter)
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the ``k`` documents nearest to a vector."""
+        found = self._search(_normalised([embedding]), k, filter)[0]
+        return [document for document, _ in found]
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
+        vector = self._embed_queries([query])[0]
+        return self.max_marginal_relevance_search_by_vector(vector.tolist(), k, fetch_k, lambda_mult, filter)
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
+        vector = _normalised([embedding])
+        near = [document for document, _ in self._search(vector, max(fetch_k, k), filter)[0]]
+        if not near:
+            return []
+        vectors = self.index.vectors([str(d.id) for d in near])
+        chosen = maximal_marginal_relevance(vector[0], list(vectors), lambda_mult=lambda_mult, k=k)
+        return [near[i] for i in chosen]
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return lambda cosine: (cosine + 1) / 2
+
+    # --- saving --------------------------------------------------------------------------------------------
+
+    def save_local(self, folder: str | Path) -> Path:
+        """Save into a folder; one that was there stays loadable until the new one is complete."""
+        return self.index.save(folder)
+
+    @classmethod
+    def load_local(cls, folder: str | Path, embedding: Embeddings) -> Self:
+        """Load a store.
+
+        Raises:
+            IndexNotFoundError: There is none in the folder.
+            IndexCorruptError: A file is missing, truncated or changed.
+            IndexMismatchError: The embeddings are not those it was made with.
+        """
+        return cls(embedding, index=PassageIndex.load(folder, EmbeddingsAdapter(embedding)))
+
+    @classmethod
+    def from_community_index(
+        cls, index_file: str | Path, documents: Sequence[Document], embedding: Embeddings
+    ) -> Self:
+        """Take over the vectors of a ``langchain_community`` FAISS folder, without reading its pickle.
+
+        The documents lie in that folder's pickle, which may run any code when it is read; so they are given
+        again, in the order in which they were added. Their vectors are not computed again.
+
+        Args:
+            index_file: Its ``index.faiss``.
+            documents: The documents, one a vector, in order.
+            embedding: The embeddings it was made with.
+
+        Raises:
+            ConfigurationError: The number of documents is not that of the vectors, or the index keeps none.
+        """
+        store = cls(embedding)
+        ids = store._ids(list(documents), None)
+        passages = [
+            Passage(id=i, text=d.page_content, metadata=dict(d.metadata))
+            for i, d in zip(ids, documents, strict=True)
+        ]
+        store.index.add_vectors(passages, PassageIndex.read_vectors(index_file))
+        return store
+
+    # --- parts ---------------------------------------------------------------------------------------------
+
+    def _embed_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
+
+        LangChain's interface has no call for several queries. Whether the one for documents does is found out
+        once, with the first query of the first batch.
+        """
+        if len(queries) == 1 or self._symmetric is False:
+            return _normalised([self.embedding.embed_query(q) for q in queries])
+        vectors = _normalised(self.embedding.embed_documents(list(queries)))
+        if self._symmetric is None:
+            alone = _normalised([self.embedding.embed_query(queries[0])])[0]
+            self._symmetric = bool(np.allclose(alone, vectors[0], atol=1e-3))
+            if not self._symmetric:
+                return self._embed_queries(queries)
+        return vectors
+
+    def _search(
+        self, vectors: npt.NDArray[np.float32], k: int, filter: Filter | None
+    ) -> list[list[tuple[Document, float]]]:
+        if k < 1:
+            raise ConfigurationError(f"k must be at least 1, not {k}.")
+        size = len(self.index)
+        if not size:
+            return [[] for _ in vectors]
+        passes = _predicate(filter)
+        wanted = k if passes is None else min(size, k * _WIDER)
+        while True:
+            found = [_documents(hits) for hits in self.index.search_vectors(vectors, wanted)]
+            if passes is None:
+                return found
+            kept = [[(d, s) for d, s in each if passes(d)][:k] for each in found]
+            if wanted >= size or all(len(each) == k for each in kept):
+                return kept
+            wanted = min(size, wanted * _WIDER)
+
+    @staticmethod
+    def _ids(documents: Sequence[Document], ids: Sequence[str] | None) -> list[str]:
+        if ids is not None and len(ids) != len(documents):
+            raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
+        given = ids if ids is not None else [d.id for d in documents]
+        return [i or uuid.uuid4().hex for i in given]
+
+
+def _documents(hits: Sequence[Hit]) -> list[tuple[Document, float]]:
+    return [(_document(hit.passage), hit.score) for hit in hits]
+
+
+def _document(passage: Passage) -> Document:
+    title = {"title": passage.title} if passage.title else {}
+    return Document(id=passage.id, page_content=passage.text, metadata={**passage.metadata, **title})
+
+
+def _predicate(filter: Filter | None) -> Callable[[Document], bool] | None:
+    if filter is None or callable(filter):
+        return filter
+    wanted = dict(filter)
+    return lambda document: all(
+        k in document.metadata and document.metadata[k] == v for k, v in wanted.items()
+    )
+
+
+def _normalised(vectors: Sequence[Sequence[float]]) -> npt.NDArray[np.float32]:
+    array = np.asarray(vectors, dtype=np.float32)
+    norms = np.linalg.norm(array, axis=-1, keepdims=True)
+    return np.ascontiguousarray(array / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -1,0 +1,296 @@
+"""LangChain: drafts of the user's own LLM, follow-ups, speculative search, claim queries, agents."""
+
+import asyncio
+import logging
+import threading
+import time
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
+from pydantic import Field
+
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain import (
+    ClaimQueryRewriter,
+    GatedRetriever,
+    RetrievalGate,
+    RetrievalGateMiddleware,
+    gated_rag,
+)
+from rgate_integrations.langchain.drafts import ChatDrafter, token_logprobs
+from rgate_integrations.langchain.gate import FOLLOW_UP
+from tests.scripted_proxy import ScriptedProxy
+
+
+class Judge:
+    """Retrieves for questions with "unknown" in them; remembers the drafts it was given."""
+
+    def __init__(self, wait=0.0):
+        self.drafts, self.questions, self.wait = [], [], wait
+
+    def decide_batch(self, questions, *, threshold=None, drafts=None):
+        time.sleep(self.wait)
+        self.questions += questions
+        self.drafts += list(drafts or [None] * len(questions))
+        drafts = drafts or [None] * len(questions)
+        return [
+            Decision(question=q, retrieve="unknown" in q, p_known=0.2 if "unknown" in q else 0.8, draft=d)
+            for q, d in zip(questions, drafts, strict=True)
+        ]
+
+    async def adecide_batch(self, questions, **options):
+        return await asyncio.to_thread(self.decide_batch, questions, **options)
+
+
+class Chat(GenericFakeChatModel):
+    """Answers in OpenAI's style, with log-probabilities if it is asked for them; refuses what ``refuses`` names."""
+
+    messages: object = Field(default_factory=lambda: iter(()))
+    refuses: tuple[str, ...] = ()
+    seen: list = Field(default_factory=list)
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        self.seen.append(kwargs)
+        refused = [k for k in kwargs if k in self.refuses]
+        if refused:
+            raise ValueError(f"unknown parameter {refused[0]}")
+        tokens = ["It ", "is ", "me."][: kwargs.get("max_tokens", 9)]
+        metadata = {"finish_reason": "stop", "model_name": "chat"}
+        if kwargs.get("logprobs"):
+            metadata["logprobs"] = {"content": [{"token": t, "logprob": -0.5} for t in tokens]}
+        message = AIMessage("".join(tokens), response_metadata=metadata)
+        from langchain_core.outputs import ChatGeneration, ChatResult
+
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def test_the_llm_writes_the_drafts():
+    judge, llm = Judge(), Chat()
+    decisions = RetrievalGate(judge, llm=llm, tokens=2).batch(["a?", "unknown?"])
+    assert [d.retrieve for d in decisions] == [False, True]
+    assert [(d.text, d.tokens, d.logprobs, d.source) for d in judge.drafts] == [
+        ("It is", ("It ", "is "), (-0.5, -0.5), "llm")
+    ] * 2
+    assert llm.seen == [{"max_tokens": 2, "logprobs": True}] * 2
+    decision = asyncio.run(RetrievalGate(judge, llm=llm, tokens=2).ainvoke("a?"))
+    assert decision.draft.text == "It is"
+
+
+def test_a_gate_that_reads_log_probabilities_gets_them():
+    gate = RetrievalGate(load_gate("perplexity", proxy=ScriptedProxy()), llm=Chat())
+    decision = gate.invoke("a?")
+    assert decision.error is None
+    assert decision.draft.scored_by == ""
+
+
+@pytest.mark.parametrize(
+    ("refuses", "kept"),
+    [(("logprobs",), {"max_tokens": 2}), (("logprobs", "max_tokens"), {})],
+)
+def test_an_llm_that_refuses_options_is_asked_without(refuses, kept):
+    llm = Chat(refuses=refuses)
+    drafter = ChatDrafter(llm, 2)
+    (draft,) = drafter.draft(["a?"])
+    assert (draft.logprobs, draft.text) == (None, "It is")
+    drafter.draft(["b?"])
+    assert llm.seen[-1] == kept
+    assert len(llm.seen) == len(refuses) + 2
+
+
+def test_an_llm_that_fails_means_no_draft_and_retrieval():
+    def fails(_):
+        raise TimeoutError("server down")
+
+    gate = RetrievalGate(load_gate("default-recorded"), llm=RunnableLambda(fails))
+    decision = gate.invoke("who?")
+    assert decision.retrieve
+    assert decision.error.type == "EvidenceError"
+
+
+def test_log_probabilities_in_other_spellings():
+    assert token_logprobs({}) == ((), None)
+    assert token_logprobs({"logprobs": None}) == ((), None)
+    assert token_logprobs({"logprobs": [{"token": "a", "logprob": -1}]}) == (("a",), (-1.0,))
+    assert token_logprobs({"logprobs": {"content": [{"tok": "a"}]}}) == ((), None)
+
+
+def test_the_draft_is_there_for_the_direct_arm():
+    seen = {}
+
+    def direct(question, config):
+        seen.update(config["metadata"])
+        return "direct"
+
+    chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda q: "rag", direct=direct)
+    assert chain.batch(["a?", "unknown?"]) == ["direct", "rag"]
+    assert seen["draft"] == "It is"
+
+
+TURNS = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
+
+
+def test_follow_ups_are_condensed_or_marked():
+    judge = Judge()
+    marked, plain = RetrievalGate(judge).batch([{"messages": TURNS}, TURNS[:1]])
+    assert marked.warnings == (FOLLOW_UP,)
+    assert plain.warnings == ()
+    condense = RunnableLambda(lambda messages: f"When was Hamlet written? ({len(messages)} turns)")
+    decision = RetrievalGate(judge, condense=condense).invoke(TURNS)
+    assert decision.question == "When was Hamlet written? (3 turns)"
+    assert decision.warnings == ()
+
+    def broken(messages):
+        raise RuntimeError("no")
+
+    decision = asyncio.run(RetrievalGate(judge, condense=RunnableLambda(broken)).ainvoke(TURNS))
+    assert (decision.question, decision.warnings) == ("And when?", (FOLLOW_UP,))
+
+
+class Slow(BaseRetriever):
+    """Takes its time; remembers queries and when they began; raises for "broken"."""
+
+    wait: float = 0.15
+    began: list = Field(default_factory=list)
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        self.began.append((query, time.perf_counter()))
+        time.sleep(self.wait)
+        if "broken" in query:
+            raise OSError("index gone")
+        return [Document(page_content=f"about {query}")]
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+def test_speculative_search_runs_while_the_gate_thinks(style, caplog):
+    def run(question):
+        slow = Slow()
+        guarded = RetrievalGate(Judge(wait=0.15)).guard(slow, speculative=True)
+        start = time.perf_counter()
+        found = guarded.invoke(question) if style == "invoke" else asyncio.run(guarded.ainvoke(question))
+        return found, time.perf_counter() - start, slow.began
+
+    found, _, began = run("unknown?")
+    assert [d.page_content for d in found] == ["about unknown?"]
+    assert len(began) == 1
+    assert found[0].metadata["rgate"] == {"query": "unknown?", "claim": None, "rank": 1}
+    found, _, _ = run("known?")
+    assert found == []
+    with caplog.at_level(logging.INFO):
+        found, _, _ = run("broken but known?")
+        assert found == []
+        deadline = time.monotonic() + 2
+        while style == "invoke" and "index gone" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+    with pytest.raises(OSError, match="index gone"):
+        run("broken and unknown?")
+
+
+def test_the_search_begins_before_the_decision():
+    slow = Slow(wait=0.0)
+    thinking = threading.Event()
+
+    class Waits(Judge):
+        def decide_batch(self, questions, **options):
+            deadline = time.monotonic() + 5
+            while not slow.began and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if slow.began:
+                thinking.set()
+            return super().decide_batch(questions, **options)
+
+    assert GatedRetriever(retriever=slow, gate=Waits(), speculative=True).invoke("unknown?")
+    assert thinking.is_set()
+
+
+def test_claim_queries():
+    rewriter = ClaimQueryRewriter(Judge())
+    assert rewriter.invoke("unknown?") == ["unknown?"]
+    assert rewriter.invoke("known?") == []
+    assert rewriter.batch(["known?", "unknown?"]) == [[], ["unknown?"]]
+    assert asyncio.run(rewriter.ainvoke("unknown?")) == ["unknown?"]
+    plan = ClaimQueryRewriter("constant:always", plan=True).invoke({"question": "who?"})
+    assert [q.text for q in plan.queries] == ["who?"]
+    draft_gate = RetrievalGate(
+        "constant:always", llm=RunnableLambda(lambda m: "Bacon wrote Hamlet in London.")
+    )
+    found = ClaimQueryRewriter(Judge(), filter_claims=False).invoke("unknown?")
+    assert found[0] == "unknown?"
+    assert draft_gate.invoke("x?").retrieve
+    chain = ClaimQueryRewriter(Judge()) | Slow(wait=0).map()
+    assert [d.page_content for each in chain.invoke("unknown?") for d in each] == ["about unknown?"]
+
+
+def test_the_whole_thing_in_one_line():
+    llm = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
+    chain = gated_rag(Slow(wait=0), llm, gate=Judge())
+    assert "about unknown?" in chain.invoke("unknown?")
+    assert "about" not in chain.invoke("known?")
+
+
+class Agent(GenericFakeChatModel):
+    """Calls the tool it is told to, once, and remembers which tools it was shown."""
+
+    messages: object = Field(default_factory=lambda: iter(()))
+    shown: list = Field(default_factory=list)
+    stubborn: bool = False
+
+    def bind_tools(self, tools, **kwargs):
+        self.shown.append([t.name for t in tools])
+        return self
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        from langchain_core.outputs import ChatGeneration, ChatResult
+
+        calls = []
+        visible = self.shown and "search_docs" in self.shown[-1]
+        if messages[-1].type == "human" and (visible or self.stubborn):
+            calls = [ToolCall(name="search_docs", args={"query": "q"}, id="1")]
+        text = "" if calls else f"answer after {messages[-1].text}"
+        message = AIMessage(text, tool_calls=calls)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@pytest.mark.parametrize("style", ["invoke", "ainvoke"])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_agents_search_only_when_they_need_to(style, stubborn):
+    searched = []
+
+    @tool
+    def search_docs(query: str) -> str:
+        """Search the documents."""
+        searched.append(query)
+        return "found"
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    model = Agent(stubborn=stubborn)
+    judge = Judge()
+    middleware = RetrievalGateMiddleware(RetrievalGate(judge), tools=["search_docs"])
+    agent = create_agent(model, [search_docs, add], middleware=[middleware])
+
+    def run(question):
+        value = {"messages": [HumanMessage(question)]}
+        return agent.invoke(value) if style == "invoke" else asyncio.run(agent.ainvoke(value))
+
+    known = run("known?")
+    assert searched == []
+    assert model.shown[-1] == ["add"]
+    assert known["retrieval_decision"]["retrieve"] is False
+    if stubborn:
+        assert "not needed" in known["messages"][-1].text
+    unknown = run("unknown?")
+    assert searched == ["q"]
+    assert unknown["messages"][-1].text == "answer after found"
+    assert judge.questions == ["known?", "unknown?"]  # once a turn
+    with pytest.raises(ConfigurationError):
+        RetrievalGateMiddleware(tools="search_docs")
