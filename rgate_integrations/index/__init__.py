@@ -1,4 +1,7 @@
-"""Passages and their search: dense by FAISS, by words, and both fused. Importing this imports neither faiss nor torch."""
+"""Passages and their search: dense by FAISS, by words, and both fused.
+
+Importing this imports neither faiss nor torch.
+"""
 
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder

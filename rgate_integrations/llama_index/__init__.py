@@ -10,12 +10,15 @@ except ImportError as error:
 from rgate_integrations.llama_index.claims import ClaimFusionRetriever, ClaimQueryTransform
 from rgate_integrations.llama_index.events import RetrievalGateEvent
 from rgate_integrations.llama_index.query_engine import GatedQueryEngine
+from rgate_integrations.llama_index.retriever import GatedRetriever, IndexRetriever
 from rgate_integrations.llama_index.selector import RetrievalGateSelector
 
 __all__ = [
     "ClaimFusionRetriever",
     "ClaimQueryTransform",
     "GatedQueryEngine",
+    "GatedRetriever",
+    "IndexRetriever",
     "RetrievalGateEvent",
     "RetrievalGateSelector",
 ]

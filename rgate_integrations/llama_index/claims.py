@@ -8,14 +8,15 @@ from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
+from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
-from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.gates.calling import DecidesBatches
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.llama_index.events import announce
+from rgate_integrations.llama_index.deciding import Decider
 
 
 class ClaimFusionRetriever(BaseRetriever):
@@ -26,6 +27,8 @@ class ClaimFusionRetriever(BaseRetriever):
     Args:
         retrievers: The retrievers, of any kind.
         gate: Drafts the answer whose claims are searched, and drops the known ones; the default when None.
+        llm: Drafts the answer in place of the gate's proxy model; a better model has better claims.
+        tokens: Length of the LLM's draft.
         similarity_top_k: Greatest number of nodes.
         max_queries: Greatest number of queries a question.
     """
@@ -35,25 +38,25 @@ class ClaimFusionRetriever(BaseRetriever):
         retrievers: Sequence[BaseRetriever],
         gate: DecidesBatches | str | None = None,
         *,
+        llm: LLM | None = None,
+        tokens: int = 64,
         similarity_top_k: int = 5,
         max_queries: int = 6,
     ) -> None:
         self.retrievers = list(retrievers)
-        self.gate = as_gate(gate)
+        self.decide = Decider(gate, llm, tokens)
         self.similarity_top_k = similarity_top_k
         self.max_queries = max_queries
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = decide_safely(self.gate, [query_bundle.query_str])[0]
-        announce(decision)
-        queries = _queries(self.gate, decision, self.max_queries)
+        decision = self.decide(query_bundle.query_str)
+        queries = _queries(self.decide.gate, decision, self.max_queries)
         return self._fused([r.retrieve(QueryBundle(q)) for q in queries for r in self.retrievers])
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = (await adecide_safely(self.gate, [query_bundle.query_str]))[0]
-        announce(decision)
-        queries = await asyncio.to_thread(_queries, self.gate, decision, self.max_queries)
+        decision = await self.decide.decide(query_bundle.query_str)
+        queries = await asyncio.to_thread(_queries, self.decide.gate, decision, self.max_queries)
         found = await asyncio.gather(*(r.aretrieve(QueryBundle(q)) for q in queries for r in self.retrievers))
         return self._fused(found)
 
@@ -69,18 +72,20 @@ class ClaimQueryTransform(BaseQueryTransform):
 
     Args:
         gate: Drafts the answer and drops known claims; the default gate when None.
+        llm: Drafts the answer in place of the gate's proxy model.
         max_queries: Greatest number of queries a question.
     """
 
-    def __init__(self, gate: DecidesBatches | str | None = None, *, max_queries: int = 6) -> None:
-        self.gate = as_gate(gate)
+    def __init__(
+        self, gate: DecidesBatches | str | None = None, *, llm: LLM | None = None, max_queries: int = 6
+    ) -> None:
+        self.decide = Decider(gate, llm, 64)
         self.max_queries = max_queries
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        decision = decide_safely(self.gate, [query_bundle.query_str])[0]
-        announce(decision)
-        queries = _queries(self.gate, decision, self.max_queries)
+        decision = self.decide(query_bundle.query_str)
+        queries = _queries(self.decide.gate, decision, self.max_queries)
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
 
     def _get_prompts(self) -> PromptDictType:

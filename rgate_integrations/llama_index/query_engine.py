@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -14,8 +18,12 @@ from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
-from rgate_integrations.llama_index.events import announce
+from rgate_integrations.gates.calling import DecidesBatches
+from rgate_integrations.llama_index.deciding import Decider
+from rgate_integrations.llama_index.retriever import fresh
+
+_log = logging.getLogger("rgate_integrations")
+_SEARCHES = ThreadPoolExecutor(8, thread_name_prefix="rgate-search")  # threads start with the first search
 
 
 class GatedQueryEngine(BaseQueryEngine):
@@ -28,6 +36,10 @@ class GatedQueryEngine(BaseQueryEngine):
         query_engine: The engine for unknown questions.
         direct: The engine for known questions.
         gate: A gate, or what `load_gate` takes; the default gate when None.
+        draft_llm: Writes its first tokens, and the gate judges them; the gate's own drafts when None.
+        tokens: How many tokens it writes.
+        speculative: Start searching while the gate decides. When the question is known the search is dropped, and
+            what it raises is logged only. Needs an engine with ``retrieve`` and ``synthesize``.
     """
 
     def __init__(
@@ -36,10 +48,20 @@ class GatedQueryEngine(BaseQueryEngine):
         direct: BaseQueryEngine,
         gate: DecidesBatches | str | None = None,
         callback_manager: CallbackManager | None = None,
+        *,
+        draft_llm: LLM | None = None,
+        tokens: int = 32,
+        speculative: bool = False,
     ) -> None:
+        if speculative and not (hasattr(query_engine, "retriever") and hasattr(query_engine, "synthesize")):
+            raise ConfigurationError(
+                f"{type(query_engine).__name__} does not retrieve and synthesize in two steps.",
+                hint="Leave speculative=False.",
+            )
         self.query_engine = query_engine
         self.direct = direct
-        self.gate = as_gate(gate)
+        self.decide = Decider(gate, draft_llm, tokens)
+        self.speculative = speculative
         super().__init__(callback_manager)
 
     @classmethod
@@ -50,6 +72,8 @@ class GatedQueryEngine(BaseQueryEngine):
         llm: LLM | None = None,
         *,
         streaming: bool = False,
+        tokens: int | None = None,
+        speculative: bool = False,
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
@@ -58,29 +82,65 @@ class GatedQueryEngine(BaseQueryEngine):
             gate: A gate, or what `load_gate` takes; the default gate when None.
             llm: Answers known questions; by default the engine's own.
             streaming: Whether the direct arm streams; set it as the engine was made.
+            tokens: Let the LLM itself write so many tokens, and the gate judge them: by far the strongest
+                evidence. None leaves drafts to the gate's proxy model.
+            speculative: Start searching while the gate decides.
 
         Raises:
             ConfigurationError: No LLM was given and the engine does not show its own.
         """
         chosen = llm or _llm_of(query_engine)
         direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming)
-        return cls(query_engine, direct, gate, callback_manager=query_engine.callback_manager)
+        return cls(
+            query_engine,
+            direct,
+            gate,
+            callback_manager=query_engine.callback_manager,
+            draft_llm=chosen if tokens is not None else None,
+            tokens=tokens or 32,
+            speculative=speculative,
+        )
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        decision = decide_safely(self.gate, [query_bundle.query_str])[0]
-        announce(decision)
-        return _marked(self._arm(decision).query(_fresh(query_bundle)), decision)
+        if not self.speculative:
+            decision = self.decide(query_bundle.query_str)
+            return _marked(self._arm(decision).query(fresh(query_bundle)), decision)
+        context = contextvars.copy_context()
+        search = _SEARCHES.submit(context.run, self.query_engine.retrieve, fresh(query_bundle))
+        decision = self.decide(query_bundle.query_str)
+        if decision.retrieve:
+            return _marked(self.query_engine.synthesize(fresh(query_bundle), search.result()), decision)
+        search.cancel()
+        search.add_done_callback(_dropped)
+        return _marked(self.direct.query(fresh(query_bundle)), decision)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        decision = (await adecide_safely(self.gate, [query_bundle.query_str]))[0]
-        announce(decision)
-        return _marked(await self._arm(decision).aquery(_fresh(query_bundle)), decision)
+        if not self.speculative:
+            decision = await self.decide.decide(query_bundle.query_str)
+            return _marked(await self._arm(decision).aquery(fresh(query_bundle)), decision)
+        search = asyncio.ensure_future(self.query_engine.aretrieve(fresh(query_bundle)))  # type: ignore[attr-defined]
+        try:
+            decision = await self.decide.decide(query_bundle.query_str)
+            if decision.retrieve:
+                nodes = await search
+                return _marked(await self.query_engine.asynthesize(fresh(query_bundle), nodes), decision)
+            return _marked(await self.direct.aquery(fresh(query_bundle)), decision)
+        finally:
+            if not search.done():
+                search.cancel()
+            search.add_done_callback(_dropped)
 
     def _arm(self, decision: Decision) -> BaseQueryEngine:
         return self.query_engine if decision.retrieve else self.direct
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
+
+
+def _dropped(search: Future[Any] | asyncio.Future[Any]) -> None:
+    """Take note of what a search raised whose result nobody needs."""
+    if not search.cancelled() and (error := search.exception()) is not None:
+        _log.info("A search that was not needed failed: %s: %s", type(error).__name__, error)
 
 
 def _llm_of(engine: Any) -> LLM:
@@ -92,16 +152,6 @@ def _llm_of(engine: Any) -> LLM:
             hint="Pass it: GatedQueryEngine.from_defaults(engine, llm=llm).",
         )
     return llm
-
-
-def _fresh(bundle: QueryBundle) -> QueryBundle:
-    """Copy a bundle: LlamaIndex's vector retriever writes the embedding into the one it is given."""
-    return QueryBundle(
-        query_str=bundle.query_str,
-        image_path=bundle.image_path,
-        custom_embedding_strs=bundle.custom_embedding_strs,
-        embedding=bundle.embedding,
-    )
 
 
 def _marked(response: RESPONSE_TYPE, decision: Decision) -> RESPONSE_TYPE:

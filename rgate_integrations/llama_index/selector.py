@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
+from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
-from rgate_integrations.llama_index.events import announce
+from rgate_integrations.gates.calling import DecidesBatches
+from rgate_integrations.llama_index.deciding import Decider
 
 
 class RetrievalGateSelector(BaseSelector):
@@ -23,6 +24,8 @@ class RetrievalGateSelector(BaseSelector):
         direct: Name of the tool that answers without retrieval.
         retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects.
         inner: Selects among several retrieve tools; it is given their metadata only.
+        llm: Your own LLM: it writes its first tokens, and the gate judges them.
+        tokens: How many tokens it writes.
     """
 
     def __init__(
@@ -32,8 +35,10 @@ class RetrievalGateSelector(BaseSelector):
         direct: str = "direct",
         retrieve: str | Sequence[str] = "retrieve",
         inner: BaseSelector | None = None,
+        llm: LLM | None = None,
+        tokens: int = 32,
     ) -> None:
-        self.gate = as_gate(gate)
+        self.decide = Decider(gate, llm, tokens)
         self.direct = direct
         self.retrieve = (retrieve,) if isinstance(retrieve, str) else tuple(retrieve)
         self.inner = inner
@@ -45,8 +50,7 @@ class RetrievalGateSelector(BaseSelector):
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         self._index(choices, self.direct)
-        decision = decide_safely(self.gate, [query.query_str])[0]
-        announce(decision)
+        decision = self.decide(query.query_str)
         places = self._places(choices, decision)
         if len(places) == 1 or self.inner is None:
             return _result(places[0], decision)
@@ -55,8 +59,7 @@ class RetrievalGateSelector(BaseSelector):
 
     async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         self._index(choices, self.direct)
-        decision = (await adecide_safely(self.gate, [query.query_str]))[0]
-        announce(decision)
+        decision = await self.decide.decide(query.query_str)
         places = self._places(choices, decision)
         if len(places) == 1 or self.inner is None:
             return _result(places[0], decision)

@@ -1,0 +1,185 @@
+"""What to retrieve: recall of supporting passages for the question, the claims of an answer, and both.
+
+    python benchmarks/retrieval.py --data DIR [--limit 200] [--filter]
+
+DIR holds hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
+answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt4.jsonl (annotated claims).
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.claims import plan_queries
+from rgate_integrations.index import (
+    BM25Index,
+    Hit,
+    HybridIndex,
+    PassageIndex,
+    fuse,
+    read_passages,
+    slimplm_search,
+)
+from rgate_integrations.text import normalise, token_f1
+
+OUT = Path(__file__).parent / "out"
+CONSOLE = Console(width=120)
+Search = Callable[[list[str], int], list[list[Hit]]]
+
+
+def read(path: Path) -> list[dict]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def index_of(data: Path) -> PassageIndex:
+    """The corpus's index, built once and kept."""
+    home = OUT / "index-hotpot-2wiki"
+    if not (home / "index.json").is_file():
+        passages = list(read_passages(data / "corpus.hotpot_2wiki.jsonl.gz"))
+        PassageIndex.build(passages, report=lambda n: print(f"{n} of {len(passages)} passages")).save(home)
+    return PassageIndex.load(home)
+
+
+def queries_for(questions: list[dict], answers: dict[str, str], filtered: bool) -> dict[str, list[list[str]]]:
+    """The queries of each way to search, one list a question."""
+    drafts = [Draft(text=answers.get(q["id"], ""), source="recorded") for q in questions]
+    decisions = [
+        Decision(question=q["question"], retrieve=True, p_known=0.0, draft=d)
+        for q, d in zip(questions, drafts, strict=True)
+    ]
+    with_question = plan_queries(decisions)
+    ways = {
+        "question": [[q["question"]] for q in questions],
+        "claims": [
+            [q.text for q in p.queries] for p in plan_queries(decisions, always_include_question=False)
+        ],
+        "claims + question": [[q.text for q in p.queries] for p in with_question],
+    }
+    if filtered:
+        kept = plan_queries(decisions, gate=load_gate("default-recorded"))
+        ways["unknown claims + question"] = [[q.text for q in p.queries] for p in kept]
+    return ways
+
+
+def recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
+    """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
+    flat = [q for each in queries for q in each]
+    found = iter(search(flat, max(k, 10)))
+    shares = []
+    for question, each in zip(questions, queries, strict=True):
+        ranking = fuse([next(found) for _ in each], key=lambda h: h.passage.id, k=k)
+        supporting = set(question["supporting_ids"])
+        shares.append(len(supporting & {h.passage.id for h in ranking}) / len(supporting))
+    return float(np.mean(shares))
+
+
+def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
+    questions = [q for q in read(data / "hotpot_2wiki.train.jsonl") if q["supporting_ids"]]
+    if limit:  # both sets lie one after the other
+        questions = questions[:: max(1, len(questions) // limit)][:limit]
+    answers = {
+        r["id"]: r["closed_book_text"]
+        for name in ("hotpotqa", "2wikimultihopqa")
+        for r in read(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
+    }
+    dense = index_of(data)
+    hybrid = HybridIndex(dense)
+    sides: dict[str, Search] = {
+        "BM25": BM25Index(dense).search,
+        "dense": dense.search,
+        "hybrid": hybrid.search,
+    }
+    rows: dict[str, dict[str, float]] = {}
+    for way, queries in queries_for(questions, answers, filtered).items():
+        for side, search in sides.items():
+            rows[f"{way}: {side}"] = {
+                f"recall@{k}": recall(questions, queries, search, k) for k in (5, 10)
+            } | {"queries": float(np.mean([len(q) for q in queries]))}
+        chain = [
+            slimplm_search(hybrid, q["question"], each, token_budget=10_000)
+            for q, each in zip(questions, queries, strict=True)
+        ]
+        rows[f"{way}: SlimPLM's chain"] = {
+            f"recall@{k}": float(
+                np.mean(
+                    [
+                        len(set(q["supporting_ids"]) & {h.passage.id for h in hits[:k]})
+                        / len(q["supporting_ids"])
+                        for q, hits in zip(questions, chain, strict=True)
+                    ]
+                )
+            )
+            for k in (5, 10)
+        } | {"queries": float(np.mean([len(q) for q in queries]))}
+    table = Table(title=f"{len(questions)} questions, {len(dense)} passages", title_justify="left", box=None)
+    for column in ("queries: search", "recall@5", "recall@10", "queries a question"):
+        table.add_column(column, justify="left" if column.startswith("queries:") else "right")
+    for name, row in rows.items():
+        values = (f"{row['recall@5']:.3f}", f"{row['recall@10']:.3f}", f"{row['queries']:.1f}")
+        table.add_row(name, *values)
+    CONSOLE.print(table)
+    return rows
+
+
+def measure_agreement(data: Path) -> dict:
+    """Compare the sentence rewriter's queries with the annotated ones."""
+    records = [r for r in read(data / "claims_gpt4.jsonl") if r["claims"]]
+    decisions = [
+        Decision(
+            question=r["question"],
+            retrieve=True,
+            p_known=0.0,
+            draft=Draft(text=r["closed_book_text"], source="recorded"),
+        )
+        for r in records
+    ]
+    plans = plan_queries(decisions, always_include_question=False, max_queries=50)
+    f1, ours, theirs = [], [], []
+    for record, plan in zip(records, plans, strict=True):
+        mine = [normalise(q.text) for q in plan.queries]
+        gold = [normalise(c["query"] or c["claim"]) for c in record["claims"] if c["needs_search"]]
+        ours.append(len(mine))
+        theirs.append(len(gold))
+        f1 += [max((token_f1(g, m) for m in mine), default=0.0) for g in gold]
+    found = {
+        "answers": len(records),
+        "best match F1": float(np.mean(f1)),
+        "queries an answer": float(np.mean(ours)),
+        "annotated queries an answer": float(np.mean(theirs)),
+    }
+    CONSOLE.print("agreement with annotated claims: " + ", ".join(f"{k} {v:.3g}" for k, v in found.items()))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--filter", action="store_true", help="also judge the claims with the gate")
+    arguments = parser.parse_args()
+    OUT.mkdir(exist_ok=True)
+    found = {
+        "recall": measure_recall(arguments.data, arguments.limit, arguments.filter),
+        "agreement": measure_agreement(arguments.data),
+        "date": date.today().isoformat(),
+        "versions": {n: version(n) for n in ("faiss-cpu", "bm25s", "sentence-transformers")},
+    }
+    (OUT / "retrieval.json").write_text(json.dumps(found, indent=1) + "\n")
+    CONSOLE.print(f"{found['date']}, {found['versions']}")
+
+
+if __name__ == "__main__":
+    main()
