@@ -4,6 +4,7 @@ Run it with `make demo`, or `python cookbook/demo.py` after `rgate download`.
 """
 
 import time
+from statistics import mean
 
 from langchain_chain import build_chain
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 from rgate_integrations import load_gate
 from rgate_integrations.cli.ask import DEFAULT_LLM, Answered, Pipeline, open_index, open_llm, panel
 from rgate_integrations.decision import Decision
+from rgate_integrations.evaluation import StageTimes
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -58,13 +60,21 @@ def main() -> None:
     for question, answer in zip(asked, chain.batch(asked), strict=True):
         console.print(f"  {question}\n    {answer}", markup=False)
 
+    direct = [a for a in gated if not a.decision.retrieve]
+    times = StageTimes(
+        gate=mean(a.timings["gate"] + a.timings["claims"] for a in gated),
+        direct=mean(a.timings["answer"] for a in direct) if direct else 0.0,
+        rag=always_ms / len(QUESTIONS),
+    )
     skipped = sum(not a.decision.retrieve for a in gated)
     gated_ms = sum(sum(a.timings.values()) for a in gated)
     change = 1 - gated_ms / always_ms
     verdict = f"{change:.0%} less time" if change >= 0 else f"{-change:.0%} more time"
     console.print(
         f"\n{skipped} of {len(QUESTIONS)} questions skipped retrieval: {gated_ms / 1e3:.1f} s gated, "
-        f"{always_ms / 1e3:.1f} s always retrieving, {verdict}.",
+        f"{always_ms / 1e3:.1f} s always retrieving, {verdict}.\n"
+        f"With these times the gate pays below a retrieval rate of {times.break_even():.0%}; the slower the LLM reads "
+        "passages, the higher.",
         style="bold",
         soft_wrap=True,
     )
