@@ -73,8 +73,8 @@ def main() -> None:
     console.print(
         f"\n{skipped} of {len(QUESTIONS)} questions skipped retrieval: {gated_ms / 1e3:.1f} s gated, "
         f"{always_ms / 1e3:.1f} s always retrieving, {verdict}.\n"
-        f"With these times the gate pays below a retrieval rate of {times.break_even():.0%}; the slower the LLM reads "
-        "passages, the higher.",
+        f"With these times the gate pays below a retrieval rate of {times.break_even():.0%}; the slower the LLM "
+        "reads passages, the higher.",
         style="bold",
         soft_wrap=True,
     )
