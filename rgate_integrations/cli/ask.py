@@ -212,6 +212,8 @@ def panel(answered: Answered) -> Panel:
     lines: list[tuple[str, Text]] = [("", head), _line("because", d.reason)]
     if d.draft is not None:
         lines.append(_line("draft", d.draft.text))
+    elif not d.retrieve and d.error is None:
+        lines.append(_line("draft", "not needed", "dim"))
     lines += [_line("query", q.text) for q in answered.plan.queries]
     lines += [_line(f"{h.score:.2f}", f"{h.passage.title}: {h.passage.text[:110]}…") for h in answered.hits]
     lines.append(_line("answer", answered.answer, "bold"))

@@ -1,0 +1,238 @@
+"""Collecting paired data, the report in a real browser, and drift."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rgate_integrations.cli.main import app
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.evaluation import read_paired
+from rgate_integrations.evaluation.collect import DATASETS, collect, from_rows, read_questions
+from rgate_integrations.evaluation.drift import drift
+from rgate_integrations.evaluation.report import read_results, report_page
+from rgate_integrations.index import Passage, PassageIndex
+from tests.scripted_proxy import ScriptedProxy
+from tests.test_hybrid import TEXTS, Words
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+# --- collecting --------------------------------------------------------------------------------------------
+
+
+def test_questions_that_lack_something_are_named(tmp_path):
+    for bad, why in (({"question": "a?"}, "no gold_answers"), ({"gold_answers": ["x"]}, "no question")):
+        path = write(tmp_path / "q.jsonl", {"question": "a?", "answer": "x"}, bad)
+        with pytest.raises(DataFormatError, match=f"line 2: {why}"):
+            read_questions(str(path))
+    with pytest.raises(DataFormatError, match="no file"):
+        read_questions("no_such_set")
+    (found,) = read_questions(str(path), limit=1)
+    assert found == {"id": "1", "question": "a?", "gold_answers": ["x"], "dataset": "q"}
+
+
+def test_columns_of_known_data_sets():
+    rows = {
+        "nq_open": {"question": "who?", "answer": ["me", "I"]},
+        "akariasai/PopQA": {"id": 7, "question": "who?", "possible_answers": '["me", "I"]', "s_pop": 12},
+        "trivia_qa": {
+            "question_id": "t1",
+            "question": "who?",
+            "answer": {"aliases": ["me", "I"], "value": "x"},
+        },
+        "hotpotqa/hotpot_qa": {"id": "h", "question": "who?", "answer": "me"},
+    }
+    assert set(rows) == set(DATASETS)
+    for name, row in rows.items():
+        (found,) = from_rows([row, row], DATASETS[name], name, limit=1)
+        assert found["gold_answers"][0] == "me"
+        assert found["question"] == "who?"
+    assert next(from_rows([rows["akariasai/PopQA"]], DATASETS["akariasai/PopQA"], "p"))["popularity"] == 12.0
+    with pytest.raises(DataFormatError, match="Row 1"):
+        list(from_rows([{"question": "x"}], DATASETS["nq_open"], "nq_open"))
+
+
+def test_collecting_resumes_after_a_kill(tmp_path):
+    questions = [
+        {"id": str(i), "question": f"What is {t}?", "gold_answers": ["Answer"], "dataset": "d"}
+        for i, t in enumerate([*TEXTS, *"abcdefghijklmnopqrst"])
+    ]
+    index = PassageIndex.build([Passage(i, t) for i, t in TEXTS.items()], Words())
+    whole = collect(questions, ScriptedProxy(), tmp_path / "whole.jsonl", index=index)
+    (file,) = read_paired([whole])
+    assert [r.id for r in file.records] == [q["id"] for q in questions]
+    assert all(r.closed_book_correct and r.closed_book_logprobs for r in file.records)
+    text = whole.read_text()
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(text[: len(text) * 2 // 3])  # a kill in the middle of a line
+    proxy = ScriptedProxy()
+    collect(questions, proxy, cut, index=index)
+    assert cut.read_text() == text
+    assert len(proxy.calls) < 6
+    again = ScriptedProxy()
+    collect(questions, again, cut, index=index)
+    assert again.calls == []
+    alone = collect(questions[:2], ScriptedProxy(), tmp_path / "alone.jsonl")
+    assert "rag_answer" not in json.loads(alone.read_text().splitlines()[0])
+
+
+@pytest.mark.model
+def test_collected_data_feed_calibration_and_evaluation(smollm2, tmp_path):
+    questions = write(
+        tmp_path / "q.jsonl",
+        *({"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)),
+    )
+    passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
+    PassageIndex.build(passages).save(tmp_path / "index")
+    data, runner = str(tmp_path / "paired.jsonl"), CliRunner()
+    options = ["--llm", smollm2.name, "--index", str(tmp_path / "index"), "--tokens", "12"]
+    done = runner.invoke(app, ["collect", "--questions", str(questions), "--out", data, *options])
+    assert done.exit_code == 0, done.output
+    assert "24 questions" in done.output
+    options = ["calibrate", "--data", data, "--budget", "0.9", "--probability", "none"]
+    done = runner.invoke(app, [*options, "--out", str(tmp_path / "g")])
+    assert done.exit_code == 0, done.output
+    result = tmp_path / "r.json"
+    options = ["evaluate", "--gate", str(tmp_path / "g"), "--data", data, "--json", str(result)]
+    done = runner.invoke(app, options)
+    assert done.exit_code == 0, done.output
+    assert json.loads(result.read_text())["pooled"]["n"] == 24
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+def result(n=60):
+    rng = np.random.default_rng(0)
+    p = rng.random(n).round(3)
+    questions = [
+        {
+            "question": f"question {i}?" if i else "</script><script>document.title='broken'</script>",
+            "dataset": "a" if i % 2 else "b",
+            "p_known": float(p[i]),
+            "closed_book_correct": bool(rng.random() < p[i]),
+            "rag_correct": bool(rng.random() < 0.6),
+            "draft": "<b>bold</b>",
+        }
+        for i in range(n)
+    ]
+    return {"gate": "g", "draft": "proxy", "threshold": 0.5, "sets": {}, "pooled": {}, "questions": questions}
+
+
+def test_the_page_needs_no_network_and_escapes_text(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(result()))
+    page = report_page(read_results([path]))
+    assert "</script><script>document" not in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    for bad in ("{}", "[", "[]"):
+        path.write_text(bad)
+        with pytest.raises(DataFormatError, match=r"r\.json"):
+            read_results([path])
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no Chromium with its driver on this machine")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    profile = tmp_path_factory.mktemp("profile")
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+def test_the_slider_moves_every_number(browser, tmp_path):
+    shown = result()
+    page = tmp_path / "report.html"
+    page.write_text(report_page([shown]), encoding="utf-8")
+    browser.get(page.as_uri())
+    assert browser.title == "Retrieval gate report"
+
+    def card(name):
+        return browser.find_element("css selector", f'[data-name="{name}"] b').text
+
+    def move(value):
+        browser.execute_script(
+            "const s = document.getElementById('threshold'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('input'))",
+            value,
+        )
+
+    for threshold in (0.5, 0.2, 0.8):
+        move(threshold)
+        asked = shown["questions"]
+        rate = np.mean([q["p_known"] < threshold for q in asked])
+        right = np.mean(
+            [q["rag_correct"] if q["p_known"] < threshold else q["closed_book_correct"] for q in asked]
+        )
+        assert card("retrieval rate") == f"{100 * rate:.1f} %"
+        assert card("in-accuracy") == f"{100 * right:.1f} %"
+    from rgate_integrations.evaluation import auc
+
+    area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
+    assert card("AUC") == f"{area:.3f}"
+    assert len(browser.find_elements("css selector", "#sets tr")) == 3
+    assert browser.execute_script("return document.querySelectorAll('#curve path').length") == 3
+    assert not browser.get_log("browser")
+    browser.set_window_size(375, 800)
+    wide = browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
+    assert wide
+
+
+# --- drift -------------------------------------------------------------------------------------------------
+
+
+def test_drift_by_hand_and_by_simulation():
+    rng = np.random.default_rng(0)
+    before = np.quantile(rng.beta(2, 3, 2000), np.linspace(0, 1, 101))
+    same = drift(before, rng.beta(2, 3, 2000), 0.4)
+    assert same.psi < 0.1
+    assert "like that" in same.advice
+    assert same.threshold_rate == pytest.approx(same.expected_rate, abs=0.05)
+    other = drift(before, rng.beta(5, 2, 500), 0.4)
+    assert other.psi > 0.25
+    assert other.advice.endswith("calibrate again.")
+    constant = drift([0.5] * 101, [0.5] * 60, 0.4)
+    assert constant.psi == 0
+    with pytest.raises(DataFormatError, match="too few"):
+        drift(before, [0.5] * 10, 0.5)
+
+
+def test_monitoring_from_the_command_line(tmp_path):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    config = {"format": 1, "method": "calibrated", "threshold": 0.5}
+    scores = np.linspace(0, 1, 101).tolist()
+    (folder / "gate.json").write_text(json.dumps(config | {"provenance": {"scores": scores}}))
+    lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
+    log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
+    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "100 decisions: retrieval rate 50.0%" in done.output
+    (folder / "gate.json").write_text(json.dumps(config | {"method": "probe"}))
+    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
+    assert isinstance(failed.exception, DataFormatError)
