@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex, slimplm_search
+from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.index import (
+    BM25Index,
+    HybridIndex,
+    Passage,
+    PassageIndex,
+    build_resumable,
+    slimplm_search,
+)
 
 TEXTS = {
     "paris": "Paris is the capital of France.",
@@ -74,3 +81,73 @@ def test_the_chain_of_slimplm_is_round_robin_within_a_budget(index):
     assert slimplm_search(hybrid, "capital of Italy", ["xyzzy"]) == []
     with pytest.raises(ConfigurationError):
         slimplm_search(hybrid, "q", queries, token_budget=0)
+
+
+class Vectors:
+    """Embeds "v17" as the 17th of some random vectors; counts the texts."""
+
+    name = identity = "vectors"
+
+    def __init__(self, n=3_000, dimension=24):
+        made = np.random.default_rng(0).normal(size=(n, dimension)).astype(np.float32)
+        centres = np.random.default_rng(1).normal(size=(30, dimension)).astype(np.float32) * 3
+        made += centres[np.arange(n) % 30]
+        self.vectors = made / np.linalg.norm(made, axis=1, keepdims=True)
+        self.texts = 0
+
+    def embed(self, texts):
+        self.texts += len(texts)
+        return np.stack([self.vectors[int(t.removeprefix("v"))] for t in texts])
+
+
+def test_large_indexes_become_approximate_and_stay_usable(tmp_path):
+    embedder = Vectors()
+    index = PassageIndex.build([Passage(str(i), f"v{i}") for i in range(3_000)], embedder)
+    assert index.approximation is None
+    exact = [[h.passage.id for h in hits] for hits in index.search([f"v{i}" for i in range(100)], 5)]
+    index.optimise(exact_up_to=1_000, recall=0.9)
+    assert index.approximation["recall"] >= 0.9
+    assert index.approximation["probes"] < index.approximation["lists"]
+    found = [[h.passage.id for h in hits] for hits in index.search([f"v{i}" for i in range(100)], 5)]
+    assert np.mean([len(set(a) & set(b)) / 5 for a, b in zip(exact, found, strict=True)]) > 0.85
+    index.save(tmp_path)
+    for mmap in (False, True):
+        loaded = PassageIndex.load(tmp_path, embedder, mmap=mmap)
+        assert loaded.approximation == index.approximation
+        assert loaded.search(["v7"], 1)[0][0].passage.id == "7"
+    loaded = PassageIndex.load(tmp_path, embedder)
+    assert loaded.delete(["7", "nothing"]) == 1
+    assert loaded.search(["v7"], 1)[0][0].passage.id != "7"
+    loaded.add([Passage("new", "v7")])
+    assert loaded.search(["v7"], 1)[0][0].passage.id == "new"
+    np.testing.assert_allclose(loaded.vectors(["new"])[0], embedder.vectors[7], atol=1e-6)
+
+
+def test_a_stopped_build_continues(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(f'{{"id": "{i}", "text": "v{i}"}}\n' for i in range(2_500)))
+
+    class Stops(Vectors):
+        def embed(self, texts):
+            if self.texts >= 2_048:
+                raise KeyboardInterrupt
+            return super().embed(texts)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_resumable(corpus, tmp_path / "index", Stops())
+    assert not (tmp_path / "index" / "index.json").exists()
+    seen = []
+    again = Vectors()
+    index = build_resumable(corpus, tmp_path / "index", again, seen.append)
+    assert again.texts == 2_500 - 2_048
+    assert (len(index), seen[-1]) == (2_500, 2_500)
+    loaded = PassageIndex.load(tmp_path / "index", again)
+    assert loaded.search(["v2400"], 1)[0][0].passage.id == "2400"
+    assert not (tmp_path / "index" / ".building").exists()
+    corpus.write_text('{"id": "0", "text": "v0"}\n')
+    other = Vectors()
+    assert len(build_resumable(corpus, tmp_path / "index", other)) == 1
+    corpus.write_text("\n")
+    with pytest.raises(DataFormatError, match="no passages"):
+        build_resumable(corpus, tmp_path / "index", other)
+    assert len(PassageIndex.load(tmp_path / "index", other)) == 1

@@ -19,18 +19,22 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
 ) -> None:
-    """Embed the passages of a corpus and save the index."""
-    from rgate_integrations.index import PassageIndex, SentenceEmbedder, read_passages
+    """Embed the passages of a corpus and save the index. Stopped and started again, it continues."""
+    from rgate_integrations.index import SentenceEmbedder, build_resumable, read_passages
 
-    passages = list(read_passages(corpus))
+    total = sum(1 for _ in read_passages(corpus))
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("embedding", total=len(passages))
-        index = PassageIndex.build(
-            passages, SentenceEmbedder(embedder), report=lambda done: progress.update(task, completed=done)
+    notices = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=notices) as progress:
+        task = progress.add_task("embedding", total=total)
+        index = build_resumable(
+            corpus, out, SentenceEmbedder(embedder), lambda done: progress.update(task, completed=done)
         )
-    index.save(out)
-    Console(stderr=True, highlight=False).print(f"{len(index):,} passages in {out}", soft_wrap=True)
+    notices.print(f"{len(index):,} passages in {out}", soft_wrap=True)
+    if (found := index.approximation) is not None:
+        notices.print(
+            f"approximate search: {found['probes']} of {found['lists']} lists, recall {found['recall']:.1%}"
+        )
 
 
 @app.command()

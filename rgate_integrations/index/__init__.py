@@ -4,6 +4,7 @@ Importing this imports neither faiss nor torch.
 """
 
 from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index.building import build_resumable
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.hybrid import CrossEncoderReranker, HybridIndex, slimplm_search
@@ -20,6 +21,7 @@ __all__ = [
     "PassageIndex",
     "PassageStore",
     "SentenceEmbedder",
+    "build_resumable",
     "fuse",
     "read_passages",
     "slimplm_search",

@@ -24,10 +24,12 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
     missing_dependency,
 )
+from rgate_integrations.index.approximate import approximate
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, PassageStore
 
 _FORMAT = 1
+EXACT_UP_TO = 100_000
 _MANIFEST = "index.json"
 _VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
@@ -51,8 +53,13 @@ class Hit:
 class PassageIndex:
     """Passages, searchable by meaning.
 
+    Search is exact up to 100,000 passages. A larger index is turned into inverted lists by `build` or `optimise`.
+
     Args:
         embedder: Embeds passages and queries.
+
+    Attributes:
+        approximation: ``lists``, ``probes`` and the measured ``recall`` of an approximate index; None if exact.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
@@ -60,6 +67,7 @@ class PassageIndex:
         self._store = PassageStore()
         self._faiss: Any = None
         self._next_row = 0
+        self.approximation: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return int(self._faiss.ntotal) if self._faiss is not None else 0
@@ -97,7 +105,25 @@ class PassageIndex:
         index.add(batch)
         if report:
             report(len(index))
+        index.optimise()
         return index
+
+    def optimise(self, *, exact_up_to: int = EXACT_UP_TO, recall: float = 0.95) -> None:
+        """Make a large exact index approximate: inverted lists, probed until the recall is reached.
+
+        Args:
+            exact_up_to: Greatest number of passages that stay exact.
+            recall: Share of the exact ten nearest neighbours to find, measured on noisy stored vectors.
+        """
+        if self.approximation is not None or len(self) <= exact_up_to:
+            return
+        tuned = approximate(self._faiss, _faiss(), target=recall)
+        self._faiss = tuned.index
+        self.approximation = {
+            "lists": tuned.lists,
+            "probes": tuned.probes,
+            "recall": round(tuned.recall, 4),
+        }
 
     def add(self, passages: Sequence[Passage]) -> None:
         """Add passages.
@@ -233,6 +259,7 @@ class PassageIndex:
             "passages": len(self),
             "next_row": self._next_row,
             "dimension": int(flat.d),
+            "approximation": self.approximation,
             "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
             "files": {name: _describe(version / name) for name in (_VECTORS, _PASSAGES)},
         }
@@ -247,12 +274,15 @@ class PassageIndex:
         return root
 
     @classmethod
-    def load(cls, folder: str | Path, embedder: Embedder | None = None) -> PassageIndex:
+    def load(
+        cls, folder: str | Path, embedder: Embedder | None = None, *, mmap: bool = False
+    ) -> PassageIndex:
         """Load an index.
 
         Args:
             folder: Where `save` put it.
             embedder: The embedder it was built with; by default the one it names.
+            mmap: Leave the vectors on disk and map them into memory; such an index is for reading.
 
         Raises:
             IndexNotFoundError: There is no index in the folder.
@@ -276,7 +306,10 @@ class PassageIndex:
                 f"({built_with['identity']}), not with {index.embedder.name!r} ({index.embedder.identity}).",
                 hint=f"Open it with {built_with['name']!r}, or build it again with {index.embedder.name!r}.",
             )
-        index._faiss = _faiss().read_index(str(version / _VECTORS)) if manifest["passages"] else None
+        faiss = _faiss()
+        flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
+        index._faiss = faiss.read_index(str(version / _VECTORS), flags) if manifest["passages"] else None
+        index.approximation = manifest.get("approximation")
         index._store = PassageStore(version / _PASSAGES).writable()
         index._next_row = manifest["next_row"]
         return index

@@ -1,0 +1,89 @@
+"""Builds an index from a corpus file so that a build that was stopped continues where it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.index.passage_index import PassageIndex
+from rgate_integrations.index.passages import Passage, read_passages
+
+_PART = 1_024
+
+
+def build_resumable(
+    corpus: str | Path, out: str | Path, embedder: Embedder, report: Callable[[int], None] | None = None
+) -> PassageIndex:
+    """Embed the passages of a corpus file and save the index; vectors are kept in parts until it is complete.
+
+    Parts of another corpus or another embedder are not used. An index that is in ``out`` already stays loadable
+    until the new one is complete.
+
+    Args:
+        corpus: See `rgate_integrations.index.read_passages`.
+        out: Folder for the index.
+        embedder: Embeds the passages.
+        report: Told how many passages are embedded.
+
+    Raises:
+        DataFormatError: The corpus cannot be read or is empty, an id occurs twice, or a text is empty.
+    """
+    root = Path(out)
+    parts = root / ".building"
+    _prepare(parts, {"corpus": _digest(Path(corpus)), "embedder": embedder.identity, "part": _PART})
+    index, done = PassageIndex(embedder), 0
+    for number, passages in enumerate(_chunks(read_passages(corpus))):
+        file = parts / f"{number:06d}.npy"
+        if file.is_file():
+            vectors = np.load(file, allow_pickle=False)
+        else:
+            vectors = embedder.embed([p.searchable for p in passages])
+            temporary = file.with_suffix(".part")
+            with temporary.open("wb") as stream:
+                np.save(stream, vectors, allow_pickle=False)
+                os.fsync(stream.fileno())
+            temporary.rename(file)
+        index.add_vectors(passages, vectors)
+        done += len(passages)
+        if report is not None:
+            report(done)
+    if not done:
+        raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
+    index.optimise()
+    index.save(root)
+    shutil.rmtree(parts)
+    return index
+
+
+def _prepare(parts: Path, made_of: dict[str, object]) -> None:
+    """Keep the parts of an earlier run if they are of the same corpus and embedder, else begin anew."""
+    about, text = parts / "about.json", json.dumps(made_of, sort_keys=True)
+    if about.is_file() and about.read_text(encoding="utf-8") == text:
+        return
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir(parents=True)
+    about.write_text(text, encoding="utf-8")
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataFormatError(
+            f"The corpus {str(path)!r} cannot be read: {error.strerror or error}."
+        ) from error
+
+
+def _chunks(passages: Iterator[Passage]) -> Iterator[Sequence[Passage]]:
+    while chunk := list(islice(passages, _PART)):
+        yield chunk
