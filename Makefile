@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test lint type bench clean
+.PHONY: setup demo test test-extras lint type bench clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	$(BIN)/python -m pytest
+
+test-extras:
+	PYTHON=$(PYTHON) tests/extras.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

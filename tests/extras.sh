@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Each extra alone in a fresh virtual environment, and the LangChain tests on the lowest supported versions.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fresh() { # fresh NAME REQUIREMENTS...: a new environment in $work/NAME
+  local name=$1
+  shift
+  "$PYTHON" -m venv "$work/$name"
+  "$work/$name/bin/pip" install --quiet --disable-pip-version-check "$@"
+}
+
+fresh core -c constraints.txt -e .
+"$work/core/bin/python" - <<'PY'
+from rgate_integrations import load_gate, list_gates
+assert load_gate("constant:never").decide("who?").retrieve is False
+assert len(list_gates()) >= 18
+for adapter, extra in (("langchain", "langchain"), ("llama_index", "llama-index")):
+    try:
+        __import__(f"rgate_integrations.{adapter}")
+    except ImportError as error:
+        assert f"rgate-integrations[{extra}]" in str(error), error
+    else:
+        raise AssertionError(adapter)
+PY
+echo "core alone: ok"
+
+fresh langchain -c constraints.txt -e ".[langchain]"
+"$work/langchain/bin/python" - <<'PY'
+import importlib.util
+from rgate_integrations.langchain import RetrievalGate
+assert importlib.util.find_spec("llama_index") is None and importlib.util.find_spec("torch") is None
+chain = RetrievalGate("constant:never").route(retrieve=lambda q: "rag", direct=lambda q: "direct")
+assert chain.batch(["a", "b"]) == ["direct", "direct"]
+PY
+echo "langchain alone: ok"
+
+fresh llama -c constraints.txt -e ".[llama-index]"
+"$work/llama/bin/python" - <<'PY'
+import importlib.util
+from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
+from llama_index.core.indices.empty import EmptyIndex
+from llama_index.core.llms import MockLLM
+for absent in ("langchain_core", "torch", "openai", "llama_index.llms.openai"):
+    try:
+        assert importlib.util.find_spec(absent) is None, absent
+    except ModuleNotFoundError:
+        pass
+llm = MockLLM()
+engine = GatedQueryEngine.from_defaults(EmptyIndex().as_query_engine(llm=llm), "constant:never", llm=llm)
+assert "who?" in str(engine.query("who?"))
+PY
+echo "llama-index alone, without any OpenAI package: ok"
+
+fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,train]" \
+  pytest pytest-asyncio pytest-timeout langchain-tests hypothesis
+"$work/lowest/bin/python" -m pytest -q -m "not model" tests/test_langchain.py tests/test_langchain_more.py \
+  tests/test_langchain_standard.py tests/test_llama_index.py tests/test_llama_index_more.py
+echo "lowest versions: ok"
