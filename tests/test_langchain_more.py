@@ -294,3 +294,25 @@ def test_agents_search_only_when_they_need_to(style, stubborn):
     assert judge.questions == ["known?", "unknown?"]  # once a turn
     with pytest.raises(ConfigurationError):
         RetrievalGateMiddleware(tools="search_docs")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("style", ["batch", "abatch"])
+def test_a_batch_of_64_makes_four_model_batches(smollm2, style):
+    gate = load_gate("default-question", proxy=smollm2)
+    searched = []
+
+    def search(question):
+        searched.append(question)
+        return "retrieve"
+
+    router = RetrievalGate(gate).route(retrieve=search, direct=lambda q: "direct")
+    asked = [f"What is the capital of country {i}?" for i in range(64)]
+    decisions = gate.decide_batch(asked)
+    middle = sorted(d.p_known for d in decisions)[32]
+    config = {"configurable": {"retrieval_threshold": middle}}
+    before = smollm2.calls
+    answers = router.batch(asked, config) if style == "batch" else asyncio.run(router.abatch(asked, config))
+    assert smollm2.calls - before == 64 / smollm2.max_batch_size == 4
+    assert sorted(searched) == sorted(d.question for d in decisions if d.p_known < middle)
+    assert [a == "retrieve" for a in answers] == [d.p_known < middle for d in decisions]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from rgate_integrations.errors import DataFormatError, ModelLoadError
 from rgate_integrations.training.artifact import (
     EarlyExit,
     ProbeArtifact,
+    push_to_hub,
     read_artifact,
     save_artifact,
     shipped,
@@ -220,6 +222,32 @@ def test_there_is_no_gate_there(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="from the Hub"):
         load_gate("nobody/no-such-gate")
+
+
+def test_a_gate_goes_to_the_hub_and_comes_back(artifact, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    folder = save_artifact(artifact, tmp_path / "g")
+    sent = {}
+
+    class Api:
+        def __init__(self, token=None):
+            sent["token"] = token
+
+        def create_repo(self, repo_id, private, exist_ok):
+            sent["private"] = private
+
+        def upload_folder(self, repo_id, folder_path):
+            sent["files"] = sorted(p.name for p in Path(folder_path).iterdir())
+            return type("Commit", (), {"commit_url": f"https://hub/{repo_id}"})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    assert push_to_hub(folder, "you/gate", private=True) == "https://hub/you/gate"
+    assert sent == {"token": None, "private": True, "files": ["README.md", "gate.json", "probe.safetensors"]}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))
+    assert load_gate("you/gate", proxy=ScriptedProxy()).threshold == 0.4
+    with pytest.raises(ModelLoadError):
+        push_to_hub(tmp_path, "you/gate")
 
 
 def test_what_ships_is_small_and_documented():

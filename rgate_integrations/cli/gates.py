@@ -15,8 +15,14 @@ from rgate_integrations.gates import list_gates
 
 def gates(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    shipped: Annotated[
+        bool, typer.Option("--shipped", help="List the trained gates of the package instead.")
+    ] = False,
 ) -> None:
     """List the gates: name, paper, what they look at, whether they need training, what they cost."""
+    if shipped:
+        _shipped(as_json)
+        return
     if as_json:
         for info in list_gates():
             typer.echo(json.dumps(asdict(info)))
@@ -28,3 +34,24 @@ def gates(
     for info in list_gates():
         table.add_row(info.name, info.paper, info.evidence, info.training, info.cost)
     Console().print(table)
+
+
+def _shipped(as_json: bool) -> None:
+    from rgate_integrations.training.artifact import read_artifact
+    from rgate_integrations.training.artifact import shipped as names
+
+    table = Table(title="trained gates of the package", title_justify="left")
+    for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
+        table.add_column(column)
+    for name in names():
+        trained = read_artifact(name)
+        reads = f"question, {trained.tokens} tokens ({trained.source})" if trained.tokens else "question"
+        facts = trained.provenance
+        auc, licence = round(facts["metrics"]["auc_mean"], 3), facts["licence"]
+        if as_json:
+            row = {"name": name, "proxy": trained.base_model, "reads": reads, "llm": trained.llm}
+            typer.echo(json.dumps(row | {"auc_mean": auc, "licence": licence}))
+        else:
+            table.add_row(name, trained.base_model, reads, trained.llm, f"{auc:.3f}", licence)
+    if not as_json:
+        Console().print(table)

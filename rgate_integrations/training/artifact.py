@@ -257,6 +257,33 @@ def _prompt(prompt: PromptTemplate) -> dict[str, Any]:
     return {"name": prompt.name, "version": prompt.version, "hash": prompt.hash}
 
 
+def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload a trained gate's folder to the Hugging Face Hub; ``load_gate(repo_id)`` takes it from there.
+
+    Args:
+        folder: A folder that `load_gate` takes; it is checked first.
+        repo_id: Such as ``"you/my-gate"``; made if it does not exist.
+        private: Whether a new repository is private.
+        token: Access token; by default the one of ``hf auth login``.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ModelLoadError: The folder holds no trained gate, or a damaged one.
+    """
+    config = read_config(str(folder))
+    if config["method"] == "probe":
+        read_artifact(str(folder))
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise missing_dependency("huggingface_hub", "local") from error
+    api = HfApi(token=token)
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repo_id, folder_path=str(folder)).commit_url)
+
+
 def artifact_folder(name: str) -> Path:
     """Return the folder of a trained gate: a local folder, a shipped gate's name, or a Hub id.
 
