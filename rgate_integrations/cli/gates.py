@@ -42,7 +42,7 @@ def _shipped(as_json: bool) -> None:
 
     table = Table(title="trained gates of the package", title_justify="left")
     for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name in names():
         trained = read_artifact(name)
         reads = f"question, {trained.tokens} tokens ({trained.source})" if trained.tokens else "question"
