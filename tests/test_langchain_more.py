@@ -108,7 +108,8 @@ def test_an_llm_that_fails_means_no_draft_and_retrieval():
     def fails(_):
         raise TimeoutError("server down")
 
-    gate = RetrievalGate(load_gate("default-recorded"), llm=RunnableLambda(fails))
+    judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
+    gate = RetrievalGate(judge, llm=RunnableLambda(fails))
     decision = gate.invoke("who?")
     assert decision.retrieve
     assert decision.error.type == "EvidenceError"
