@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test test-extras lint type bench clean
+.PHONY: setup demo test test-extras lint type bench cookbook clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,13 @@ type: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct encyclopedia-leads
 	$(BIN)/python benchmarks/speed.py
+
+# Runs every notebook from scratch and keeps its output beside the script.
+cookbook: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cookbook]"
+	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
+	cd cookbook && for n in 0*.py; do \
+	  ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel - "$$n" || exit 1; done
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out

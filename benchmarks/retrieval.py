@@ -1,6 +1,7 @@
 """What to retrieve: recall of supporting passages for the question, the claims of an answer, and both.
 
-    python benchmarks/retrieval.py --data DIR [--limit 200] [--filter]
+    python benchmarks/retrieval.py [--data DIR] [--limit 200] [--filter]
+    python benchmarks/retrieval.py --llama-index         ClaimFusionRetriever against the retriever it wraps
 
 DIR holds hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
 answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt4.jsonl (annotated claims).
@@ -84,7 +85,8 @@ def recall(questions: list[dict], queries: list[list[str]], search: Search, k: i
     return float(np.mean(shares))
 
 
-def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
+def load(data: Path, limit: int | None) -> tuple[list[dict], dict[str, str]]:
+    """Questions with known supporting passages, and the recorded answer of each by id."""
     questions = [q for q in read(data / "hotpot_2wiki.train.jsonl") if q["supporting_ids"]]
     if limit:  # both sets lie one after the other
         questions = questions[:: max(1, len(questions) // limit)][:limit]
@@ -93,6 +95,11 @@ def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
         for name in ("hotpotqa", "2wikimultihopqa")
         for r in read(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
     }
+    return questions, answers
+
+
+def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
+    questions, answers = load(data, limit)
     dense = index_of(data)
     hybrid = HybridIndex(dense)
     sides: dict[str, Search] = {
@@ -132,6 +139,42 @@ def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
     return rows
 
 
+class Recorded:
+    """A gate that always retrieves and hands on what an LLM is recorded to have answered."""
+
+    def __init__(self, answers: dict[str, str]) -> None:
+        self.answers = answers
+
+    def decide_batch(self, questions: list[str], **options: object) -> list[Decision]:
+        """Decide."""
+        drafts = [Draft(text=self.answers.get(q, ""), source="recorded") for q in questions]
+        return [
+            Decision(question=q, retrieve=True, p_known=0.0, draft=d)
+            for q, d in zip(questions, drafts, strict=True)
+        ]
+
+    async def adecide_batch(self, questions: list[str], **options: object) -> list[Decision]:
+        """Decide."""
+        return self.decide_batch(questions)
+
+
+def measure_llama_index(data: Path, limit: int | None) -> None:
+    """Compare `ClaimFusionRetriever` with the retriever that it wraps, given the question."""
+    from rgate_integrations.llama_index import ClaimFusionRetriever, IndexRetriever
+
+    questions, answers = load(data, limit)
+    gate = Recorded({q["question"]: answers.get(q["id"], "") for q in questions})
+    plain = IndexRetriever(index_of(data), similarity_top_k=10)
+    fused = ClaimFusionRetriever([plain], gate, similarity_top_k=10)
+    for name, retriever in (("question alone", plain), ("ClaimFusionRetriever", fused)):
+        shares = []
+        for question in questions:
+            supporting = set(question["supporting_ids"])
+            found = {n.node.node_id for n in retriever.retrieve(question["question"])}
+            shares.append(len(supporting & found) / len(supporting))
+        CONSOLE.print(f"{name}: recall@10 {np.mean(shares):.3f} on {len(questions)} questions")
+
+
 def measure_agreement(data: Path) -> dict:
     """Compare the sentence rewriter's queries with the annotated ones."""
     records = [r for r in read(data / "claims_gpt4.jsonl") if r["claims"]]
@@ -166,11 +209,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--filter", action="store_true", help="also judge the claims with the gate")
+    parser.add_argument("--llama-index", action="store_true")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
+    if arguments.llama_index:
+        measure_llama_index(arguments.data, arguments.limit)
+        return
     found = {
         "recall": measure_recall(arguments.data, arguments.limit, arguments.filter),
         "agreement": measure_agreement(arguments.data),

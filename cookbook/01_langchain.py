@@ -1,0 +1,107 @@
+# %% [markdown]
+# # Gate an existing LangChain RAG chain
+#
+# At the end you have a RAG chain that retrieves only for the questions its LLM probably does not know, by one added
+# line, and you have seen each decision. It runs offline on two small models:
+# `rgate download smollm2-135m-instruct all-minilm-l6-v2`.
+
+# %%
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from local_models import MiniLM, SmallChat
+
+from rgate_integrations.langchain import FaissVectorStore, RetrievalGate, gated_rag
+
+# %% [markdown]
+# ## The chain you have
+#
+# Documents, a vector store, and LangChain's usual `retriever | format | prompt | llm`.
+
+# %%
+documents = [
+    "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892.",
+    "The melting point of rhenium is 3186 degrees Celsius.",
+    "The Lena flows through the city of Yakutsk.",
+    "Çatalhöyük was founded about 7500 BC.",
+    "Our office in Graz closes at six in the evening.",
+]
+retriever = FaissVectorStore.from_texts(documents, MiniLM()).as_retriever(search_kwargs={"k": 1})
+llm = SmallChat()
+rag_chain = (
+    {
+        "context": retriever | (lambda docs: "\n".join(d.page_content for d in docs)),
+        "question": RunnablePassthrough(),
+    }
+    | ChatPromptTemplate.from_template("{context}\n\nAnswer briefly: {question}")
+    | llm
+    | StrOutputParser()
+)
+llm_chain = ChatPromptTemplate.from_template("Answer briefly: {question}") | llm | StrOutputParser()
+
+# %% [markdown]
+# ## The one added line
+
+# %%
+gate = RetrievalGate()
+chain = gate.route(retrieve=rag_chain, direct=llm_chain)
+
+# %%
+questions = [
+    "What is the capital of France?",
+    "Who wrote Romeo and Juliet?",
+    "Where was the historian Aarno Maliniemi born?",
+    "When does our office in Graz close?",
+]
+for question, decision, answer in zip(questions, gate.batch(questions), chain.batch(questions), strict=True):
+    way = "retrieves" if decision.retrieve else "answers"
+    print(f"{decision.p_known:.2f} {way:9}  {question}\n{'':16}{answer}")
+
+# %% [markdown]
+# The batch was decided in one call of the gate, and each arm ran as one batch. Streams stay streams:
+
+# %%
+for chunk in chain.stream(questions[0]):
+    print(chunk, end="|")
+
+# %% [markdown]
+# ## Another threshold for one call
+#
+# `retrieve iff p_known < threshold`. A threshold above 1 always retrieves, 0 never does.
+
+# %%
+always = {"configurable": {"retrieval_threshold": 1.1}}
+print(gate.invoke(questions[0], always).retrieve)
+
+# %% [markdown]
+# ## Only the retriever
+#
+# `guard` leaves the chain alone: the retriever finds nothing for known questions, and for the others it searches the
+# question and the claims of the draft, and says which query found what.
+
+# %%
+guarded = gate.guard(retriever, speculative=True)
+print(guarded.invoke(questions[0]))
+for document in guarded.invoke(questions[2]):
+    print(document.metadata["rgate"], document.page_content)
+
+# %% [markdown]
+# ## Your own LLM as the witness
+#
+# The LLM's own first tokens are much stronger evidence than a small proxy's draft. With `llm=` the chat model writes
+# them, with log-probabilities where its API gives them, and the gate judges those.
+
+# %%
+witness = RetrievalGate("perplexity", llm=llm, tokens=16)
+decision = witness.invoke(questions[0])
+print(decision.draft.source, decision.draft.text)
+print(decision.reason)
+
+# %% [markdown]
+# ## From scratch, in one line
+
+# %%
+print(gated_rag(retriever, llm, gate=gate).invoke(questions[3]))
+
+# %% [markdown]
+# **Next:** the threshold 0.5 is a guess about your data. `04_calibrate` sets it with a promise.

@@ -1,0 +1,80 @@
+# %% [markdown]
+# # Gate an existing LlamaIndex engine
+#
+# At the end you have a quick-start engine that searches only when its LLM does not know, a `RouterQueryEngine` that
+# does the same, and a chat engine that never says "Empty Response". It runs offline on two small models:
+# `rgate download smollm2-135m-instruct all-minilm-l6-v2`.
+
+# %%
+from llama_index.core import Document, VectorStoreIndex
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.tools import QueryEngineTool
+from llama_index_engine import SmallEmbedding, SmallLLM
+
+from rgate_integrations.llama_index import (
+    ClaimFusionRetriever,
+    GatedQueryEngine,
+    GatedRetriever,
+    RetrievalGateSelector,
+)
+
+# %% [markdown]
+# ## The engine you have
+
+# %%
+texts = [
+    "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892.",
+    "Rhenium is a chemical element. Its melting point is 3186 degrees Celsius.",
+    "Our office in Graz closes at six in the evening.",
+]
+llm = SmallLLM()
+index = VectorStoreIndex.from_documents([Document(text=t) for t in texts], embed_model=SmallEmbedding())
+engine = index.as_query_engine(llm=llm, similarity_top_k=1)
+
+# %% [markdown]
+# ## The one added line
+
+# %%
+gated = GatedQueryEngine.from_defaults(engine, llm=llm, speculative=True)
+known, unknown = "What is the capital of France?", "Where was the historian Aarno Maliniemi born?"
+for question in (known, unknown):
+    response = gated.query(question)
+    decision = response.metadata["rgate"]
+    print(f"{decision['p_known']:.2f} {len(response.source_nodes)} passages  {question}\n     {response}")
+
+# %% [markdown]
+# ## In a router
+#
+# `RouterQueryEngine` picks a tool by name. Pass `llm=`: it looks for OpenAI otherwise.
+
+# %%
+tools = [
+    QueryEngineTool.from_defaults(gated.direct, name="direct", description="Answers from memory."),
+    QueryEngineTool.from_defaults(engine, name="docs", description="Answers from the documents."),
+]
+selector = RetrievalGateSelector(direct="direct", retrieve="docs")
+router = RouterQueryEngine(selector=selector, query_engine_tools=tools, llm=llm)
+for question in (known, unknown):
+    print(router.query(question).metadata["selector_result"].selections[0].reason)
+
+# %% [markdown]
+# ## In a chat engine
+#
+# Chat engines cannot be wrapped, and answer "Empty Response" when a retriever finds nothing. `GatedRetriever` finds a
+# note in that case.
+
+# %%
+chat = ContextChatEngine.from_defaults(GatedRetriever(index.as_retriever(similarity_top_k=1)), llm=llm)
+print(chat.chat(known).source_nodes[0].node.text)
+
+# %% [markdown]
+# ## Claims as separate queries
+
+# %%
+fusion = ClaimFusionRetriever([index.as_retriever(similarity_top_k=2)], similarity_top_k=2)
+for node in fusion.retrieve(unknown):
+    print(node.node.text)
+
+# %% [markdown]
+# **Next:** `from_defaults(..., tokens=32)` lets the engine's own LLM draft; `04_calibrate` sets the threshold.

@@ -1,0 +1,111 @@
+# %% [markdown]
+# # Calibrate a gate on your own data
+#
+# At the end you have a gate whose threshold keeps a promise on your own questions, and plots that show what it does.
+# The LLM is SmolLM2-135M here, so that everything runs offline in a minute:
+# `rgate download smollm2-135m-instruct all-minilm-l6-v2`.
+
+# %%
+import json
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rgate_integrations import load_gate
+from rgate_integrations.calibration import Budget, MaxLoss, calibrate
+from rgate_integrations.evaluation import evaluate, read_paired
+from rgate_integrations.evaluation.collect import collect
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.proxy.local import shared_proxy
+
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## 1. Questions with gold answers, and passages
+#
+# Sums: small ones the model knows, larger ones it does not. The passages know them all.
+
+# %%
+rng = np.random.default_rng(0)
+pairs = [(int(a), int(b)) for a, b in rng.integers(1, 10, (60, 2))] + [
+    (int(a), int(b)) for a, b in rng.integers(100, 1000, (60, 2))
+]
+pairs = list(dict.fromkeys(pairs))
+questions = [
+    {"id": str(i), "question": f"What is {a} plus {b}?", "gold_answers": [str(a + b)], "dataset": "sums"}
+    for i, (a, b) in enumerate(pairs)
+]
+index = PassageIndex.build([Passage(str(i), f"{a} plus {b} is {a + b}.") for i, (a, b) in enumerate(pairs)])
+print(len(questions), "questions,", len(index), "passages")
+
+# %% [markdown]
+# ## 2. Both arms
+#
+# What `rgate collect` does: each question without and with retrieval. Started again it continues.
+
+# %%
+llm = shared_proxy("smollm2-135m-instruct")
+file = collect(questions, llm, folder / "paired.jsonl", index=index, k=1, tokens=24)
+files = read_paired([file])
+records = files[0].records
+for arm in ("closed_book_correct", "rag_correct"):
+    print(arm, round(float(np.mean([getattr(r, arm) for r in records])), 3))
+
+# %% [markdown]
+# ## 3. A gate for this LLM
+#
+# `perplexity` of the model's own draft needs no training. What does it know, before any calibration?
+
+# %%
+gate = load_gate("perplexity")
+result, judged = evaluate(gate, records, name="perplexity")
+print(
+    {
+        k: result["pooled"][k]
+        for k in ("auc", "ece", "retrieval_rate", "in_accuracy", "never", "always", "oracle")
+    }
+)
+
+# %% [markdown]
+# ## 4. A threshold with a promise
+
+# %%
+for policy in (Budget(0.6), MaxLoss(0.1)):
+    found = calibrate(gate, files, policy)
+    print(f"{found.chosen.promise} Threshold {found.chosen.threshold:.2f}.")
+
+# %% [markdown]
+# "No threshold can promise that" is a proper answer: with few questions little can be promised.
+
+# %%
+calibrated = calibrate(gate, files, Budget(0.6)).gate
+after, judged_after = evaluate(calibrated, records, name="calibrated")
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+curve = np.array(after["pooled"]["curve"])
+left.plot(curve[:, 0], curve[:, 1], label="gate")
+left.plot([0, 1], [after["pooled"]["never"], after["pooled"]["always"]], "--", label="random")
+left.scatter(after["pooled"]["retrieval_rate"], after["pooled"]["in_accuracy"], zorder=3, label="threshold")
+left.set(xlabel="retrieval rate", ylabel="in-accuracy")
+left.legend()
+known = judged_after.closed_book
+right.hist([judged_after.p[known], judged_after.p[~known]], bins=12, stacked=True, label=["known", "unknown"])
+right.set(xlabel="P(known), calibrated")
+right.legend()
+figure.tight_layout()
+
+# %% [markdown]
+# On the command line the same is
+#
+# ```
+# rgate collect   --questions questions.jsonl --llm MODEL --index DIR --out paired.jsonl
+# rgate calibrate --gate perplexity --data paired.jsonl --budget 0.6 --out my-gate
+# rgate evaluate  --gate my-gate --data paired.jsonl --json result.json
+# rgate report    result.json --html report.html
+# ```
+#
+# **Next:** `rgate train` fits a probe to the same file: a gate that reads the proxy's hidden states.
+
+# %%
+print(json.dumps({k: after["pooled"][k] for k in ("retrieval_rate", "in_accuracy", "always")}))
