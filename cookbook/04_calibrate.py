@@ -25,19 +25,30 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## 1. Questions with gold answers, and passages
 #
-# Sums: small ones the model knows, larger ones it does not. The passages know them all.
+# Capitals: some the model knows, some it does not. The passages know them all.
 
 # %%
-rng = np.random.default_rng(0)
-pairs = [(int(a), int(b)) for a, b in rng.integers(1, 10, (60, 2))] + [
-    (int(a), int(b)) for a, b in rng.integers(100, 1000, (60, 2))
-]
-pairs = list(dict.fromkeys(pairs))
+CAPITALS = """France Paris|Italy Rome|Japan Tokyo|Egypt Cairo|Spain Madrid|Germany Berlin|Greece Athens|Norway Oslo
+Canada Ottawa|Kenya Nairobi|Peru Lima|Cuba Havana|Iraq Baghdad|Iran Tehran|China Beijing|Russia Moscow|India New Delhi
+Austria Vienna|Poland Warsaw|Ireland Dublin|Portugal Lisbon|Sweden Stockholm|Finland Helsinki|Denmark Copenhagen
+Hungary Budapest|Turkey Ankara|Thailand Bangkok|Vietnam Hanoi|Chile Santiago|Argentina Buenos Aires|Bhutan Thimphu
+Brunei Bandar Seri Begawan|Burundi Gitega|Chad N'Djamena|Comoros Moroni|Eritrea Asmara|Gabon Libreville
+Lesotho Maseru|Malawi Lilongwe|Nauru Yaren|Palau Ngerulmud|Samoa Apia|Suriname Paramaribo|Togo Lome|Tonga Nuku'alofa
+Tuvalu Funafuti|Vanuatu Port Vila|Djibouti Djibouti|Mauritania Nouakchott|Benin Porto-Novo|Belize Belmopan
+Kiribati Tarawa"""
+pairs = [tuple(p.split(" ", 1)) for p in CAPITALS.replace("\n", "|").split("|")]
 questions = [
-    {"id": str(i), "question": f"What is {a} plus {b}?", "gold_answers": [str(a + b)], "dataset": "sums"}
-    for i, (a, b) in enumerate(pairs)
+    {
+        "id": str(i),
+        "question": f"What is the capital of {country}?",
+        "gold_answers": [city],
+        "dataset": "capitals",
+    }
+    for i, (country, city) in enumerate(pairs)
 ]
-index = PassageIndex.build([Passage(str(i), f"{a} plus {b} is {a + b}.") for i, (a, b) in enumerate(pairs)])
+index = PassageIndex.build(
+    [Passage(str(i), f"The capital of {country} is {city}.") for i, (country, city) in enumerate(pairs)]
+)
 print(len(questions), "questions,", len(index), "passages")
 
 # %% [markdown]
@@ -47,7 +58,7 @@ print(len(questions), "questions,", len(index), "passages")
 
 # %%
 llm = shared_proxy("smollm2-135m-instruct")
-file = collect(questions, llm, folder / "paired.jsonl", index=index, k=1, tokens=24)
+file = collect(questions, llm, folder / "paired.jsonl", index=index, k=1, tokens=16)
 files = read_paired([file])
 records = files[0].records
 for arm in ("closed_book_correct", "rag_correct"):
@@ -59,7 +70,7 @@ for arm in ("closed_book_correct", "rag_correct"):
 # `perplexity` of the model's own draft needs no training. What does it know, before any calibration?
 
 # %%
-gate = load_gate("perplexity")
+gate = load_gate("perplexity", tokens=12)
 result, judged = evaluate(gate, records, name="perplexity")
 print(
     {
@@ -72,16 +83,16 @@ print(
 # ## 4. A threshold with a promise
 
 # %%
-for policy in (Budget(0.6), MaxLoss(0.1)):
-    found = calibrate(gate, files, policy)
+budget = calibrate(gate, files, Budget(0.8, confidence=0.9))
+loss = calibrate(gate, files, MaxLoss(0.05))
+for found in (budget, loss):
     print(f"{found.chosen.promise} Threshold {found.chosen.threshold:.2f}.")
 
 # %% [markdown]
 # "No threshold can promise that" is a proper answer: with few questions little can be promised.
 
 # %%
-calibrated = calibrate(gate, files, Budget(0.6)).gate
-after, judged_after = evaluate(calibrated, records, name="calibrated")
+after, judged_after = evaluate(budget.gate, records, name="calibrated")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
 curve = np.array(after["pooled"]["curve"])
 left.plot(curve[:, 0], curve[:, 1], label="gate")
@@ -100,7 +111,7 @@ figure.tight_layout()
 #
 # ```
 # rgate collect   --questions questions.jsonl --llm MODEL --index DIR --out paired.jsonl
-# rgate calibrate --gate perplexity --data paired.jsonl --budget 0.6 --out my-gate
+# rgate calibrate --gate perplexity --data paired.jsonl --budget 0.8 --out my-gate
 # rgate evaluate  --gate my-gate --data paired.jsonl --json result.json
 # rgate report    result.json --html report.html
 # ```

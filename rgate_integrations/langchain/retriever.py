@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
@@ -15,19 +12,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, field_validator
 
+from rgate_integrations import speculative as searching
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.index import PassageIndex, fuse
-
-_log = logging.getLogger("rgate_integrations")
-_SEARCHES = ThreadPoolExecutor(8, thread_name_prefix="rgate-search")  # threads start with the first search
-
-
-def _dropped(search: Future[Any] | asyncio.Future[Any]) -> None:
-    """Take note of what a search raised whose result nobody needs."""
-    if not search.cancelled() and (error := search.exception()) is not None:
-        _log.info("A search that was not needed failed: %s: %s", type(error).__name__, error)
 
 
 class IndexRetriever(BaseRetriever):
@@ -98,12 +87,11 @@ class GatedRetriever(BaseRetriever):
             plan = self._plan(self._decide(query, config))
             found = self.retriever.batch([q.text for q in plan.queries], config) if plan.queries else []
             return self._fused(plan, found, k)
-        search = _SEARCHES.submit(contextvars.copy_context().run, self.retriever.invoke, query, config)
+        search = searching.start(self.retriever.invoke, query, config)
         plan = self._plan(self._decide(query, config))
         early = next((i for i, q in enumerate(plan.queries) if q.text == query), None)
         if early is None:
-            search.cancel()
-            search.add_done_callback(_dropped)
+            searching.drop(search)
             queries = [q.text for q in plan.queries]
             return self._fused(plan, self.retriever.batch(queries, config) if queries else [], k)
         others = [q.text for q in plan.queries if q.text != query]
@@ -128,10 +116,8 @@ class GatedRetriever(BaseRetriever):
                 found = [*found[:early], await search, *found[early:]]
             return self._fused(plan, found, k)
         finally:
-            if search is not None and not search.done():
-                search.cancel()
             if search is not None:
-                search.add_done_callback(_dropped)
+                searching.drop(search)
 
     def _decide(self, query: str, config: RunnableConfig) -> Decision:
         drafts = self.drafter.draft([query], config) if self.drafter is not None else None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import logging
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -16,14 +13,12 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
 
+from rgate_integrations import speculative as searching
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.calling import DecidesBatches
 from rgate_integrations.llama_index.deciding import Decider
 from rgate_integrations.llama_index.retriever import fresh
-
-_log = logging.getLogger("rgate_integrations")
-_SEARCHES = ThreadPoolExecutor(8, thread_name_prefix="rgate-search")  # threads start with the first search
 
 
 class GatedQueryEngine(BaseQueryEngine):
@@ -105,13 +100,11 @@ class GatedQueryEngine(BaseQueryEngine):
         if not self.speculative:
             decision = self.decide(query_bundle.query_str)
             return _marked(self._arm(decision).query(fresh(query_bundle)), decision)
-        context = contextvars.copy_context()
-        search = _SEARCHES.submit(context.run, self.query_engine.retrieve, fresh(query_bundle))
+        search = searching.start(self.query_engine.retrieve, fresh(query_bundle))
         decision = self.decide(query_bundle.query_str)
         if decision.retrieve:
             return _marked(self.query_engine.synthesize(fresh(query_bundle), search.result()), decision)
-        search.cancel()
-        search.add_done_callback(_dropped)
+        searching.drop(search)
         return _marked(self.direct.query(fresh(query_bundle)), decision)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
@@ -126,21 +119,13 @@ class GatedQueryEngine(BaseQueryEngine):
                 return _marked(await self.query_engine.asynthesize(fresh(query_bundle), nodes), decision)
             return _marked(await self.direct.aquery(fresh(query_bundle)), decision)
         finally:
-            if not search.done():
-                search.cancel()
-            search.add_done_callback(_dropped)
+            searching.drop(search)
 
     def _arm(self, decision: Decision) -> BaseQueryEngine:
         return self.query_engine if decision.retrieve else self.direct
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
-
-
-def _dropped(search: Future[Any] | asyncio.Future[Any]) -> None:
-    """Take note of what a search raised whose result nobody needs."""
-    if not search.cancelled() and (error := search.exception()) is not None:
-        _log.info("A search that was not needed failed: %s: %s", type(error).__name__, error)
 
 
 def _llm_of(engine: Any) -> LLM:
