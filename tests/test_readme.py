@@ -46,3 +46,16 @@ def test_readme_block(number, smollm2, capsys):
         assert question in str(names["engine"].query(question))
     if "print" in BLOCKS[number]:
         assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_gate_of_the_contributing_guide_works():
+    from tests.scripted_proxy import ScriptedProxy
+
+    guide = (README.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    names = {}
+    exec(block, names)  # noqa: S102
+    gate = names["ShortDraftGate"]().with_options(proxy=ScriptedProxy())
+    decision = gate.decide("who?")
+    assert decision.error is None
+    assert decision.p_known == 1 - len(decision.draft.tokens) / 33
