@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import judged_correct
-from rgate_integrations.index import Hit
+from rgate_integrations.index import Searches
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.training.examples import records
@@ -41,12 +41,6 @@ DATASETS: dict[str, dict[str, str]] = {
     },
 }
 """Columns of Hugging Face data sets: a dot reaches into a column, and gold answers may be one or several."""
-
-
-class Searches(Protocol):
-    """A `PassageIndex`, a `HybridIndex`, or anything that searches like them."""
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]: ...  # noqa: D102
 
 
 def read_questions(source: str, limit: int | None = None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from rgate_integrations.index.building import build_resumable
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.hybrid import CrossEncoderReranker, HybridIndex, slimplm_search
-from rgate_integrations.index.passage_index import Hit, PassageIndex
+from rgate_integrations.index.passage_index import Hit, PassageIndex, Searches
 from rgate_integrations.index.passages import Passage, PassageStore, read_passages
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Passage",
     "PassageIndex",
     "PassageStore",
+    "Searches",
     "SentenceEmbedder",
     "build_resumable",
     "fuse",

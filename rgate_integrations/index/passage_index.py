@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,13 @@ class Hit:
     passage: Passage
     score: float
     query: str = ""
+
+
+class Searches(Protocol):
+    """Whatever searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own."""
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Return for each query its ``k`` best passages, best first."""
 
 
 class PassageIndex:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.calling import DecidesBatches
-from rgate_integrations.index import Hit
+from rgate_integrations.index import Searches
 from rgate_integrations.llama_index.deciding import Decider
 
 KNOWN = "No passages were needed for this question: answer it from what you know."
-
-
-class Searches(Protocol):
-    """A `PassageIndex`, a `HybridIndex`, or anything that searches like them."""
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]: ...  # noqa: D102
 
 
 class IndexRetriever(BaseRetriever):
