@@ -14,6 +14,7 @@ from rgate_integrations.evaluation.collect import DATASETS, collect, from_rows, 
 from rgate_integrations.evaluation.drift import drift
 from rgate_integrations.evaluation.report import read_results, report_page
 from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.proxy.base import TargetScores
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
 
@@ -80,6 +81,21 @@ def test_collecting_resumes_after_a_kill(tmp_path):
     assert again.calls == []
     alone = collect(questions[:2], ScriptedProxy(), tmp_path / "alone.jsonl")
     assert "rag_answer" not in json.loads(alone.read_text().splitlines()[0])
+
+
+def test_a_model_can_judge_the_answers(tmp_path):
+    class Judge(ScriptedProxy):
+        def score(self, prompt, values, targets, *, adapter=None):
+            assert all(v["answer"].startswith("Answer") for v in values)
+            return [TargetScores((-0.1, -3.0) if "a" in v["question"] else (-3.0, -0.1), 1) for v in values]
+
+    questions = [
+        {"id": q, "question": f"{q}?", "gold_answers": ["nothing like it"], "dataset": "d"}
+        for q in ("a", "b")
+    ]
+    out = collect(questions, ScriptedProxy(), tmp_path / "p.jsonl", judge=Judge())
+    (file,) = read_paired([out], rag=False)
+    assert [r.closed_book_correct for r in file.records] == [True, False]
 
 
 @pytest.mark.model

@@ -29,6 +29,9 @@ def collect(
     ] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a question.")] = 3,
     tokens: Annotated[int, typer.Option(min=1, help="Greatest length of an answer.")] = 64,
+    judge: Annotated[
+        str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Started again it continues."""
@@ -49,6 +52,7 @@ def collect(
             index=searched,
             k=k,
             tokens=tokens,
+            judge=shared_proxy(judge) if judge else None,
             report=lambda n: progress.update(task, completed=n),
         )
     found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]

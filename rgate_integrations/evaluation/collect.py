@@ -14,6 +14,7 @@ from rgate_integrations.index import Searches
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.training.examples import records
+from rgate_integrations.training.labels import judge as labels_of
 
 _CHUNK = 16
 DATASETS: dict[str, dict[str, str]] = {
@@ -139,12 +140,13 @@ def collect(
     index: Searches | None = None,
     k: int = 3,
     tokens: int = 64,
+    judge: Proxy | None = None,
     report: Callable[[int], None] | None = None,
 ) -> Path:
     """Answer questions without and with retrieval, and append what came out, one JSON record a line.
 
     A run that is started again continues after the last whole line; a line that a kill left half written is
-    dropped. Answers are judged by in-accuracy.
+    dropped. Answers are judged by in-accuracy, or by a model.
 
     Args:
         questions: What `read_questions` returned.
@@ -153,6 +155,8 @@ def collect(
         index: Finds passages; None asks without retrieval only.
         k: Passages a question.
         tokens: Greatest length of an answer.
+        judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
+            what it gives no label, such as a refusal, is judged by in-accuracy.
         report: Told how many questions are done.
 
     Returns:
@@ -164,7 +168,7 @@ def collect(
     with out.open("a", encoding="utf-8") as file:
         for start in range(0, len(missing), _CHUNK):
             some = missing[start : start + _CHUNK]
-            for record in _answered(some, llm, index, k, tokens):
+            for record in _answered(some, llm, index, k, tokens, judge):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             if report is not None:
@@ -183,7 +187,12 @@ def _done(out: Path) -> set[str]:
 
 
 def _answered(
-    questions: Sequence[Mapping[str, Any]], llm: Proxy, index: Searches | None, k: int, tokens: int
+    questions: Sequence[Mapping[str, Any]],
+    llm: Proxy,
+    index: Searches | None,
+    k: int,
+    tokens: int,
+    judge: Proxy | None,
 ) -> list[dict[str, Any]]:
     from rgate_integrations.answer import answer_all
 
@@ -195,19 +204,32 @@ def _answered(
             "closed_book_answer": draft.text,
             "closed_book_text": draft.text,
             "closed_book_logprobs": [round(v, 4) for v in draft.logprobs or ()],
-            "closed_book_correct": judged_correct(draft.text, question["gold_answers"]),
+            "closed_book_correct": right,
             "llm": llm.name,
         }
-        for question, draft in zip(questions, closed, strict=True)
+        for question, draft, right in zip(
+            questions, closed, _correct(questions, [d.text for d in closed], judge), strict=True
+        )
     ]
     if index is None:
         return found
     passages = [[hit.passage for hit in hits] for hits in index.search(asked, k)]
     decisions = [Decision(question=q, retrieve=True, p_known=0.0) for q in asked]
-    for record, answer, given in zip(
-        found, answer_all(llm, decisions, passages, tokens=tokens), passages, strict=True
+    answers = answer_all(llm, decisions, passages, tokens=tokens)
+    for record, answer, right, given in zip(
+        found, answers, _correct(questions, answers, judge), passages, strict=True
     ):
-        record["rag_answer"] = answer
-        record["rag_correct"] = judged_correct(answer, record["gold_answers"])
+        record["rag_answer"], record["rag_correct"] = answer, right
         record["passage_ids"] = [p.id for p in given]
     return found
+
+
+def _correct(
+    questions: Sequence[Mapping[str, Any]], answers: Sequence[str], judge: Proxy | None
+) -> list[bool]:
+    gold = [q["gold_answers"] for q in questions]
+    right = [judged_correct(a, g) for a, g in zip(answers, gold, strict=True)]
+    if judge is None:
+        return right
+    labels = labels_of(judge, [str(q["question"]) for q in questions], gold, answers).labels
+    return [r if label is None else label for r, label in zip(right, labels, strict=True)]
