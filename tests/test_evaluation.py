@@ -147,6 +147,11 @@ def test_recorded_drafts_reach_the_gate(tmp_path):
     result, found = evaluate(load_gate("ik", proxy=ScriptedProxy()), questions, draft="recorded", samples=10)
     assert [d.draft.text for d in found.decisions] == ["It was me.", "x"]
     assert result["sets"]["s"]["n"] == result["pooled"]["n"] == 2
+    proxy = ScriptedProxy()
+    sure = [Paired("1", "who?", "s", True, False, "It was me.", (-0.1, -0.2, -0.1))]
+    _, found = evaluate(load_gate("perplexity", proxy=proxy), sure, draft="recorded", samples=10)
+    assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
+    assert proxy.calls == []  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
         evaluate(load_gate("constant:always"), [Paired("1", "who?", "s", True, True)], draft="recorded")
 

@@ -44,7 +44,7 @@ class Paired:
         """Return what the LLM wrote without retrieval as a recorded draft, or None."""
         if not self.closed_book_text:
             return None
-        return Draft(text=self.closed_book_text, source="recorded", finished=True)
+        return Draft(text=self.closed_book_text, logprobs=self.closed_book_logprobs, source="recorded")
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _paired(record: Any, where: str, number: int, path: Path, correctness: Corre
         closed_book_text=str(
             record.get("closed_book_text") or record.get("closed_book_answer") or ""
         ).strip(),
-        closed_book_logprobs=None if logprobs is None else tuple(map(float, logprobs)),
+        closed_book_logprobs=tuple(map(float, logprobs)) if logprobs else None,
         popularity=None if popularity is None else float(popularity),
     )
 
