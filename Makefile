@@ -40,7 +40,7 @@ cookbook: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cookbook]"
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	cd cookbook && for n in 0*.py; do \
-	  ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel - "$$n" || exit 1; done
+	  PYTHONWARNINGS=ignore ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel python3 "$$n" || exit 1; done
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out
