@@ -147,6 +147,7 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path):
     page = report_page(read_results([path]))
     assert "</script><script>document" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "bold" not in report_page(read_results([path]), texts=False)
     for bad in ("{}", "[", "[]"):
         path.write_text(bad)
         with pytest.raises(DataFormatError, match=r"r\.json"):

@@ -66,11 +66,14 @@ def collect(
 def report(
     results: Annotated[list[Path], typer.Argument(help="What rgate evaluate --json wrote.")],
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
+    texts: Annotated[
+        bool, typer.Option(help="Whether questions and drafts are in the page, as examples.")
+    ] = True,
 ) -> None:
     """Write a self-contained page: curves, reliability, examples, and a threshold that can be moved."""
     from rgate_integrations.evaluation.report import read_results, report_page
 
-    page = report_page(read_results(results))
+    page = report_page(read_results(results), texts=texts)
     html.parent.mkdir(parents=True, exist_ok=True)
     temporary = html.with_name(f".{html.name}.part")
     temporary.write_text(page, encoding="utf-8")

@@ -33,11 +33,12 @@ def read_results(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
     return found
 
 
-def report_page(results: Sequence[Mapping[str, Any]]) -> str:
+def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> str:
     """Return the page: one HTML document without any reference to the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
+        texts: Whether questions and drafts are in it; without them the page can be shown to anybody.
     """
     shown = [
         {
@@ -51,10 +52,10 @@ def report_page(results: Sequence[Mapping[str, Any]]) -> str:
                     int(q["closed_book_correct"]),
                     int(bool(q["rag_correct"])),
                     q["dataset"],
-                    q["question"],
-                    q.get("draft") or "",
+                    q["question"] if texts else f"question {number}",
+                    (q.get("draft") or "") if texts else "",
                 ]
-                for q in r["questions"]
+                for number, q in enumerate(r["questions"], start=1)
             ],
         }
         for r in results
