@@ -193,6 +193,82 @@ def test_speculative_search_runs_while_the_gate_thinks(style, caplog):
         run("broken and unknown?")
 
 
+STYLES = ("invoke", "ainvoke", "batch", "abatch", "stream", "astream")
+
+
+def run_in_style(chain, question, style):
+    async def chunks():
+        return [chunk async for chunk in chain.astream(question)]
+
+    return {
+        "invoke": lambda: chain.invoke(question),
+        "ainvoke": lambda: asyncio.run(chain.ainvoke(question)),
+        "batch": lambda: chain.batch([question])[0],
+        "abatch": lambda: asyncio.run(chain.abatch([question]))[0],
+        "stream": lambda: "".join(chain.stream(question)),
+        "astream": lambda: "".join(asyncio.run(chunks())),
+    }[style]()
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_speculative_router_searches_while_the_gate_thinks(style):
+    slow = Slow(wait=0.0)
+
+    class Waits(Judge):
+        def decide_batch(self, questions, **options):
+            deadline = time.monotonic() + 5
+            while not slow.began and time.monotonic() < deadline:
+                time.sleep(0.005)
+            return super().decide_batch(questions, **options)
+
+    chain = RetrievalGate(Waits()).route(
+        retrieve={"context": slow, "question": lambda q: q}
+        | RunnableLambda(lambda found: f"{found['question']} {found['context'][0].page_content}"),
+        direct=lambda q: f"direct {q}",
+        speculative=True,
+    )
+    assert run_in_style(chain, "unknown?", style) == "unknown? about unknown?"
+    assert [query for query, _ in slow.began] == ["unknown?"]
+    slow.began.clear()
+    assert run_in_style(chain, "known?", style) == "direct known?"
+    assert run_in_style(chain, "broken, but known?", style) == "direct broken, but known?"
+    with pytest.raises(OSError, match="index gone"):
+        run_in_style(chain, "broken and unknown?", style)
+
+
+def test_a_speculative_batch_searches_once_and_keeps_order_and_errors():
+    slow = Slow(wait=0.0)
+    chain = RetrievalGate(Judge()).route(
+        retrieve=slow | RunnableLambda(lambda found: found[0].page_content), direct=str, speculative=True
+    )
+    asked = ["unknown 1", "known 2", "broken unknown 3", "unknown 4"]
+    for found in (
+        chain.batch(asked, return_exceptions=True),
+        asyncio.run(chain.abatch(asked, return_exceptions=True)),
+    ):
+        assert found[:2] == ["about unknown 1", "known 2"]
+        assert isinstance(found[2], OSError)
+        assert found[3] == "about unknown 4"
+    with pytest.raises(ConfigurationError, match="several steps"):
+        RetrievalGate(Judge()).route(retrieve=str, direct=str, speculative=True)
+
+
+async def test_a_cancelled_speculative_call_leaves_no_task_behind():
+    class Forever(Slow):
+        async def _aget_relevant_documents(self, query, *, run_manager):
+            await asyncio.sleep(60)
+
+    chain = RetrievalGate(Judge(wait=0.2)).route(retrieve=Forever() | str, direct=str, speculative=True)
+    assert await chain.ainvoke("known?") == "known?"
+    task = asyncio.ensure_future(chain.ainvoke("unknown?"))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
+
+
 def test_the_search_begins_before_the_decision():
     slow = Slow(wait=0.0)
     thinking = threading.Event()
@@ -317,3 +393,19 @@ def test_a_batch_of_64_makes_four_model_batches(smollm2, style):
     assert smollm2.calls - before == 64 / smollm2.max_batch_size == 4
     assert sorted(searched) == sorted(d.question for d in decisions if d.p_known < middle)
     assert [a == "retrieve" for a in answers] == [d.p_known < middle for d in decisions]
+
+
+def test_a_gate_is_a_decision_model_where_langchain_has_them():
+    pytest.importorskip("langchain_core.decisions", reason="langchain-core >= 1.8")
+    from rgate_integrations.langchain.decisions import KNOWS, ROUTE, GateDecisionModel
+
+    model = GateDecisionModel(gate=Judge())
+    asked = {"knows": KNOWS, "route": ROUTE}
+    known = model.invoke({"state": "known?", "questions": asked})
+    assert known.nouls["knows"].noul == known.choices["route"].probabilities["direct"] == 0.8
+    unknown = asyncio.run(model.ainvoke({"state": [HumanMessage("unknown?")], "questions": asked}))
+    assert (unknown.choices["route"].choice, unknown.choices["route"].confidence) == ("retrieve", 0.8)
+    with pytest.raises(ConfigurationError, match="'bug' is not one"):
+        model.invoke(
+            {"state": "x?", "questions": {"bug": KNOWS.model_copy(update={"instructions": "A bug?"})}}
+        )

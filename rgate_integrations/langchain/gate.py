@@ -123,16 +123,23 @@ class RetrievalGate(Runnable[Any, Decision]):
             self._amany, inputs, config, return_exceptions=return_exceptions, **kwargs
         )
 
-    def route(self, *, retrieve: RunnableLike[Any, Any], direct: RunnableLike[Any, Any]) -> RetrievalRouter:
+    def route(
+        self,
+        *,
+        retrieve: RunnableLike[Any, Any],
+        direct: RunnableLike[Any, Any],
+        speculative: bool = False,
+    ) -> RetrievalRouter:
         """Return a runnable that sends each input to one of two arms.
 
         Args:
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
+            speculative: Run the first step of ``retrieve``, the retriever's, while the gate decides.
         """
         from rgate_integrations.langchain.router import RetrievalRouter
 
-        return RetrievalRouter(self, retrieve=retrieve, direct=direct)
+        return RetrievalRouter(self, retrieve=retrieve, direct=direct, speculative=speculative)
 
     def guard(self, retriever: BaseRetriever, *, k: int | None = None, **options: Any) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.

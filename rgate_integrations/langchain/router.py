@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import (
@@ -11,19 +14,20 @@ from langchain_core.callbacks import (
     adispatch_custom_event,
     dispatch_custom_event,
 )
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 
+from rgate_integrations import speculative as searching
 from rgate_integrations.decision import Decision
+from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.langchain.gate import RetrievalGate
 
 EVENT = "retrieval_gate"
-_Batches = tuple[tuple["Runnable[Any, Any]", list[int]], ...]
 
 
 class RetrievalRouter(Runnable[Any, Any]):
@@ -37,14 +41,29 @@ class RetrievalRouter(Runnable[Any, Any]):
         gate: Decides.
         retrieve: Arm for unknown questions.
         direct: Arm for known questions.
+        speculative: Run the first step of the retrieve arm, the retriever's, while the gate decides. For known
+            questions it is cancelled or its result dropped, and what it raises is logged only.
+
+    Raises:
+        ConfigurationError: ``speculative``, and the retrieve arm is not a sequence of steps.
     """
 
     def __init__(
-        self, gate: RetrievalGate, *, retrieve: RunnableLike[Any, Any], direct: RunnableLike[Any, Any]
+        self,
+        gate: RetrievalGate,
+        *,
+        retrieve: RunnableLike[Any, Any],
+        direct: RunnableLike[Any, Any],
+        speculative: bool = False,
     ) -> None:
         self.gate = gate
         self.retrieve: Runnable[Any, Any] = coerce_to_runnable(retrieve)
         self.direct: Runnable[Any, Any] = coerce_to_runnable(direct)
+        self.speculative = speculative
+        self._first: Runnable[Any, Any] | None = None
+        self._rest = self.retrieve
+        if speculative:
+            self._first, self._rest = _steps(self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -138,28 +157,19 @@ class RetrievalRouter(Runnable[Any, Any]):
         async for chunk in self._atransform_stream_with_config(input, self._atransform, config, **kwargs):
             yield chunk
 
-    # --- one implementation a call style -------------------------------------------------------------------
+    # --- each call style runs the shares that one call of the gate has made -------------------------------
 
     def _invoke(
         self, value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
     ) -> Any:
-        decision = self.gate.invoke(value, patch_config(config, callbacks=run_manager.get_child("gate")))
-        dispatch_custom_event(
-            EVENT, _event(decision), config=patch_config(config, callbacks=run_manager.get_child())
-        )
-        arm, tag = self._arm(decision)
-        return arm.invoke(value, _child(config, run_manager, tag, decision), **kwargs)
+        share = self._decide([value], [run_manager], [config], kwargs).only
+        return share.arm.invoke(share.values[0], share.configs[0], **share.kwargs)
 
     async def _ainvoke(
         self, value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
     ) -> Any:
-        decision = await self.gate.ainvoke(
-            value, patch_config(config, callbacks=run_manager.get_child("gate"))
-        )
-        inner = patch_config(config, callbacks=run_manager.get_child())
-        await adispatch_custom_event(EVENT, _event(decision), config=inner)
-        arm, tag = self._arm(decision)
-        return await arm.ainvoke(value, _child(config, run_manager, tag, decision), **kwargs)
+        share = (await self._adecide([value], [run_manager], [config], kwargs)).only
+        return await share.arm.ainvoke(share.values[0], share.configs[0], **share.kwargs)
 
     def _batch(
         self,
@@ -168,21 +178,11 @@ class RetrievalRouter(Runnable[Any, Any]):
         config: list[RunnableConfig],
         **kwargs: Any,
     ) -> list[Any]:
-        decisions = self.gate.batch(values, _gate_configs(config, run_manager), return_exceptions=True)
-        for decision, each, manager in zip(decisions, config, run_manager, strict=True):
-            if isinstance(decision, Decision):
-                dispatch_custom_event(
-                    EVENT, _event(decision), config=patch_config(each, callbacks=manager.get_child())
-                )
-        results: list[Any] = list(decisions)  # what could not be read stays its exception
-        for arm, share in self._shares(decisions):
-            configs = [
-                _child(config[i], run_manager[i], self._arm(decisions[i])[1], decisions[i]) for i in share
-            ]
-            found = arm.batch([values[i] for i in share], configs, return_exceptions=True, **kwargs)
-            for i, result in zip(share, found, strict=True):
-                results[i] = result
-        return results
+        routed = self._decide(values, run_manager, config, kwargs)
+        for share in routed.shares:
+            found = share.arm.batch(share.values, share.configs, return_exceptions=True, **share.kwargs)
+            routed.take(share, found)
+        return routed.results
 
     async def _abatch(
         self,
@@ -191,25 +191,16 @@ class RetrievalRouter(Runnable[Any, Any]):
         config: list[RunnableConfig],
         **kwargs: Any,
     ) -> list[Any]:
-        import asyncio
+        routed = await self._adecide(values, run_manager, config, kwargs)
 
-        decisions = await self.gate.abatch(values, _gate_configs(config, run_manager), return_exceptions=True)
-        for decision, each, manager in zip(decisions, config, run_manager, strict=True):
-            if isinstance(decision, Decision):
-                inner = patch_config(each, callbacks=manager.get_child())
-                await adispatch_custom_event(EVENT, _event(decision), config=inner)
-        results: list[Any] = list(decisions)
+        async def run(share: _Share) -> None:
+            routed.take(
+                share,
+                await share.arm.abatch(share.values, share.configs, return_exceptions=True, **share.kwargs),
+            )
 
-        async def run(arm: Runnable[Any, Any], share: list[int]) -> None:
-            configs = [
-                _child(config[i], run_manager[i], self._arm(decisions[i])[1], decisions[i]) for i in share
-            ]
-            found = await arm.abatch([values[i] for i in share], configs, return_exceptions=True, **kwargs)
-            for i, result in zip(share, found, strict=True):
-                results[i] = result
-
-        await asyncio.gather(*(run(arm, share) for arm, share in self._shares(decisions)))
-        return results
+        await asyncio.gather(*(run(share) for share in routed.shares))
+        return routed.results
 
     def _transform(
         self,
@@ -218,13 +209,8 @@ class RetrievalRouter(Runnable[Any, Any]):
         config: RunnableConfig,
         **kwargs: Any,
     ) -> Iterator[Any]:
-        value = _joined(list(values))
-        decision = self.gate.invoke(value, patch_config(config, callbacks=run_manager.get_child("gate")))
-        dispatch_custom_event(
-            EVENT, _event(decision), config=patch_config(config, callbacks=run_manager.get_child())
-        )
-        arm, tag = self._arm(decision)
-        yield from arm.stream(value, _child(config, run_manager, tag, decision), **kwargs)
+        share = self._decide([_joined(list(values))], [run_manager], [config], kwargs).only
+        yield from share.arm.stream(share.values[0], share.configs[0], **share.kwargs)
 
     async def _atransform(
         self,
@@ -234,23 +220,133 @@ class RetrievalRouter(Runnable[Any, Any]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         value = _joined([v async for v in values])
-        decision = await self.gate.ainvoke(
-            value, patch_config(config, callbacks=run_manager.get_child("gate"))
-        )
-        inner = patch_config(config, callbacks=run_manager.get_child())
-        await adispatch_custom_event(EVENT, _event(decision), config=inner)
-        arm, tag = self._arm(decision)
-        async for chunk in arm.astream(value, _child(config, run_manager, tag, decision), **kwargs):
+        share = (await self._adecide([value], [run_manager], [config], kwargs)).only
+        async for chunk in share.arm.astream(share.values[0], share.configs[0], **share.kwargs):
             yield chunk
 
-    def _arm(self, decision: Decision) -> tuple[Runnable[Any, Any], str]:
-        return (self.retrieve, "retrieve") if decision.retrieve else (self.direct, "direct")
+    # --- one call of the gate, for the whole batch ---------------------------------------------------------
 
-    def _shares(self, decisions: Sequence[Any]) -> _Batches:
-        judged = [(i, d) for i, d in enumerate(decisions) if isinstance(d, Decision)]
-        unknown = [i for i, d in judged if d.retrieve]
-        known = [i for i, d in judged if not d.retrieve]
-        return tuple((arm, share) for arm, share in ((self.retrieve, unknown), (self.direct, known)) if share)
+    def _decide(
+        self,
+        values: list[Any],
+        managers: Sequence[CallbackManagerForChainRun],
+        config: list[RunnableConfig],
+        kwargs: dict[str, Any],
+    ) -> _Routed:
+        search = None
+        if self._first is not None:
+            configs = _children(config, managers, "retrieve")
+            search = searching.start(
+                partial(self._first.batch, values, configs, return_exceptions=True, **kwargs)
+            )
+        try:
+            gate = _children(config, managers, "gate")
+            decisions = self.gate.batch(values, gate, return_exceptions=True)
+            for decision, inner in zip(decisions, _children(config, managers), strict=True):
+                if isinstance(decision, Decision):
+                    dispatch_custom_event(EVENT, _event(decision), config=inner)
+            early = search.result() if search is not None and _any_unknown(decisions) else None
+        finally:
+            if search is not None:
+                searching.drop(search)
+        return self._routed(values, decisions, early, managers, config, kwargs)
+
+    async def _adecide(
+        self,
+        values: list[Any],
+        managers: Sequence[AsyncCallbackManagerForChainRun],
+        config: list[RunnableConfig],
+        kwargs: dict[str, Any],
+    ) -> _Routed:
+        search = None
+        if self._first is not None:
+            configs = _children(config, managers, "retrieve")
+            search = asyncio.ensure_future(
+                self._first.abatch(values, configs, return_exceptions=True, **kwargs)
+            )
+        try:
+            gate = _children(config, managers, "gate")
+            decisions = await self.gate.abatch(values, gate, return_exceptions=True)
+            for decision, inner in zip(decisions, _children(config, managers), strict=True):
+                if isinstance(decision, Decision):
+                    await adispatch_custom_event(EVENT, _event(decision), config=inner)
+            early = await search if search is not None and _any_unknown(decisions) else None
+        finally:
+            if search is not None:
+                searching.drop(search)
+        return self._routed(values, decisions, early, managers, config, kwargs)
+
+    def _routed(
+        self,
+        values: list[Any],
+        decisions: Sequence[Any],
+        early: Sequence[Any] | None,
+        managers: Sequence[Any],
+        config: Sequence[RunnableConfig],
+        kwargs: dict[str, Any],
+    ) -> _Routed:
+        """Sort the inputs by arm; ``early`` holds what the first step found, for the steps after it."""
+        retrieve = _Share(self._rest, {} if early is not None else kwargs)
+        direct = _Share(self.direct, kwargs)
+        routed = _Routed([None] * len(values), [retrieve, direct])
+        for i, decision in enumerate(decisions):
+            if not isinstance(decision, Decision):
+                routed.results[i] = decision  # what could not be read stays its exception
+                continue
+            value = early[i] if early is not None and decision.retrieve else values[i]
+            if isinstance(value, Exception):
+                routed.results[i] = value
+                continue
+            share, tag = (retrieve, "retrieve") if decision.retrieve else (direct, "direct")
+            share.places.append(i)
+            share.values.append(value)
+            share.configs.append(_child(config[i], managers[i], tag, decision))
+        routed.shares = [share for share in routed.shares if share.places]
+        return routed
+
+
+@dataclass
+class _Share:
+    """The inputs of a batch that go to one arm, with their places in the batch."""
+
+    arm: Runnable[Any, Any]
+    kwargs: dict[str, Any]
+    places: list[int] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    configs: list[RunnableConfig] = field(default_factory=list)
+
+
+@dataclass
+class _Routed:
+    """A decided batch: the exceptions of inputs that reach no arm, and each arm's share."""
+
+    results: list[Any]
+    shares: list[_Share]
+
+    @property
+    def only(self) -> _Share:
+        """The share of a batch of one; its exception is raised."""
+        if not self.shares:
+            raise self.results[0]
+        return self.shares[0]
+
+    def take(self, share: _Share, found: Sequence[Any]) -> None:
+        for i, result in zip(share.places, found, strict=True):
+            self.results[i] = result
+
+
+def _steps(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
+    if not isinstance(arm, RunnableSequence):
+        raise ConfigurationError(
+            f"A speculative router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
+            hint="Pass the chain itself, with its retriever in the first step, or guard the retriever.",
+        )
+    first, *rest = arm.steps
+    return first, rest[0] if len(rest) == 1 else RunnableSequence(*rest)
+
+
+def _any_unknown(decisions: Sequence[Any]) -> bool:
+    return any(isinstance(d, Decision) and d.retrieve for d in decisions)
 
 
 def _event(decision: Decision) -> dict[str, Any]:
@@ -258,8 +354,10 @@ def _event(decision: Decision) -> dict[str, Any]:
     return decision.model_dump(mode="json", include=names)
 
 
-def _gate_configs(config: Sequence[RunnableConfig], managers: Sequence[Any]) -> list[RunnableConfig]:
-    return [patch_config(c, callbacks=m.get_child("gate")) for c, m in zip(config, managers, strict=True)]
+def _children(
+    config: Sequence[RunnableConfig], managers: Sequence[Any], tag: str | None = None
+) -> list[RunnableConfig]:
+    return [patch_config(c, callbacks=m.get_child(tag)) for c, m in zip(config, managers, strict=True)]
 
 
 def _child(config: RunnableConfig, manager: Any, tag: str, decision: Decision) -> RunnableConfig:
