@@ -140,7 +140,8 @@ async def test_claims_are_searched_separately_and_the_bundle_is_left_alone(index
 
 
 def test_the_transform_adds_claims_to_the_embedding_texts(index, gate):
-    transform = ClaimQueryTransform(gate)
+    with pytest.warns(UserWarning, match="ClaimFusionRetriever searches them separately"):
+        transform = ClaimQueryTransform(gate)
     bundle = transform.run("what is unknown?")
     assert bundle.query_str == "what is unknown?"
     assert len(bundle.embedding_strs) == 3

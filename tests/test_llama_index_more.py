@@ -181,21 +181,6 @@ def test_a_passage_index_as_a_retriever():
     assert nodes[0].node.metadata == {"n": 1}
 
 
-async def test_the_event_loop_keeps_ticking_while_the_gate_thinks(index):
-    engine = GatedQueryEngine.from_defaults(
-        index.as_query_engine(llm=MockLLM()), Judge(wait=0.3), llm=MockLLM()
-    )
-    gaps, last = [], time.perf_counter()
-    task = asyncio.ensure_future(engine.aquery("known?"))
-    while not task.done():
-        await asyncio.sleep(0.005)
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last = now
-    assert len(gaps) > 20
-    assert sorted(gaps)[len(gaps) * 9 // 10] < 0.05
-
-
 @pytest.mark.model
 def test_the_cookbook_engine_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
     from pathlib import Path
@@ -210,70 +195,3 @@ def test_the_cookbook_engine_runs_on_real_models(smollm2, minilm, monkeypatch, c
     engine = llama_index_engine.build_engine()
     response = engine.query("Where was Aarno Maliniemi born?")
     assert "Oulu" in response.source_nodes[0].node.text
-
-
-ENGINES = (
-    "router",
-    "gated",
-    "retriever engine",
-    "context chat",
-    "condense chat",
-    "transform",
-    "claim fusion",
-)
-
-
-# The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("style", ["query", "aquery", "stream", "astream"])
-async def test_every_composition_answers_in_every_style(index, name, style):
-    """One gate call a question (and one for its claims), an answer that is never empty, sources when unknown."""
-    from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
-    from llama_index.core.tools import QueryEngineTool
-
-    from rgate_integrations.llama_index import ClaimQueryTransform
-
-    judge, llm, streams = Judge(), MockLLM(), "stream" in style
-    inner = index.as_query_engine(llm=llm, streaming=streams)
-    gated = GatedQueryEngine.from_defaults(inner, judge, llm=llm, streaming=streams)
-    guarded = GatedRetriever(index.as_retriever(), judge)
-    tools = [
-        QueryEngineTool.from_defaults(gated.direct, name="direct", description="d"),
-        QueryEngineTool.from_defaults(inner, name="docs", description="r"),
-    ]
-    synthesizer = get_response_synthesizer(llm=llm, streaming=streams)
-    engine = {
-        "router": lambda: RouterQueryEngine(RetrievalGateSelector(judge, retrieve="docs"), tools, llm=llm),
-        "gated": lambda: gated,
-        "retriever engine": lambda: RetrieverQueryEngine(guarded, synthesizer),
-        "context chat": lambda: ContextChatEngine.from_defaults(guarded, llm=llm),
-        "condense chat": lambda: CondensePlusContextChatEngine.from_defaults(guarded, llm=llm),
-        "transform": lambda: TransformQueryEngine(inner, ClaimQueryTransform(judge)),
-        "claim fusion": lambda: RetrieverQueryEngine(
-            ClaimFusionRetriever([index.as_retriever()], judge), synthesizer
-        ),
-    }[name]()
-    chat = "chat" in name
-    for question in ("unknown?", "known?"):
-        before = judge.calls
-        if style == "query":
-            response = engine.chat(question) if chat else engine.query(question)
-            text = str(response)
-        elif style == "aquery":
-            response = await (engine.achat(question) if chat else engine.aquery(question))
-            text = str(response)
-        elif style == "stream":
-            response = engine.stream_chat(question) if chat else engine.query(question)
-            text = "".join(response.response_gen)
-        else:
-            response = await (engine.astream_chat(question) if chat else engine.aquery(question))
-            found = response.async_response_gen() if chat else response.response_gen
-            text = "".join([token async for token in found])
-        assert text
-        assert "Empty Response" not in text
-        assert judge.calls == before + 1
-        if question == "unknown?":
-            assert response.source_nodes
-        elif name in ("router", "gated"):
-            assert not response.source_nodes

@@ -7,7 +7,11 @@ try:
 except ImportError as error:
     raise missing_dependency("llama_index.core", "llama-index") from error
 
-from rgate_integrations.llama_index.claims import ClaimFusionRetriever, ClaimQueryTransform
+from rgate_integrations.llama_index.claims import (
+    ClaimFusionRetriever,
+    ClaimQueryEngine,
+    ClaimQueryTransform,
+)
 from rgate_integrations.llama_index.events import RetrievalGateEvent
 from rgate_integrations.llama_index.query_engine import GatedQueryEngine
 from rgate_integrations.llama_index.retriever import GatedRetriever, IndexRetriever
@@ -15,6 +19,7 @@ from rgate_integrations.llama_index.selector import RetrievalGateSelector
 
 __all__ = [
     "ClaimFusionRetriever",
+    "ClaimQueryEngine",
     "ClaimQueryTransform",
     "GatedQueryEngine",
     "GatedRetriever",

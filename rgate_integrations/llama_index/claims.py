@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.claims import QueryPlan, plan_queries
@@ -68,7 +71,9 @@ class ClaimQueryTransform(BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
     LlamaIndex averages these texts into one vector and keyword retrievers ignore them. To search claims
-    separately, which finds more, use `ClaimFusionRetriever`.
+    separately, which finds more, use `ClaimFusionRetriever`: a warning says so when a transform is made.
+    LlamaIndex's own `TransformQueryEngine` runs transforms on the event loop, which stands still meanwhile; in
+    `ClaimQueryEngine` it goes on.
 
     Args:
         gate: Drafts the answer and drops known claims; the default gate when None.
@@ -79,6 +84,10 @@ class ClaimQueryTransform(BaseQueryTransform):
     def __init__(
         self, gate: DecidesBatches | str | None = None, *, llm: LLM | None = None, max_queries: int = 6
     ) -> None:
+        warnings.warn(
+            "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
+            stacklevel=2,
+        )
         self.decide = Decider(gate, llm, 64)
         self.max_queries = max_queries
         super().__init__()
@@ -93,6 +102,16 @@ class ClaimQueryTransform(BaseQueryTransform):
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         pass
+
+
+class ClaimQueryEngine(TransformQueryEngine):
+    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs."""
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        bundle = await asyncio.to_thread(
+            self._query_transform.run, query_bundle, metadata=self._transform_metadata
+        )
+        return await self._query_engine.aquery(bundle)
 
 
 def _queries(gate: DecidesBatches, decision: Decision, most: int) -> list[str]:
