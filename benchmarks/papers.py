@@ -6,8 +6,8 @@
 
 slimplm: trained on one half of the published judgments, measured on the other. adapt, boundary: the LLM answers 300
 questions without and with passages (BM25); a gate is trained on half of them and decides for the other half.
-transfer: a probe on the question, trained on the labels of one LLM, judged against the labels of each LLM. Answers and
-trained gates are kept under benchmarks/out/, and a run that is started again goes on from them.
+transfer: a probe on the question, trained on the labels of one LLM, judged against the labels of each LLM.
+Answers and trained gates are kept under benchmarks/out/, and a run that is started again goes on from them.
 """
 
 import argparse
