@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,13 @@ Floats = npt.NDArray[np.float32]
 _CHUNK = 256
 _PCA, _C = 128, 0.005
 _FREE = 100.0  # as large a feature is hardly regularised
+View: TypeAlias = tuple[Span, Pooling]
+_VIEWS: dict[DraftKind, tuple[View, ...]] = {
+    "none": (("question", "mean"),),
+    "proxy": (("draft", "mean"), ("question", "mean")),
+    # a recorded answer is often whole: its last token sums it up
+    "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
+}
 _DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 
 
@@ -98,11 +106,23 @@ def cross_validate(
     folds: int,
     seed: int,
     sets: Sequence[str] | None = None,
+    share: float = 1.0,
 ) -> npt.NDArray[np.float64]:
-    """Return for each question the logit of a probe that was fitted without its fold."""
+    """Return for each question the logit of a probe that was fitted without its fold.
+
+    Args:
+        states: Shape (n, blocks, hidden size).
+        known: The labels, shape (n,).
+        folds: Number of folds.
+        seed: Seed of folds and solver.
+        sets: The data set of each question, or None if they are one.
+        share: Share of the other folds to fit on, for a learning curve.
+    """
     logits = np.zeros(len(known))
     names = np.asarray(sets if sets is not None else [""] * len(known))
     for train, test in question_folds(len(known), folds, seed):
+        if share < 1:
+            train = np.random.default_rng(seed).permutation(train)[: round(len(train) * share)]
         fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
         logits[test] = fitted(states[test])
     return logits
@@ -206,13 +226,10 @@ def train_probe(
         raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
     known = check_labels(examples, folds)
     sets = [e.dataset for e in examples]
-    spans: tuple[Span, ...] = ("question",) if draft == "none" else ("draft", "question")
-    chosen = {s: tuple(layers or middle_layers(proxy.layers, s)) for s in spans}
-    blocks: tuple[tuple[int, Span, Pooling], ...] = tuple(
-        (layer, s, "mean") for s in spans for layer in chosen[s]
-    )
+    views = _VIEWS[draft]
+    chosen = {view: tuple(layers or middle_layers(proxy.layers, view[0])) for view in views}
+    blocks, parts = _blocks(chosen)
     states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
-    parts = [np.array([i for i, block in enumerate(blocks) if block[1] == s]) for s in spans]
     held_out = np.stack([cross_validate(states[:, p], known, folds, seed, sets) for p in parts], axis=1)
     logits = np.zeros(len(known))
     for train, test in question_folds(len(known), folds, seed):
@@ -238,7 +255,7 @@ def train_probe(
             "label": label,
             "seed": seed,
             "folds": folds,
-            "recipe": _recipe({s: (chosen[s], float(w)) for s, w in zip(spans, weights, strict=True)}),
+            "recipe": _recipe({v: (chosen[v], float(w)) for v, w in zip(views, weights, strict=True)}),
             "data": [f.as_provenance() for f in files],
             "metrics": {
                 "auc": each,
@@ -252,13 +269,49 @@ def train_probe(
     )
 
 
-def _recipe(spans: Mapping[Span, tuple[tuple[int, ...], float]]) -> str:
+def learning_curve(
+    files: Sequence[DataFile],
+    proxy: LocalProxy,
+    *,
+    draft: DraftKind = "proxy",
+    tokens: int = 32,
+    shares: Sequence[float] = (0.125, 0.25, 0.5, 1.0),
+    folds: int = 5,
+    seed: int = 0,
+    report: Report | None = None,
+) -> list[tuple[int, float]]:
+    """Return (training questions, cross-validated AUC averaged over the sets) for growing shares of the data.
+
+    The probes of the views are added up with equal weights here, so the last point is not quite `train_probe`'s.
+    """
+    examples = [e for f in files for e in f.examples]
+    known, sets = check_labels(examples, folds), [e.dataset for e in examples]
+    blocks, parts = _blocks({view: middle_layers(proxy.layers, view[0]) for view in _VIEWS[draft]})
+    states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
+    curve = []
+    for share in shares:
+        logits = sum(cross_validate(states[:, p], known, folds, seed, sets, share) for p in parts)
+        each = auc_by_set(np.asarray(logits), known, sets)
+        curve.append((round(len(known) * (folds - 1) / folds * share), float(np.mean(list(each.values())))))
+    return curve
+
+
+def _blocks(
+    chosen: Mapping[View, Sequence[int]],
+) -> tuple[tuple[tuple[int, Span, Pooling], ...], list[npt.NDArray[np.int64]]]:
+    """Return the blocks to read, and the positions of each view's among them."""
+    blocks = tuple((layer, *view) for view, layers in chosen.items() for layer in layers)
+    return blocks, [np.array([i for i, b in enumerate(blocks) if b[1:] == view]) for view in chosen]
+
+
+def _recipe(views: Mapping[View, tuple[tuple[int, ...], float]]) -> str:
     """Say in words how a probe was made, for its model card."""
-    read = " and ".join(f"the mean over the {s} at layers {list(layers)}" for s, (layers, _) in spans.items())
-    weights = ", ".join(f"{s} {weight:.2f}" for s, (_, weight) in spans.items())
+    pooled = {"mean": "the mean over", "last": "the last token of"}
+    read = ", ".join(f"{pooled[p]} the {s} at layers {list(layers)}" for (s, p), (layers, _) in views.items())
+    weights = ", ".join(f"{p} of {s} {weight:.2f}" for (s, p), (_, weight) in views.items())
     return (
         f"{read}; per layer standardised, {_PCA} principal components and logistic regression with C={_C}, averaged "
-        "with one that has an intercept a data set; logits averaged over the layers; spans weighted and calibrated "
+        "with one that has an intercept a data set; logits averaged over the layers; these weighted and calibrated "
         f"by logistic regression on held-out logits ({weights})"
     )
 
