@@ -223,6 +223,26 @@ def test_names_that_cannot_be_loaded(tmp_path):
         LocalProxy(str(tmp_path)).load()
 
 
+def test_states_kept_while_drafting_are_those_of_a_second_pass(smollm2):
+    blocks = ((14, "draft", "mean"), (18, "draft", "last"), (16, "question", "mean"), (20, "all", "mean"))
+    before = smollm2.calls
+    both = smollm2.generate_hidden(ANSWER, VALUES, tokens=6, blocks=blocks)
+    assert smollm2.calls - before == 1
+    drafts = smollm2.generate(ANSWER, VALUES, tokens=6)
+    assert [d.model_dump(exclude={"logprobs", "entropies"}) for d, _ in both] == [
+        d.model_dump(exclude={"logprobs", "entropies"}) for d in drafts
+    ]
+    read = smollm2.hidden(ANSWER, VALUES, drafts, blocks)
+    for (_, kept), again in zip(both, read, strict=True):
+        np.testing.assert_allclose(kept.states, again.states, rtol=1e-3, atol=2e-3)
+        assert (kept.prompt_tokens, again.prompt_tokens > 0) == (0, True)
+    last = ((smollm2.layers, "draft", "mean"),)  # after the final norm: a pass of its own
+    before = smollm2.calls
+    ((_, states),) = smollm2.generate_hidden(ANSWER, VALUES[:1], tokens=3, blocks=last)
+    assert smollm2.calls - before == 2
+    assert np.isfinite(states.states).all()
+
+
 def test_a_pickled_proxy_is_the_same_model_without_its_weights(smollm2):
     shared = pickle.dumps(smollm2)
     assert len(shared) < 1_000

@@ -32,7 +32,7 @@ from rgate_integrations.evidence import (
     longest,
 )
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.proxy.base import HiddenStates, Proxy
 
 _HOPELESS = (DownloadError, MissingDependencyError, ModelLoadError, UnknownNameError)
 """What fails for one question fails for all: there is no model."""
@@ -67,6 +67,7 @@ class Collector:
         self._proxy = proxy
         self._llm = llm
         self._drafts = [d for d in map(draft_spec, specs) if d is not None]
+        self._hiddens = [s for s in specs if isinstance(s, HiddenSpec)]
         self._pieces: list[dict[EvidenceSpec, Piece]] = [{} for _ in inputs]
         self._costs: list[dict[EvidenceSpec, Cost]] = [{} for _ in inputs]
         self._errors: list[dict[EvidenceSpec, Exception]] = [{} for _ in inputs]
@@ -231,7 +232,19 @@ class Collector:
             if len(drafts) != len(indices):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(indices)} questions.")
             return [d.model_copy(update={"source": "llm"}) for d in drafts]
-        return self._proxy().generate(spec.prompt, self._values(indices), tokens=spec.tokens)
+        states = next((h for h in self._hiddens if h.prompt == spec.prompt and self._is(h.draft, spec)), None)
+        if states is None:
+            return self._proxy().generate(spec.prompt, self._values(indices), tokens=spec.tokens)
+        both = self._proxy().generate_hidden(
+            spec.prompt, self._values(indices), tokens=spec.tokens, blocks=states.blocks
+        )
+        for i, (_, hidden) in zip(indices, both, strict=True):
+            self._pieces[i][states], self._costs[i][states] = hidden.states, _read_cost(hidden)
+        return [draft for draft, _ in both]
+
+    def _is(self, draft: DraftSpec | None, written: DraftSpec) -> bool:
+        """Return whether a draft that is quoted is, to the last token, the one that is written."""
+        return draft is not None and draft.tokens == written.tokens and self._stored(draft) == written
 
     def _samples(self, spec: SamplesSpec, indices: Sequence[int]) -> list[tuple[Piece, Cost]]:
         samples = self._proxy().sample(
@@ -269,7 +282,7 @@ class Collector:
     def _hidden(self, spec: HiddenSpec, indices: Sequence[int]) -> list[tuple[Piece, Cost]]:
         drafts = [self._drafted(spec.draft, i) for i in indices] if spec.draft else None
         states = self._proxy().hidden(spec.prompt, self._values(indices), drafts, spec.blocks)
-        return [(s.states, Cost(model_calls=1, tokens_in=s.prompt_tokens)) for s in states]
+        return [(s.states, _read_cost(s)) for s in states]
 
     def _neighbours(self, spec: NeighboursSpec, indices: Sequence[int]) -> list[tuple[Piece, Cost]]:
         from rgate_integrations.gates.neighbours import labelled_questions
@@ -286,6 +299,11 @@ class Collector:
                 hint="Pass popularity=[...], one number a question, to decide_batch.",
             )
         return [(float(v or 0.0), Cost()) for v in values]
+
+
+def _read_cost(states: HiddenStates) -> Cost:
+    """States that were kept while a draft was written have no prompt of their own, and cost nothing."""
+    return Cost(model_calls=int(states.prompt_tokens > 0), tokens_in=states.prompt_tokens)
 
 
 class ProxyDrafter:

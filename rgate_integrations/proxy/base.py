@@ -36,7 +36,7 @@ class HiddenStates:
 
     Attributes:
         states: Shape (blocks, hidden size), float32.
-        prompt_tokens: Length of the text read, in tokens.
+        prompt_tokens: Length of the text read, in tokens; 0 if they were kept while a draft was written.
     """
 
     states: npt.NDArray[np.float32] = field(repr=False)
@@ -107,6 +107,21 @@ class Proxy(ABC):
         blocks: Sequence[tuple[int, Span, Pooling]],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt with the draft as the assistant's turn."""
+
+    def generate_hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        blocks: Sequence[tuple[int, Span, Pooling]],
+    ) -> list[tuple[Draft, HiddenStates]]:
+        """Continue prompts greedily, and pool hidden states over prompt and continuation.
+
+        In two passes, unless a proxy can keep the states while it writes.
+        """
+        drafts = self.generate(prompt, values, tokens=tokens)
+        return list(zip(drafts, self.hidden(prompt, values, drafts, blocks), strict=True))
 
     @abstractmethod
     def cut(self, text: str, tokens: int) -> str | None:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
-
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
 from rgate_integrations.evidence import Pooling, Span
@@ -248,35 +246,46 @@ class LocalProxy(Proxy):
         blocks: Sequence[tuple[int, Span, Pooling]],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
+        from rgate_integrations.proxy.hidden import layer_states, pooled, spans_of
+
         rows = self._encode(prompt, values)
         given: Sequence[Draft | None] = drafts or [None] * len(rows)
         texts = [self._draft_ids(row, draft) for row, draft in zip(rows, given, strict=True)]
+        lengths = [len(r.ids) + len(t) for r, t in zip(rows, texts, strict=True)]
+        layers = sorted({layer for layer, _, _ in blocks})
         results: dict[int, HiddenStates] = {}
 
         def run(indices: Sequence[int]) -> None:
             inputs = self._padded([(*rows[i].ids, *texts[i]) for i in indices])
-            states = self._model.base_model(
-                **inputs, output_hidden_states=True, use_cache=False
-            ).hidden_states
+            states = layer_states(self._model.base_model, inputs, layers)
             width = inputs["input_ids"].shape[1]
             for row, i in enumerate(indices):
-                offset = width - len(rows[i].ids) - len(texts[i])
-                spans: dict[str, range] = {
-                    "question": rows[i].question or range(len(rows[i].ids)),
-                    "draft": range(len(rows[i].ids), len(rows[i].ids) + len(texts[i]))
-                    or range(len(rows[i].ids)),
-                    "all": range(len(rows[i].ids) + len(texts[i])),
-                }
-                pooled = []
-                for layer, span, pooling in blocks:
-                    part = states[layer][row, offset + spans[span].start : offset + spans[span].stop].float()
-                    pooled.append(part.mean(0) if pooling == "mean" else part[-1])
-                block = np.stack([p.cpu().numpy() for p in pooled]).astype(np.float32)
-                results[i] = HiddenStates(block, len(rows[i].ids) + len(texts[i]))
+                spans = spans_of(rows[i].question, len(rows[i].ids), len(texts[i]), width - lengths[i])
+                results[i] = HiddenStates(pooled(states, row, spans, blocks), lengths[i])
 
         with self._adapter(None):
-            self._in_batches([len(r.ids) + len(t) for r, t in zip(rows, texts, strict=True)], run)
+            self._in_batches(lengths, run)
         return [results[i] for i in range(len(rows))]
+
+    def generate_hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        blocks: Sequence[tuple[int, Span, Pooling]],
+    ) -> list[tuple[Draft, HiddenStates]]:
+        """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
+        from rgate_integrations.proxy.hidden import can_watch
+
+        self.load()
+        if not (tokens and values and can_watch(self._model.base_model, [layer for layer, _, _ in blocks])):
+            return super().generate_hidden(prompt, values, tokens=tokens, blocks=blocks)
+        states: dict[int, HiddenStates] = {}
+        with self._adapter(None):
+            rows = self._encode(prompt, values)
+            drafts = self._decode(rows, tokens, None, [0] * len(rows), blocks, states)
+        return [(draft, states[i]) for i, draft in enumerate(drafts)]
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
@@ -352,21 +361,31 @@ class LocalProxy(Proxy):
         self._in_batches([len(r) for r in rows], run)
 
     def _decode(
-        self, rows: Sequence[EncodedPrompt], tokens: int, temperature: float | None, seeds: Sequence[int]
+        self,
+        rows: Sequence[EncodedPrompt],
+        tokens: int,
+        temperature: float | None,
+        seeds: Sequence[int],
+        blocks: Sequence[tuple[int, Span, Pooling]] = (),
+        states: dict[int, HiddenStates] | None = None,
     ) -> list[Draft]:
+        """Write a draft a row; with ``blocks``, also put each row's pooled hidden states into ``states``."""
         import torch
         from transformers import GenerationConfig
 
         from rgate_integrations.proxy.decoding import Recorder, StopAt
+        from rgate_integrations.proxy.hidden import pooled, spans_of, watching
 
         stops = self._enc.stop_ids()
         config = GenerationConfig(
-            max_new_tokens=tokens,
+            # The states of a token are there once the next one is asked for.
+            max_new_tokens=tokens + bool(blocks),
             do_sample=False,
             eos_token_id=stops,
             pad_token_id=self._enc.tokenizer.pad_token_id,
             use_cache=True,
         )
+        layers = sorted({layer for layer, _, _ in blocks})
         results: dict[int, Draft] = {}
 
         def run(indices: Sequence[int]) -> None:
@@ -377,15 +396,25 @@ class LocalProxy(Proxy):
             recorder = Recorder(temperature, chosen, self._model.device)
             newline = rows[indices[0]].template.stop_at_newline
             criteria = [StopAt(self._newline_mask())] if newline else []
-            output = self._model.generate(
-                **inputs, generation_config=config, logits_processor=[recorder], stopping_criteria=criteria
-            )
-            new = output[:, width:].tolist()
+            with watching(self._model.base_model, layers) as seen:
+                output = self._model.generate(
+                    **inputs,
+                    generation_config=config,
+                    logits_processor=[recorder],
+                    stopping_criteria=criteria,
+                )
+            new = output[:, width : width + tokens].tolist()
             logprobs = torch.stack(recorder.logprobs, dim=1).tolist()
             entropies = torch.stack(recorder.entropies, dim=1).tolist()
+            ended = {*stops, *(self._newline_mask().nonzero().flatten().tolist() if newline else [])}
+            kept = {layer: torch.cat(parts, dim=1) for layer, parts in seen.items()}
             for row, i in enumerate(indices):
-                ended = stops + (self._newline_mask().nonzero().flatten().tolist() if newline else [])
-                results[i] = self._draft(rows[i], new[row], set(ended), logprobs[row], entropies[row])
+                draft = self._draft(rows[i], new[row], ended, logprobs[row], entropies[row])
+                results[i] = draft
+                if states is not None:
+                    prompt, written = len(rows[i].ids), len(draft.token_ids)
+                    spans = spans_of(rows[i].question, prompt, written, width - prompt)
+                    states[i] = HiddenStates(pooled(kept, row, spans, blocks), 0)
 
         self._in_batches([len(r.ids) + tokens for r in rows], run)
         return [results[i] for i in range(len(rows))]
