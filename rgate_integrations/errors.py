@@ -45,6 +45,10 @@ class ScoreError(RGateError):
     """A gate produced a score that is not a number in [0, 1]."""
 
 
+class OverloadedError(RGateError, TimeoutError):
+    """A question waited longer for its turn than the gate's ``queue_timeout``."""
+
+
 class MissingDependencyError(RGateError, ImportError):
     """An optional dependency is not installed; the hint is the pip line."""
 

@@ -1,14 +1,18 @@
 """Concurrent callers share batches."""
 
 import asyncio
+import gc
+import random
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.batching import Batcher
+from rgate_integrations.errors import OverloadedError
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -51,6 +55,55 @@ async def test_cancelled_callers_cost_nothing_and_others_get_their_decision():
     assert all(isinstance(d, asyncio.CancelledError) for d in done[::3])
     rest = [d for i, d in enumerate(done) if i % 3]
     assert [d.question for d in rest] == [f"q{i}?" for i in range(200) if i % 3]
+
+
+async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_and_then():
+    """Each gets a decision or its own cancellation, none hangs, and nothing of them is kept."""
+
+    class Flaky(ScriptedProxy):
+        def score(self, prompt, values, targets, *, adapter=None):
+            time.sleep(0.001)
+            if len(self.calls) % 7 == 3:
+                self.calls.append("failed")
+                raise RuntimeError("the model fell over")
+            return super().score(prompt, values, targets, adapter=adapter)
+
+    dice = random.Random(0)
+    gate = load_gate("prompt", proxy=Flaky())
+    tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(1_000)]
+    leavers = set(dice.sample(range(1_000), 300))
+    for i in leavers:
+        await asyncio.sleep(dice.random() * 0.001)
+        tasks[i].cancel()
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60)
+    failed = 0
+    for i, found in enumerate(done):
+        if isinstance(found, asyncio.CancelledError):
+            assert i in leavers
+            continue
+        assert found.question == f"q{i}?"
+        if found.error is not None:
+            failed += 1
+            assert found.retrieve
+            assert found.error.type == "RuntimeError"
+    assert sum(not isinstance(d, asyncio.CancelledError) for d in done) >= 700
+    assert failed < 300  # a batch that fails is tried again, each question alone
+    decision = weakref.ref(next(d for d in done if not isinstance(d, asyncio.CancelledError)))
+    del tasks, done, found
+    gc.collect()
+    assert decision() is None
+
+
+async def test_questions_that_wait_too_long_retrieve():
+    gate = load_gate("prompt", proxy=Slow(), queue_timeout=0.03)
+    found = await asyncio.gather(*(gate.adecide(f"q{i}?") for i in range(300)))
+    overdue = [d for d in found if d.error is not None]
+    assert 0 < len(overdue) < 300
+    assert all(d.retrieve and d.error.type == "OverloadedError" for d in overdue)
+    assert {d.question for d in found} == {f"q{i}?" for i in range(300)}
+    gate = gate.with_options(on_error="raise")
+    done = await asyncio.gather(*(gate.adecide(f"q{i}?") for i in range(300)), return_exceptions=True)
+    assert any(isinstance(d, OverloadedError) for d in done)
 
 
 def test_an_exception_reaches_every_caller_of_its_batch():

@@ -21,7 +21,13 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from rgate_integrations.batching import Batcher
 from rgate_integrations.decision import Cost, Decision, Draft, Failure
-from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError, ScoreError
+from rgate_integrations.errors import (
+    ConfigurationError,
+    EvidenceError,
+    InvalidQuestionError,
+    OverloadedError,
+    ScoreError,
+)
 from rgate_integrations.evidence import Evidence, EvidenceSpec, Inputs, NeighboursSpec, PopularitySpec
 from rgate_integrations.gates.collector import Collector, Drafter
 from rgate_integrations.proxy.base import Proxy
@@ -90,6 +96,8 @@ class Gate(BaseModel, ABC):
         proxy: Catalogue name, folder or Hub id of the proxy model.
         on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is
             raised.
+        queue_timeout: A question that has waited longer than this for its turn, in seconds, is not judged: it
+            fails with an `OverloadedError`, so it retrieves. By default questions wait as long as it takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,6 +106,7 @@ class Gate(BaseModel, ABC):
     threshold: Threshold = 0.5
     proxy: str = "smollm2-135m-instruct"
     on_error: Literal["retrieve", "raise"] = "retrieve"
+    queue_timeout: float | None = Field(default=None, gt=0)
 
     _proxy: Proxy | None = PrivateAttr(default=None)
     _llm: Drafter | None = PrivateAttr(default=None)
@@ -278,7 +287,7 @@ class Gate(BaseModel, ABC):
 
     def _submit(self, requests: Sequence[_Request]) -> list[Future[Decision | Exception]]:
         if self._batcher is None:
-            self._batcher = Batcher(self._run)
+            self._batcher = Batcher(self._run, timeout=self.queue_timeout, overdue=self._overdue)
         return self._batcher.submit(requests)
 
     def _one(self, found: Decision | Exception) -> Decision:
@@ -292,6 +301,14 @@ class Gate(BaseModel, ABC):
         if self.on_error == "raise" or isinstance(found, ConfigurationError):
             raise found
         return self._failed("", self.threshold, found)
+
+    def _overdue(self, request: _Request, waited: float) -> Decision | Exception:
+        error = OverloadedError(
+            f"The question waited {waited:.1f} s for its turn.",
+            hint="Raise queue_timeout, ask less at once, or run the gate on faster hardware.",
+        )
+        threshold = self.threshold if request.threshold is None else request.threshold
+        return error if self.on_error == "raise" else self._failed(str(request.question), threshold, error)
 
     def _run(self, requests: Sequence[_Request]) -> list[Decision | Exception]:
         batch = _Batch.of(requests, self.all_specs, self.get_proxy)
