@@ -1,6 +1,7 @@
 """Numbers worked by hand from the papers' formulas."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -320,3 +321,43 @@ def test_a_name_with_a_bad_argument_is_a_typed_error():
     for name in ("popularity:many", "popularity:0", "popularity:nan", "constant:sometimes", "boundary:x"):
         with pytest.raises(ConfigurationError, match="cannot take"):
             load_gate(name)
+
+
+def test_a_cached_gate_judges_a_question_once():
+    proxy = ScriptedProxy()
+    gate = load_gate("cached", inner="prompt", size=2, proxy=proxy)
+    first = gate.decide("Who wrote Hamlet?")
+    again = gate.decide("who  wrote hamlet?")
+    assert len(proxy.calls) == 1
+    assert (again.p_known, again.cost.model_calls) == (first.p_known, 0)
+    assert "asked before" in again.reason
+    gate.decide("Who wrote Hamlet?", draft="Bacon.")
+    assert len(proxy.calls) == 2
+    assert gate.decide("Who wrote Hamlet?", threshold=1.01).retrieve
+    gate.decide_batch(["a?", "b?", "RAISE?"])
+    assert len(gate._memory) == 2
+    calls = len(proxy.calls)
+    assert gate.decide("RAISE?").error is not None
+    gate.decide("Who wrote Hamlet?")
+    assert len(proxy.calls) == calls + 2, "failures are not kept, and the oldest question was forgotten"
+    assert len(gate.with_options(threshold=0.9)._memory) == 0
+    assert len(pickle.loads(pickle.dumps(gate))._memory) == 0  # noqa: S301
+
+
+def test_a_cached_gate_takes_near_questions_for_one(monkeypatch):
+    class Letters:
+        def __init__(self, name):
+            pass
+
+        def embed(self, texts):
+            counts = np.array([[t.count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
+            return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
+
+    monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Letters)
+    proxy = ScriptedProxy()
+    gate = load_gate("cached", inner="prompt", similarity=0.97, proxy=proxy)
+    first, other = gate.decide_batch(["who wrote hamlet?", "zzz?"])
+    near = gate.decide("who wrote hamlet then?".replace(" then", "!"))
+    assert near.p_known == first.p_known != other.p_known
+    assert "cosine 1.00 to 'who wrote hamlet?'" in near.reason
+    assert len(proxy.calls) == 1

@@ -41,6 +41,7 @@ DEFAULT_GATES = {
 _GATES = {
     "adapt": "adapt:AdaptGate",
     "boundary": "boundary:BoundaryGate",
+    "cached": "cached:CachedGate",
     "calibrated": "calibrated:CalibratedGate",
     "cascade": "combined:CascadeGate",
     "constant": "constant:ConstantGate",
