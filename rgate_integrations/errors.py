@@ -45,6 +45,10 @@ class ScoreError(RGateError):
     """A gate produced a score that is not a number in [0, 1]."""
 
 
+class ServerError(RGateError, ConnectionError):
+    """A served model could not be asked: no connection, a wrong key or path, or it stayed busy."""
+
+
 class OverloadedError(RGateError, TimeoutError):
     """A question waited longer for its turn than the gate's ``queue_timeout``."""
 

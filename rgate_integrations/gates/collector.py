@@ -14,6 +14,7 @@ from rgate_integrations.errors import (
     EvidenceError,
     MissingDependencyError,
     ModelLoadError,
+    ServerError,
     UnknownNameError,
 )
 from rgate_integrations.evidence import (
@@ -34,7 +35,7 @@ from rgate_integrations.evidence import (
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, Proxy
 
-_HOPELESS = (DownloadError, MissingDependencyError, ModelLoadError, UnknownNameError)
+_HOPELESS = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
 """What fails for one question fails for all: there is no model."""
 
 

