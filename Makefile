@@ -32,8 +32,9 @@ type: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/rgate download smollm2-135m-instruct encyclopedia-leads
+	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/end_to_end.py
 
 # Runs every notebook from scratch and keeps its output beside the script.
 cookbook: $(STAMP)

@@ -55,6 +55,50 @@ def import_seconds() -> float:
     return min(map(float, runs))
 
 
+LOADING = """
+import resource, time
+import torch, transformers, rgate_integrations
+from rgate_integrations import load_gate
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+before, start = peak(), time.perf_counter()
+gate = load_gate()
+gate.get_proxy().load()
+seconds = time.perf_counter() - start
+gate.decide("Who wrote Hamlet?")
+weights = sum(p.numel() * p.element_size() for p in gate.get_proxy()._model.parameters()) / 2**20
+print(seconds, (peak() - before) / weights)
+"""
+
+
+def loading() -> list[tuple[str, float, str]]:
+    """Load the default gate in a process of its own, and decide once."""
+    out = subprocess.check_output([sys.executable, "-c", LOADING], text=True, stderr=subprocess.DEVNULL)  # noqa: S603
+    seconds, ratio = map(float, out.split()[-2:])
+    return [
+        ("load the default gate and its proxy", seconds * 1e3, "ms"),
+        ("peak memory of a loaded gate", ratio, "times its weights"),
+    ]
+
+
+def growth(most: int) -> list[tuple[str, float, str]]:
+    """Time and memory of ever more questions in one call, decided by the question alone."""
+    gate, rows, n = load_gate("default-question"), [], 40
+    while n <= most:
+        asked = [f"{q} ({i})" for i, q in enumerate(questions(min(n, 4_000)) * (n // 4_000 + 1))][:n]
+        before = resident()
+        each = milliseconds(lambda asked=asked: gate.decide_batch(asked)) / n
+        rows.append((f"{n} questions in one call, question alone", each, "ms a question"))
+        rows.append((f"memory that {n} questions left behind", resident() - before, "MB"))
+        n *= 10
+    return rows
+
+
+def resident() -> float:
+    """Resident memory of this process in MB."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
 def at_once(gate: Gate, asked: Sequence[str]) -> None:
     async def run() -> None:
         await asyncio.gather(*(gate.adecide(q) for q in asked))
@@ -68,6 +112,7 @@ def main() -> None:
     )
     parser.add_argument("--gate", default="default")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--growth", type=int, default=4_000, help="most questions of the growth rows")
     arguments = parser.parse_args()
 
     gate, asked = load_gate(arguments.gate), questions(64)
@@ -76,22 +121,31 @@ def main() -> None:
     drafting.decide_batch(asked[:2])
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
+    rows += loading()
+    blocks = gate.trained.blocks if hasattr(gate, "trained") else ()
     for n in (1, 16):
-        some, values = asked[:n], [{"question": q} for q in asked[:n]]
+        values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)
         found = in_turns(
             {
                 "draft": lambda values=values: proxy.generate(ANSWER, values, tokens=32),
-                "judge": lambda some=some, drafts=drafts: drafting.decide_batch(some, drafts=drafts),
+                "one pass": lambda values=values: proxy.generate_hidden(
+                    ANSWER, values, tokens=32, blocks=blocks
+                ),
+                "reading again": lambda values=values, drafts=drafts: proxy.hidden(
+                    ANSWER, values, drafts, blocks
+                ),
             },
-            arguments.rounds,
+            2 * arguments.rounds + 1,
         )
+        added = 100 * (found["one pass"] / found["draft"] - 1)
         rows += [
             (f"draft of 32 tokens, batch of {n}", found["draft"], "ms"),
+            (f"judgment added to a draft, one pass, batch of {n}", added, "% of the draft"),
             (
-                f"judgment added to it, share of the draft, batch of {n}",
-                100 * found["judge"] / found["draft"],
-                "%",
+                f"judgment added to a draft, reading it again, batch of {n}",
+                100 * found["reading again"] / found["draft"],
+                "% of the draft",
             ),
         ]
 
@@ -109,6 +163,7 @@ def main() -> None:
         rows += [(k, rate, "questions/s") for k, rate in rates.items()]
         one, many = rates[f"single calls, {name}"], rates[f"64 concurrent callers, {name}"]
         rows.append((f"64 concurrent callers against single calls, {name}", many / one, "times"))
+    rows += growth(arguments.growth)
     early = gate.decide_batch(asked)
     rows.append(
         ("of these questions need no draft", 100 * sum(d.draft is None for d in early) / len(early), "%")

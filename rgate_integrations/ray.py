@@ -1,0 +1,232 @@
+"""Many machines: gates over Ray Data, and over files of questions, a shard at a time. Needs ``ray``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rgate_integrations.errors import DataFormatError, missing_dependency
+
+try:
+    import ray
+    from ray.util import ActorPool
+except ImportError as error:
+    raise missing_dependency("ray", "ray") from error
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+    from rgate_integrations.gates import Gate
+
+COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
+"""What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
+
+
+def gate_dataset(
+    dataset: Dataset,
+    gate: Gate | str | None = None,
+    *,
+    question: str = "question",
+    prefix: str = "",
+    workers: int = 1,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    batch_size: int = 256,
+) -> Dataset:
+    """Add a gate's decisions to a Ray data set, as `COLUMNS`.
+
+    Args:
+        dataset: Rows with a question each.
+        gate: A gate, or what `load_gate` takes; loaded once a worker.
+        question: Column of the question.
+        prefix: Put before the names of the new columns.
+        workers: How many workers, each with a model of its own.
+        num_cpus: CPUs of a worker.
+        num_gpus: GPUs of a worker, also a part of one.
+        batch_size: Rows that a worker is given at a time.
+    """
+    return dataset.map_batches(
+        _Columns,
+        fn_constructor_args=(gate, question, prefix),
+        concurrency=workers,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        batch_size=batch_size,
+        batch_format="pandas",
+    )
+
+
+def gate_files(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    gate: Gate | str | None = None,
+    *,
+    workers: int = 2,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    batch_size: int = 256,
+    report: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Decide for every question of JSONL files, a file at a time on each worker.
+
+    A file's result gets its name once it is complete, so a run that is started again does the missing files only; a
+    worker that dies is replaced, and its file is done again.
+
+    Args:
+        paths: JSONL files with ``question`` a line; their names must differ. Many small ones are shared out best.
+        out: Folder for the results: the records with `COLUMNS` added, under the names of the files.
+        gate: A gate, or what `load_gate` takes.
+        workers: How many workers, each with a model of its own.
+        num_cpus: CPUs of a worker.
+        num_gpus: GPUs of a worker, also a part of one.
+        batch_size: Questions that the gate is given at a time.
+        report: Told how many files are done, and of how many.
+
+    Returns:
+        The results, in the order of ``paths``.
+
+    Raises:
+        DataFormatError: Two files have the same name, or a line has no question.
+    """
+    return _over_files(_Decides, (gate, batch_size), paths, out, workers, num_cpus, num_gpus, report)
+
+
+def collect_files(
+    paths: Sequence[str | Path],
+    out: str | Path,
+    llm: str,
+    *,
+    index: str | Path | None = None,
+    k: int = 3,
+    tokens: int = 64,
+    workers: int = 2,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    report: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Record an LLM's answers without and with retrieval, as ``rgate collect`` does, a file on each worker.
+
+    Args:
+        paths: What `rgate_integrations.evaluation.collect.read_questions` reads.
+        out: Folder for the paired data.
+        llm: Catalogue name, folder or Hub id; a folder must be there on every machine.
+        index: Folder of an index, or None for answers without retrieval only.
+        k: Passages a question.
+        tokens: Greatest length of an answer.
+        workers: How many workers, each with a model of its own.
+        num_cpus: CPUs of a worker.
+        num_gpus: GPUs of a worker, also a part of one.
+        report: Told how many files are done, and of how many.
+
+    Returns:
+        The results, in the order of ``paths``.
+    """
+    work = (llm, None if index is None else str(index), k, tokens)
+    return _over_files(_Collects, work, paths, out, workers, num_cpus, num_gpus, report)
+
+
+class _Columns:
+    def __init__(self, gate: Gate | str | None, question: str, prefix: str) -> None:
+        self.gate, self.question, self.prefix = _loaded(gate), question, prefix
+
+    def __call__(self, batch: Any) -> Any:
+        found = _decisions(self.gate, batch[self.question].tolist())
+        return batch.assign(**{self.prefix + name: [f[name] for f in found] for name in COLUMNS})
+
+
+class _Decides:
+    def __init__(self, gate: Gate | str | None, batch_size: int) -> None:
+        self.gate, self.batch_size = _loaded(gate), batch_size
+
+    def run(self, path: str, result: str) -> None:
+        from rgate_integrations.training.examples import records
+
+        rows = []
+        for number, record in records(Path(path)):
+            if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+                raise DataFormatError(f"{path}, line {number}: no question.")
+            rows.append(record)
+        made = _unfinished(result)
+        with open(made, "w", encoding="utf-8") as file:
+            for at in range(0, len(rows), self.batch_size):
+                some = rows[at : at + self.batch_size]
+                for row, found in zip(
+                    some, _decisions(self.gate, [r["question"] for r in some]), strict=True
+                ):
+                    file.write(json.dumps(row | found, ensure_ascii=False) + "\n")
+        os.replace(made, result)
+
+
+class _Collects:
+    def __init__(self, llm: str, index: str | None, k: int, tokens: int) -> None:
+        from rgate_integrations.index import PassageIndex
+        from rgate_integrations.proxy.local import shared_proxy
+
+        self.llm, self.k, self.tokens = shared_proxy(llm), k, tokens
+        self.index = None if index is None else PassageIndex.load(index)
+
+    def run(self, path: str, result: str) -> None:
+        from rgate_integrations.evaluation.collect import collect, read_questions
+
+        made = _unfinished(result)  # it goes on from there after a kill
+        collect(read_questions(path), self.llm, Path(made), index=self.index, k=self.k, tokens=self.tokens)
+        os.replace(made, result)
+
+
+def _over_files(
+    work: type,
+    arguments: tuple[Any, ...],
+    paths: Sequence[str | Path],
+    out: str | Path,
+    workers: int,
+    num_cpus: float,
+    num_gpus: float,
+    report: Callable[[int, int], None] | None,
+) -> list[Path]:
+    folder = Path(out).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {Path(p).absolute(): folder / Path(p).name for p in paths}
+    if len(set(results.values())) < len(paths):
+        raise DataFormatError("Two files have the same name.", hint="Results are named after the files.")
+    missing = [p for p, result in results.items() if not result.exists()]
+    if missing:
+        actor = ray.remote(work).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=2, max_task_retries=2
+        )
+        pool = ActorPool([actor.remote(*arguments) for _ in range(min(workers, len(missing)))])
+
+        def start(worker: Any, path: Path) -> Any:
+            return worker.run.remote(str(path), str(results[path]))
+
+        for done, _ in enumerate(pool.map_unordered(start, missing), start=len(paths) - len(missing) + 1):
+            if report is not None:
+                report(done, len(paths))
+    return list(results.values())
+
+
+def _unfinished(result: str) -> str:
+    """Return where a result is made; a run that is killed leaves it there, and the name stays free."""
+    path = Path(result)
+    return str(path.with_name(f".{path.name}.unfinished"))
+
+
+def _loaded(gate: Gate | str | None) -> Gate:
+    from rgate_integrations.gates import load_gate
+
+    return load_gate(gate) if gate is None or isinstance(gate, str) else gate
+
+
+def _decisions(gate: Gate, questions: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            "retrieve": d.retrieve,
+            "p_known": d.p_known,
+            "threshold": d.threshold,
+            "reason": d.reason,
+            "error": "" if d.error is None else d.error.message,
+        }
+        for d in gate.decide_batch(list(questions))
+    ]
