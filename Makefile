@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test test-extras lint type bench cookbook clean
+.PHONY: setup demo test test-extras lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,11 @@ cookbook: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	cd cookbook && for n in 0*.py; do \
 	  PYTHONWARNINGS=ignore ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel python3 "$$n" || exit 1; done
+
+# The site, in build/site; a link that leads nowhere or a name that is not documented ends it.
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out

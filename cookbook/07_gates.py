@@ -1,0 +1,91 @@
+# %% [markdown]
+# # The gates of the papers, on recorded answers
+#
+# At the end you have asked eight gates about the same answers, seen what each looks at and costs, and plotted
+# which of them tell right answers from wrong ones. It runs offline: `rgate download smollm2-135m-instruct`.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rgate_integrations import Draft, list_gates, load_gate
+from rgate_integrations.evaluation import auc
+from rgate_integrations.gates import decide_together
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.training.labels import correct
+
+# %% [markdown]
+# ## What there is
+
+# %%
+for info in list_gates():
+    print(f"{info.name:20} {info.paper:45} reads {info.evidence}")
+
+# %% [markdown]
+# ## Recorded answers
+#
+# The LLM is the small model itself. Its answers, with log-probabilities, are recorded once; every gate judges the
+# same ones.
+
+# %%
+FACTS = """France Paris|Italy Rome|Japan Tokyo|Egypt Cairo|Spain Madrid|Germany Berlin|Greece Athens|Norway Oslo
+Canada Ottawa|Kenya Nairobi|Peru Lima|Cuba Havana|Iraq Baghdad|China Beijing|Russia Moscow
+Austria Vienna|Poland Warsaw|Ireland Dublin|Portugal Lisbon|Sweden Stockholm|Bhutan Thimphu
+Burundi Gitega|Comoros Moroni|Eritrea Asmara|Nauru Yaren|Palau Ngerulmud|Samoa Apia|Suriname Paramaribo
+Togo Lome|Tonga Nuku'alofa|Tuvalu Funafuti|Benin Porto-Novo|Belize Belmopan|Kiribati Tarawa|Oman Muscat
+Qatar Doha|Gabon Libreville|Lesotho Maseru|Malawi Lilongwe|Laos Vientiane"""
+pairs = [tuple(p.split(" ", 1)) for p in FACTS.replace("\n", "|").split("|")]
+questions = [f"What is the capital of {country}?" for country, _ in pairs]
+llm = shared_proxy("smollm2-135m-instruct")
+drafts = llm.generate(ANSWER, [{"question": q} for q in questions], tokens=16)
+drafts = [d.model_copy(update={"source": "recorded"}) for d in drafts]
+known = np.array([correct(d.text, [city]) for d, (_, city) in zip(drafts, pairs, strict=True)])
+print(f"{known.mean():.2f} of {len(known)} answers are right")
+
+# %% [markdown]
+# ## Eight gates, one collector
+#
+# `decide_together` computes each piece of evidence once, whichever gates ask for it.
+
+# %%
+names = (
+    "ik",
+    "slimplm",
+    "adapt",
+    "prompt",
+    "self_eval",
+    "token_probability",
+    "perplexity",
+    "default-recorded",
+)
+gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]
+found = dict(zip(names, decide_together(gates, questions, drafts=drafts), strict=True))
+for name, decisions in found.items():
+    failed = [d.error.message for d in decisions if d.error]
+    p, cost = np.array([d.p_known for d in decisions]), np.mean([d.cost.model_calls for d in decisions])
+    print(f"{name:20} AUC {auc(p, known):.3f}  model calls {cost:.1f}  {failed[:1] or ''}")
+
+# %%
+figure, axes = plt.subplots(2, 4, figsize=(11, 4.5))
+for axis, (name, decisions) in zip(axes.flat, found.items(), strict=True):
+    p = np.array([d.p_known for d in decisions])
+    axis.hist([p[known], p[~known]], bins=10, range=(0, 1), stacked=True, label=["right", "wrong"])
+    axis.set_title(f"{name}: {auc(p, known):.2f}", fontsize=10)
+axes[0, 0].legend(fontsize=8)
+figure.tight_layout()
+
+# %% [markdown]
+# Forty questions of one kind are few: intervals are about ±0.18. The same on 1,200 questions of six sets, with an
+# 8B LLM's answers, is in `docs/benchmarks/gates.md`. There the papers' gates without training are weak on this
+# small proxy: the papers fine-tune models fifty times its size.
+#
+# A recorded answer can also come from somewhere else entirely:
+
+# %%
+gate = load_gate("token_probability")
+draft = Draft(text="Paris.", tokens=("Paris", "."), logprobs=(-0.1, -0.02), source="recorded")
+print(gate.decide(questions[0], draft=draft).reason)
+
+# %% [markdown]
+# **Next:** `05_train` trains one for your LLM, `04_calibrate` sets its threshold.

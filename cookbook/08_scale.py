@@ -1,0 +1,94 @@
+# %% [markdown]
+# # Served models, GPUs, Ray
+#
+# At the end you have asked a gate from many callers at once, bounded its queue, let it remember decisions,
+# pointed it at a model server, and gated files on several workers. It runs offline on a CPU: `rgate download
+# smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
+
+# %%
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import ray
+import torch
+
+from rgate_integrations import load_gate
+from rgate_integrations.proxy.served import ServedProxy
+from rgate_integrations.ray import gate_files
+
+# %% [markdown]
+# ## Callers that come at once share batches
+
+# %%
+gate = load_gate("default-question")
+questions = [f"What is the capital of country number {i}?" for i in range(32)]
+gate.decide("Is this a question?")
+
+
+async def at_once():
+    return await asyncio.gather(*(gate.adecide(q) for q in questions))
+
+
+start = time.perf_counter()
+one_by_one = [gate.decide(q) for q in questions]
+middle = time.perf_counter()
+together = await at_once()  # noqa: F704  a notebook has a running loop
+print(f"together in {(time.perf_counter() - middle) / (middle - start):.0%} of the time of one by one")
+print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, strict=True)) < 1e-3)
+
+# %% [markdown]
+# ## A queue with a bound, and a memory
+
+# %%
+hurried = load_gate("default-question", queue_timeout=0.2)
+found = hurried.decide_batch([f"What is {i} times {i}?" for i in range(200)])
+late = [d for d in found if d.error]
+print(f"{len(late)} of {len(found)} waited too long, and retrieve: {late[0].error.message if late else ''}")
+
+remembering = load_gate("cached", inner="default-question")
+print(remembering.decide("Who wrote Hamlet?").cost.model_calls, end=" ")
+print(remembering.decide("who wrote hamlet?").cost.model_calls, "model calls")
+
+# %% [markdown]
+# ## A model on a server
+#
+# vLLM, SGLang or llama.cpp. Nothing listens here, which shows what happens then: it retrieves, and says why.
+
+# %%
+proxy = ServedProxy("http://127.0.0.1:9/v1", "Qwen/Qwen3-4B", retries=0)
+decision = load_gate("ik", proxy=proxy).decide("Who wrote Hamlet?")
+print(decision.retrieve, "-", decision.error.message)
+
+# %% [markdown]
+# With vLLM: `vllm serve Qwen/Qwen3-4B --enable-lora --lora-modules my-gate=FOLDER`, then
+# `load_gate("ik", proxy=ServedProxy("http://localhost:8000/v1", "Qwen/Qwen3-4B"), adapter="my-gate")`.
+
+# %% [markdown]
+# ## A GPU
+#
+# Nothing to set: with CUDA the proxy is loaded in bfloat16. `python benchmarks/gpu.py` prints how fast it drafts
+# there, and how far that is from what the memory allows.
+
+# %%
+print("CUDA" if torch.cuda.is_available() else "no CUDA here: float32 on the CPU")
+
+# %% [markdown]
+# ## Ray
+#
+# Files of questions, shared out among workers; what is done is not done again.
+
+# %%
+folder = Path(tempfile.mkdtemp())
+for n in range(3):
+    rows = [json.dumps({"question": f"What is {n} plus {i}?"}) for i in range(4)]
+    (folder / f"part-{n}.jsonl").write_text("\n".join(rows) + "\n")
+ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+results = gate_files(sorted(folder.glob("part-*.jsonl")), folder / "out", "constant:always", workers=2)
+print([p.name for p in results], json.loads(results[0].read_text().splitlines()[0])["retrieve"])
+ray.shutdown()
+
+# %% [markdown]
+# **Next:** `docs/guides/scale.md` has the arithmetic for 10⁸ questions.

@@ -1,0 +1,71 @@
+"""Every Python block of README and docs runs, page by page, on the real default gate."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+WITH_CODE = {p.relative_to(ROOT).as_posix(): BLOCK.findall(p.read_text(encoding="utf-8")) for p in PAGES}
+WITH_CODE = {name: blocks for name, blocks in WITH_CODE.items() if blocks}
+
+
+def test_the_pages_are_found():
+    assert len(WITH_CODE) >= 7
+    assert len(WITH_CODE["README.md"]) >= 4
+
+
+def surroundings():
+    """What the reader of a page has already: chains, a retriever, an index, models."""
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+    from langchain_core.language_models import FakeListChatModel
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import RunnableLambda
+    from llama_index.core import Document, VectorStoreIndex
+    from llama_index.core.embeddings import MockEmbedding
+    from llama_index.core.llms import MockLLM
+
+    class Nothing(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return []
+
+    return {
+        "rag_chain": RunnableLambda(lambda q: f"with passages: {q}"),
+        "llm_chain": RunnableLambda(lambda q: f"without: {q}"),
+        "retriever": Nothing(),
+        "chat_model": FakeListChatModel(responses=["Shakespeare wrote it."]),
+        "embeddings": DeterministicFakeEmbedding(size=8),
+        "index": VectorStoreIndex.from_documents([Document(text="x")], embed_model=MockEmbedding(8)),
+        "llm": MockLLM(),
+    }
+
+
+@pytest.mark.model
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_the_blocks_of_a_page_run_in_order(page, smollm2, minilm, capsys):
+    names, question = surroundings(), "What is the capital of France?"
+    for block in WITH_CODE[page]:
+        exec(compile(block, page, "exec"), names)  # noqa: S102
+        if page == "README.md" and "chain = " in block:
+            assert names["chain"].invoke(question).endswith(question)
+        if page == "README.md" and "retriever = " in block:
+            assert names["retriever"].invoke(question) == []
+        if page == "README.md" and "engine = " in block:
+            assert question in str(names["engine"].query(question))
+        if "print" in block:
+            assert capsys.readouterr().out.strip()
+
+
+def test_the_gate_of_the_contributing_guide_works():
+    from tests.scripted_proxy import ScriptedProxy
+
+    (block,) = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    names = {}
+    exec(block, names)  # noqa: S102
+    gate = names["ShortDraftGate"]().with_options(proxy=ScriptedProxy())
+    decision = gate.decide("who?")
+    assert decision.error is None
+    assert decision.p_known == 1 - len(decision.draft.tokens) / 33
