@@ -56,10 +56,12 @@ def import_seconds() -> float:
 
 
 LOADING = """
-import resource, time
+import time
 import torch, transformers, rgate_integrations
 from rgate_integrations import load_gate
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 before, start = peak(), time.perf_counter()
 gate = load_gate()
 gate.get_proxy().load()

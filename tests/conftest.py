@@ -1,5 +1,7 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
+import shutil
+
 import pytest
 
 from rgate_integrations.proxy.download import download
@@ -24,3 +26,33 @@ def smollm2() -> LocalProxy:
 def minilm() -> str:
     download("all-minilm-l6-v2")
     return "all-minilm-l6-v2"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A real Chromium without a window; what uses it is skipped where there is none."""
+    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no Chromium with its driver on this machine")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    profile = tmp_path_factory.mktemp("profile")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()

@@ -1,7 +1,6 @@
 """Collecting paired data, the report in a real browser, and drift."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -152,34 +151,6 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path):
         path.write_text(bad)
         with pytest.raises(DataFormatError, match=r"r\.json"):
             read_results([path])
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not binary or not driver:
-        pytest.skip("no Chromium with its driver on this machine")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    profile = tmp_path_factory.mktemp("profile")
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={profile}",
-    ):
-        options.add_argument(flag)
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield found
-    found.quit()
 
 
 def test_the_slider_moves_every_number(browser, tmp_path):

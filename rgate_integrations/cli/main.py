@@ -16,6 +16,7 @@ from rgate_integrations.cli.download import download
 from rgate_integrations.cli.evaluate import calibrate, evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.playground import playground
 from rgate_integrations.cli.report import collect, monitor, report
 from rgate_integrations.cli.train import train
 from rgate_integrations.errors import RGateError
@@ -45,7 +46,20 @@ def _root(
     pass
 
 
-for command in (download, doctor, gates, decide, ask, train, collect, evaluate, calibrate, report, monitor):
+for command in (
+    download,
+    doctor,
+    gates,
+    decide,
+    ask,
+    playground,
+    train,
+    collect,
+    evaluate,
+    calibrate,
+    report,
+    monitor,
+):
     app.command()(command)
 app.add_typer(index, name="index")
 

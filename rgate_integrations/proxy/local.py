@@ -153,6 +153,53 @@ class LocalProxy(Proxy):
         with self._adapter(adapter):
             return self._decode(rows, tokens, None, [0] * len(rows))
 
+    def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
+        """Continue one prompt greedily, and yield the text so far after each token.
+
+        Other callers of this model wait until it is done, or until the iterator is closed.
+        """
+        from transformers import GenerationConfig, StoppingCriteriaList, TextIteratorStreamer
+
+        row = self._encode(prompt, [values])[0]
+        streamer = TextIteratorStreamer(
+            self._enc.tokenizer, skip_prompt=True, skip_special_tokens=True, timeout=120
+        )
+        left = threading.Event()
+        config = GenerationConfig(
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=self._enc.stop_ids(),
+            pad_token_id=self._enc.tokenizer.pad_token_id,
+        )
+
+        def stop(ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            return ids.new_full((len(ids),), left.is_set(), dtype=bool)  # type: ignore[arg-type]
+
+        def run() -> None:
+            import torch
+
+            try:
+                with self._adapter(None), torch.inference_mode():
+                    inputs = self._padded([row.ids])
+                    inputs.pop("position_ids")
+                    self._model.generate(
+                        **inputs,
+                        generation_config=config,
+                        streamer=streamer,
+                        stopping_criteria=StoppingCriteriaList([stop]),
+                    )
+            finally:
+                streamer.end()
+
+        threading.Thread(target=run, name="rgate-stream", daemon=True).start()
+        text = ""
+        try:
+            for piece in streamer:
+                text += piece
+                yield text.strip()
+        finally:
+            left.set()
+
     def sample(
         self,
         prompt: PromptTemplate,

@@ -1,0 +1,256 @@
+"""``rgate playground``: a page that shows what a gate does with a question. Needs ``gradio``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.errors import RGateError, missing_dependency
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+
+try:
+    import gradio
+except ImportError as error:
+    raise missing_dependency("gradio", "playground") from error
+
+if TYPE_CHECKING:
+    from rgate_integrations.claims import QueryPlan
+    from rgate_integrations.cli.ask import Pipeline
+    from rgate_integrations.index import Hit, PassageIndex
+
+EXAMPLES = [
+    "What is the capital of France?",
+    "Who wrote Romeo and Juliet?",
+    "Which river flows through the city of Yakutsk?",
+    "Where was the composer Aarno Maliniemi born?",
+]
+MAX_PASSAGES = 2_000
+CSS = """
+.rg{font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
+.rg .gauge{position:relative;height:26px;border-radius:6px;margin:26px 0 24px;
+ background:linear-gradient(90deg,#f59e0b,#e5e7eb 50%,#10b981)}
+.rg .mark{position:absolute;top:-6px;height:38px;width:4px;margin-left:-2px;border-radius:2px;background:#111827}
+.rg .mark.t{width:0;border-left:2px dashed #4f46e5;background:none}
+.rg .tip{position:absolute;transform:translateX(-50%);font-size:12px;white-space:nowrap}
+.rg .route{font-weight:600;padding:2px 10px;border-radius:99px;color:#111827}
+.rg .retrieve{background:#fde68a}.rg .direct{background:#a7f3d0}
+.rg .tok{border-radius:3px;color:#111827}
+.rg li.dropped{opacity:.65}.rg small{opacity:.75}
+"""
+
+
+def gauge(decision: Decision | None, threshold: float) -> str:
+    """Show P(known) against a threshold, and the route that follows."""
+    if decision is None:
+        return '<div class="rg">Ask a question.</div>'
+    p, retrieve = decision.p_known, decision.p_known < threshold
+    if decision.error is not None:
+        return f'<div class="rg"><span class="route retrieve">retrieve</span> {escape(decision.reason)}</div>'
+    route = "retrieve" if retrieve else "direct"
+    word = "retrieve: it is probably unknown" if retrieve else "answer directly: it is probably known"
+    return (
+        f'<div class="rg"><span id="rg-route" class="route {route}">{word}</span>'
+        f'<div class="gauge" role="img" aria-label="P(known) {p:.2f}, threshold {threshold:.2f}">'
+        f'<span class="mark" style="left:{100 * p:.1f}%"></span>'
+        f'<span class="tip" style="left:{_inside(p)}%;top:-27px">P(known) {p:.2f}</span>'
+        f'<span class="mark t" style="left:{100 * min(threshold, 1):.1f}%"></span>'
+        f'<span class="tip" style="left:{_inside(threshold)}%;top:33px">threshold {threshold:.2f}</span></div>'
+        f"<small>{escape(decision.reason)}</small></div>"
+    )
+
+
+def draft_html(draft: Draft | None) -> str:
+    """Show a draft, its tokens coloured by their probability; everything in it is text."""
+    if draft is None:
+        return '<div class="rg"><small>No draft: the question alone was clear enough.</small></div>'
+    if draft.logprobs is None:
+        return f'<div class="rg">{escape(draft.text)}</div>'
+    spans = []
+    for token, logprob in zip(draft.tokens, draft.logprobs, strict=False):
+        p = math.exp(logprob)
+        colour = f"hsl({120 * p:.0f} 75% {88 - 10 * (1 - p):.0f}%)"
+        spans.append(f'<span class="tok" style="background:{colour}" title="{p:.2f}">{escape(token)}</span>')
+    return f'<div class="rg">{"".join(spans)}</div>'
+
+
+def claims_html(plan: QueryPlan | None) -> str:
+    """Show the queries of a plan, and each claim with what became of it."""
+    if plan is None or not plan.queries:
+        return '<div class="rg"><small>Nothing to search.</small></div>'
+    queries = "".join(f"<li>{escape(q.text)}</li>" for q in plan.queries)
+    claims = "".join(
+        f'<li class="{"kept" if c.kept else "dropped"}">{escape(c.claim.text)} '
+        f"<small>{'searched' if c.kept else 'dropped'}: {escape(c.reason)}</small></li>"
+        for c in plan.claims
+    )
+    listed = f"<b>Claims</b><ul>{claims}</ul>" if claims else ""
+    return f'<div class="rg"><b>Queries</b><ol>{queries}</ol>{listed}</div>'
+
+
+def passages_html(hits: Sequence[Hit]) -> str:
+    """Show passages with their scores."""
+    shown = "".join(
+        f"<li><b>{escape(h.passage.title)}</b> <small>{h.score:.2f}</small><br>{escape(h.passage.text[:400])}</li>"
+        for h in hits
+    )
+    return (
+        f'<div class="rg"><ol>{shown}</ol></div>' if shown else '<div class="rg"><small>None.</small></div>'
+    )
+
+
+def times_html(times: dict[str, float]) -> str:
+    """Show how long each stage took."""
+    return f'<div class="rg">{" · ".join(f"{escape(k)} {v:.0f} ms" for k, v in times.items())}</div>'
+
+
+class Playground:
+    """The page's behaviour, without the page.
+
+    Args:
+        pipeline: Gate, index and LLM.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def ask(
+        self, question: str, threshold: float, index: PassageIndex | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Decide, search and answer both ways; yields what the page shows, each time there is more of it.
+
+        Yields:
+            (decision, gauge, draft, claims, passages, answer without, answer with passages, times).
+        """
+        from rgate_integrations.claims import plan_queries
+        from rgate_integrations.index import fuse
+
+        gate, llm = self.pipeline.gate, self.pipeline.llm
+        times: dict[str, float] = {}
+        start = time.perf_counter()
+        (decision,) = gate.decide_batch([question.strip()])
+        times["gate"] = _since(start)
+        shown = [
+            decision,
+            gauge(decision, threshold),
+            draft_html(decision.draft),
+            "",
+            "",
+            "",
+            "",
+            times_html(times),
+        ]
+        yield tuple(shown)
+        if decision.error is not None and not decision.question:
+            return
+        start = time.perf_counter()
+        # Both arms are shown, so passages are searched for known questions too.
+        (plan,) = plan_queries([decision.model_copy(update={"retrieve": True})], gate=gate)
+        times["claims"] = _since(start)
+        start = time.perf_counter()
+        found = (index or self.pipeline.index).search([q.text for q in plan.queries], self.pipeline.k)
+        hits = fuse(found, key=lambda h: h.passage.id, k=self.pipeline.k)
+        times["search"] = _since(start)
+        shown[3:5] = claims_html(plan), passages_html(hits)
+        values = {"question": decision.question}
+        passages = "\n\n".join(f"{h.passage.title}\n{h.passage.text}".strip() for h in hits)
+        for place, name, prompt, fields in (
+            (5, "answer without", ANSWER, values),
+            (6, "answer with passages", ANSWER_WITH_PASSAGES, {**values, "passages": passages}),
+        ):
+            start = time.perf_counter()
+            for text in llm.stream(prompt, fields, tokens=64):
+                times[name] = _since(start)
+                shown[place], shown[7] = text, times_html(times)
+                yield tuple(shown)
+
+
+def read_corpus(path: str | None) -> tuple[PassageIndex | None, str]:
+    """Index an uploaded JSONL corpus; returns the index, and a line that says what happened."""
+    from itertools import islice
+
+    from rgate_integrations.index import PassageIndex, read_passages
+
+    if path is None:
+        return None, "Searching the corpus of the demo."
+    try:
+        passages = list(islice(read_passages(Path(path)), MAX_PASSAGES))
+        return PassageIndex.build(passages), f"Searching {len(passages):,} passages of yours."
+    except RGateError as error:
+        return None, f"{error.message} {error.hint}"
+
+
+def build(pipeline: Pipeline) -> Any:
+    """Make the page."""
+    playground = Playground(pipeline)
+    with gradio.Blocks(title="rgate playground", analytics_enabled=False) as page:
+        gradio.Markdown(
+            "# Does the LLM know?\nA gate decides whether passages are needed. Move the threshold."
+        )
+        decision, index = gradio.State(), gradio.State()
+        with gradio.Row():
+            question = gradio.Textbox(label="Question", elem_id="rg-question", scale=4, autofocus=True)
+            button = gradio.Button("Ask", variant="primary", elem_id="rg-ask", scale=1)
+        gradio.Examples(EXAMPLES, question)
+        threshold = gradio.Slider(
+            0,
+            1,
+            pipeline.gate.threshold,
+            step=0.01,
+            label="Threshold: retrieve below it",
+            elem_id="rg-threshold",
+        )
+        route = gradio.HTML(gauge(None, 0.5), elem_id="rg-gauge")
+        with gradio.Row():
+            without = gradio.Textbox(label="Answer without passages", lines=3, elem_id="rg-without")
+            with_passages = gradio.Textbox(label="Answer with passages", lines=3, elem_id="rg-with")
+        times = gradio.HTML(elem_id="rg-times")
+        with gradio.Accordion("Draft: green tokens were likely, red ones not", open=True):
+            draft = gradio.HTML(elem_id="rg-draft")
+        with gradio.Row():
+            with gradio.Accordion("Claims and queries", open=True):
+                claims = gradio.HTML(elem_id="rg-claims")
+            with gradio.Accordion("Passages", open=True):
+                passages = gradio.HTML(elem_id="rg-passages")
+        with gradio.Accordion(
+            f"Your own passages (JSONL with text, title; at most {MAX_PASSAGES:,})", open=False
+        ):
+            upload = gradio.File(file_types=[".jsonl"], type="filepath", label="Corpus")
+            note = gradio.Markdown()
+        shown = [decision, route, draft, claims, passages, without, with_passages, times]
+        for event in (button.click, question.submit):
+            event(playground.ask, [question, threshold, index], shown, show_progress="minimal")
+        threshold.change(gauge, [decision, threshold], route, show_progress="hidden")
+        upload.change(read_corpus, upload, [index, note])
+    return page
+
+
+def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool) -> None:
+    """Serve the page until Ctrl-C. No telemetry, no share link, and nothing is fetched from elsewhere."""
+    import os
+
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+    build(pipeline).queue().launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        inbrowser=open_browser,
+        css=CSS,
+        theme=gradio.themes.Default(**fonts),
+        footer_links=[],
+        quiet=True,
+    )
+
+
+def _inside(p: float) -> str:
+    """A position in per cent at which a label stays inside the gauge."""
+    return f"{100 * min(max(p, 0.12), 0.88):.1f}"
+
+
+def _since(start: float) -> float:
+    return (time.perf_counter() - start) * 1e3
