@@ -46,7 +46,7 @@ cookbook: $(STAMP)
 # The site, in build/site; a link that leads nowhere or a name that is not documented ends it.
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out

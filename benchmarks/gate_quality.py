@@ -2,7 +2,6 @@
 
     python benchmarks/gate_quality.py                                   the shipped gates' stored cross-validation
     python benchmarks/gate_quality.py --sweep --data FILE.jsonl ...      one probe a layer, on recorded answers
-    python benchmarks/gate_quality.py --curve --data FILE.jsonl ...      AUC by number of training questions
 
 AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets.
 """
@@ -19,7 +18,7 @@ from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.artifact import read_artifact, shipped
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.probe import auc_by_set, cross_validate, learning_curve
+from rgate_integrations.training.probe import auc_by_set, cross_validate
 
 CONSOLE = Console(width=140)
 
@@ -69,34 +68,17 @@ def sweep(paths: list[Path], model: str, tokens: int, seed: int) -> None:
     CONSOLE.print(table)
 
 
-def curves(paths: list[Path], model: str, tokens: int, seed: int) -> None:
-    files = read_examples(paths)
-    table = Table(box=None)
-    table.add_column("training questions")
-    rows: dict[int, list[str]] = {}
-    for draft in ("none", "recorded"):
-        table.add_column("question" if draft == "none" else f"{tokens} recorded tokens", justify="right")
-        for n, auc in learning_curve(files, shared_proxy(model), draft=draft, tokens=tokens, seed=seed):
-            rows.setdefault(n, []).append(f"{auc:.3f}")
-    for n, values in rows.items():
-        table.add_row(str(n), *values)
-    CONSOLE.print(table)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--curve", action="store_true")
     parser.add_argument("--data", type=Path, nargs="+")
     parser.add_argument("--proxy", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if arguments.curve:
-        curves(arguments.data, arguments.proxy, arguments.tokens, arguments.seed)
-    elif arguments.sweep:
+    if arguments.sweep:
         sweep(arguments.data, arguments.proxy, arguments.tokens, arguments.seed)
     else:
         show_shipped()

@@ -106,23 +106,11 @@ def cross_validate(
     folds: int,
     seed: int,
     sets: Sequence[str] | None = None,
-    share: float = 1.0,
 ) -> npt.NDArray[np.float64]:
-    """Return for each question the logit of a probe that was fitted without its fold.
-
-    Args:
-        states: Shape (n, blocks, hidden size).
-        known: The labels, shape (n,).
-        folds: Number of folds.
-        seed: Seed of folds and solver.
-        sets: The data set of each question, or None if they are one.
-        share: Share of the other folds to fit on, for a learning curve.
-    """
+    """Return for each question the logit of a probe that was fitted without its fold."""
     logits = np.zeros(len(known))
     names = np.asarray(sets if sets is not None else [""] * len(known))
     for train, test in question_folds(len(known), folds, seed):
-        if share < 1:
-            train = np.random.default_rng(seed).permutation(train)[: round(len(train) * share)]
         fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
         logits[test] = fitted(states[test])
     return logits
@@ -267,33 +255,6 @@ def train_probe(
             "licence": licence,
         },
     )
-
-
-def learning_curve(
-    files: Sequence[DataFile],
-    proxy: LocalProxy,
-    *,
-    draft: DraftKind = "proxy",
-    tokens: int = 32,
-    shares: Sequence[float] = (0.125, 0.25, 0.5, 1.0),
-    folds: int = 5,
-    seed: int = 0,
-    report: Report | None = None,
-) -> list[tuple[int, float]]:
-    """Return (training questions, cross-validated AUC averaged over the sets) for growing shares of the data.
-
-    The probes of the views are added up with equal weights here, so the last point is not quite `train_probe`'s.
-    """
-    examples = [e for f in files for e in f.examples]
-    known, sets = check_labels(examples, folds), [e.dataset for e in examples]
-    blocks, parts = _blocks({view: middle_layers(proxy.layers, view[0]) for view in _VIEWS[draft]})
-    states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
-    curve = []
-    for share in shares:
-        logits = sum(cross_validate(states[:, p], known, folds, seed, sets, share) for p in parts)
-        each = auc_by_set(np.asarray(logits), known, sets)
-        curve.append((round(len(known) * (folds - 1) / folds * share), float(np.mean(list(each.values())))))
-    return curve
 
 
 def _blocks(
