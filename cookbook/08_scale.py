@@ -8,6 +8,7 @@
 # %%
 import asyncio
 import json
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch
 from rgate_integrations import load_gate
 from rgate_integrations.proxy.served import ServedProxy
 from rgate_integrations.ray import gate_files
+
+logging.getLogger("ray").setLevel("ERROR")
 
 # %% [markdown]
 # ## Callers that come at once share batches

@@ -37,7 +37,7 @@ CSS = """
 .rg .mark{position:absolute;top:-6px;height:38px;width:4px;margin-left:-2px;border-radius:2px;background:#111827}
 .rg .mark.t{width:0;border-left:2px dashed #4f46e5;background:none}
 .rg .tip{position:absolute;transform:translateX(-50%);font-size:12px;white-space:nowrap}
-.rg .route{font-weight:600;padding:2px 10px;border-radius:99px;color:#111827}
+.rg .route{display:inline-block;font-weight:600;padding:2px 10px;border-radius:99px;color:#111827}
 .rg .retrieve{background:#fde68a}.rg .direct{background:#a7f3d0}
 .rg .tok{border-radius:3px;color:#111827}
 .rg li.dropped{opacity:.65}.rg small{opacity:.75}
@@ -145,6 +145,7 @@ class Playground:
             times_html(times),
         ]
         yield tuple(shown)
+        shown[1] = gradio.skip()  # from here on the gauge is the slider's
         if decision.error is not None and not decision.question:
             return
         start = time.perf_counter()
