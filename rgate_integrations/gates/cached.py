@@ -13,11 +13,10 @@ import numpy.typing as npt
 from pydantic import Field, PrivateAttr
 
 from rgate_integrations.decision import Cost
-from rgate_integrations.evidence import Evidence, EvidenceSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence import Evidence
+from rgate_integrations.gates.base import GateInfo, Score
 from rgate_integrations.gates.collector import Collector
-from rgate_integrations.gates.combined import InnerGate
-from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.combined import WrappingGate
 
 Vector = npt.NDArray[np.float32]
 
@@ -66,7 +65,7 @@ class Memory:
                 self._known.popitem(last=False)
 
 
-class CachedGate(Gate):
+class CachedGate(WrappingGate):
     """Reuses the scores of another gate, in memory.
 
     Scores are kept, not decisions: a changed threshold takes effect at once. A copy with other options begins with an
@@ -85,22 +84,11 @@ class CachedGate(Gate):
         "cached", "decision cache (this package)", "earlier questions", "optional", "draft + judgment"
     )
 
-    inner: InnerGate = Field(default_factory=IKGate)
     size: int = Field(default=10_000, ge=1)
     similarity: float | None = Field(default=None, gt=0.0, le=1.0)
     embedder: str = "all-minilm-l6-v2"
 
     _memory: Memory = PrivateAttr(default_factory=Memory)
-
-    @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
-        """What the gate needs."""
-        return self.inner.specs
-
-    @property
-    def all_specs(self) -> tuple[EvidenceSpec, ...]:
-        """Everything the gate may need."""
-        return self.inner.all_specs
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the gate, without the memory."""

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from pydantic import Field
 
 from rgate_integrations.decision import Frozen
-from rgate_integrations.evidence import Evidence, EvidenceSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence import Evidence
+from rgate_integrations.gates.base import GateInfo, Score
 from rgate_integrations.gates.collector import Collector
-from rgate_integrations.gates.combined import InnerGate
-from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.combined import WrappingGate
 
 Method = Literal["platt", "temperature", "isotonic", "none"]
 _EDGE = 1e-6
@@ -55,7 +54,7 @@ def logits(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return found
 
 
-class CalibratedGate(Gate):
+class CalibratedGate(WrappingGate):
     """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
 
     Attributes:
@@ -67,18 +66,7 @@ class CalibratedGate(Gate):
         "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
     )
 
-    inner: InnerGate = Field(default_factory=IKGate)
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
-
-    @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
-        """What the gate needs."""
-        return self.inner.specs
-
-    @property
-    def all_specs(self) -> tuple[EvidenceSpec, ...]:
-        """Everything the gate may need."""
-        return self.inner.all_specs
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the gate, then map."""

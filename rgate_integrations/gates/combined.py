@@ -29,6 +29,26 @@ InnerGate = Annotated[Gate, BeforeValidator(_as_gate), PlainSerializer(lambda g:
 """A gate inside another one: a `Gate`, a name for `load_gate`, or a config. It uses the outer gate's proxy."""
 
 
+class WrappingGate(Gate):
+    """A gate around another one, whose evidence it needs.
+
+    Attributes:
+        inner: The other gate.
+    """
+
+    inner: InnerGate = Field(default_factory=IKGate)
+
+    @property
+    def specs(self) -> tuple[EvidenceSpec, ...]:
+        """What the inner gate needs."""
+        return self.inner.specs
+
+    @property
+    def all_specs(self) -> tuple[EvidenceSpec, ...]:
+        """Everything the inner gate may need."""
+        return self.inner.all_specs
+
+
 class CascadeGate(Gate):
     """Early exit: a cheap gate decides the clear cases, a second one those inside an undecided band.
 
