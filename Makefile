@@ -1,19 +1,26 @@
 # Every target brings up .venv by itself. The pinned versions are in constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/.ready
+LIGHT := .venv/.light
 
 .PHONY: setup demo test test-extras lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# What the demo needs; the tests need more.
+$(LIGHT): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) torch
+	$(PIP) -e ".[local,faiss,langchain]"
+	touch $(LIGHT)
+
+$(STAMP): $(LIGHT)
+	$(PIP) -e ".[dev]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(LIGHT)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
 	$(BIN)/python cookbook/demo.py
 
@@ -38,14 +45,14 @@ bench: $(STAMP)
 
 # Runs every notebook from scratch and keeps its output beside the script.
 cookbook: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[cookbook]"
+	$(PIP) -e ".[cookbook]"
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	cd cookbook && for n in 0*.py; do \
 	  PYTHONWARNINGS=ignore ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel python3 "$$n" || exit 1; done
 
 # The site, in build/site; a link that leads nowhere or a name that is not documented ends it.
 docs: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(PIP) -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
