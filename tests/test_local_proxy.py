@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -241,6 +242,20 @@ def test_states_kept_while_drafting_are_those_of_a_second_pass(smollm2):
     ((_, states),) = smollm2.generate_hidden(ANSWER, VALUES[:1], tokens=3, blocks=last)
     assert smollm2.calls - before == 2
     assert np.isfinite(states.states).all()
+
+
+def test_a_stream_grows_to_the_greedy_answer_and_can_be_left(smollm2):
+    pieces = list(smollm2.stream(ANSWER, VALUES[0], tokens=8))
+    (draft,) = smollm2.generate(ANSWER, VALUES[:1], tokens=8)
+    assert pieces[-1] == draft.text
+    assert len(pieces) > 2
+    assert all(later.startswith(earlier) for earlier, later in pairwise(pieces))
+    stream = smollm2.stream(ANSWER, VALUES[0], tokens=400)
+    next(stream)
+    stream.close()
+    start = time.monotonic()
+    smollm2.generate(ANSWER, VALUES[:1], tokens=1)
+    assert time.monotonic() - start < 15, "whoever leaves a stream gives the model back"
 
 
 def test_a_pickled_proxy_is_the_same_model_without_its_weights(smollm2):

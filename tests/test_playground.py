@@ -60,6 +60,26 @@ def test_a_corpus_that_cannot_be_read_is_said(tmp_path):
     assert "line 1" in note
 
 
+@pytest.mark.model
+def test_an_uploaded_corpus_is_searched(tmp_path, smollm2, minilm):
+    from rgate_integrations import load_gate
+    from rgate_integrations.cli.ask import Pipeline
+    from rgate_integrations.playground import Playground
+
+    lines = [{"text": "The capital of Zorblat is Quimbo.", "title": "Zorblat"}, {"text": "Bread is baked."}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index, note = read_corpus(str(tmp_path / "mine.jsonl"))
+    assert note == "Searching 2 passages of yours."
+    playground = Playground(Pipeline(load_gate(), index, smollm2, k=1))
+    shown = list(playground.ask("What is the capital of Zorblat?", 0.5, index))
+    assert len(shown) > 3
+    assert isinstance(shown[0][0], Decision)
+    assert "Quimbo" in shown[-1][4]
+    assert shown[-1][5]
+    assert shown[-1][6]
+    assert len(list(playground.ask("  ", 0.5))) == 1, "an empty question says so, and nothing is answered"
+
+
 @pytest.fixture
 def page(tmp_path, smollm2, minilm):
     """Start the command in a process of its own, on a small index; yields its address."""

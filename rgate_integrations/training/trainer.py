@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -115,6 +116,7 @@ def fine_tune(
     if importlib.util.find_spec("accelerate") is None:
         raise missing_dependency("accelerate", "train")
     from rgate_integrations.proxy.local import LocalProxy
+    from rgate_integrations.proxy.progress import quiet
 
     if not pairs:
         raise ConfigurationError("There is nothing to train on.")
@@ -123,9 +125,10 @@ def fine_tune(
     where = resolve_model(model)
     transformers.set_seed(seed)
     cuda = torch.cuda.is_available()
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        where, dtype=torch.bfloat16 if cuda else torch.float32, attn_implementation="sdpa"
-    )
+    with quiet(transformers):
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            where, dtype=torch.bfloat16 if cuda else torch.float32, attn_implementation="sdpa"
+        )
     lora = LoraConfig(
         r=recipe.rank,
         lora_alpha=recipe.alpha,
@@ -133,7 +136,9 @@ def fine_tune(
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    tuned = get_peft_model(base, lora)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going away
+        tuned = get_peft_model(base, lora)
     checkpoints = out.parent / f".{out.name}-checkpoints"
     run = json.dumps([asdict(recipe), seed, model, len(rows)])
     marker = checkpoints / "run.json"
