@@ -123,6 +123,35 @@ class Proxy(ABC):
         drafts = self.generate(prompt, values, tokens=tokens)
         return list(zip(drafts, self.hidden(prompt, values, drafts, blocks), strict=True))
 
+    def generate_scored(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        follow_up: PromptTemplate,
+        targets: Sequence[str],
+        adapter: str | None = None,
+    ) -> list[tuple[Draft, TargetScores]]:
+        """Continue prompts greedily, and score targets after a further turn that asks about the continuation.
+
+        In two passes, unless a proxy can go on where the draft ends.
+
+        Args:
+            prompt: The template of the draft.
+            values: Its fields, one mapping a prompt.
+            tokens: Greatest number of new tokens.
+            follow_up: The template of the whole, with the field ``draft``; it `PromptTemplate.follows` ``prompt``.
+            targets: Continuations of the whole.
+            adapter: Folder or Hub id of a LoRA adapter that judges, or None for the base model.
+
+        Returns:
+            Draft and scores of each; ``prompt_tokens`` counts what was read for the judgment alone.
+        """
+        drafts = self.generate(prompt, values, tokens=tokens)
+        asked = [{**v, "draft": d.text} for v, d in zip(values, drafts, strict=True)]
+        return list(zip(drafts, self.score(follow_up, asked, targets, adapter=adapter), strict=True))
+
     @abstractmethod
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""

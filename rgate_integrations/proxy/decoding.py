@@ -55,12 +55,14 @@ class StopAt(StoppingCriteria):  # type: ignore[misc]
         return self.mask[input_ids[:, -1]]
 
 
-def pad_left(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Pad rows on the left; returns ``input_ids``, ``attention_mask`` and ``position_ids``, each (rows, longest)."""
+def pad_left(
+    rows: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad rows on the left; returns token ids and a mask that is 0 where padded, each (rows, longest)."""
     longest = max(len(r) for r in rows)
     ids = torch.tensor([[pad] * (longest - len(r)) + list(r) for r in rows], device=device)
     mask = torch.tensor([[0] * (longest - len(r)) + [1] * len(r) for r in rows], device=device)
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    return ids, mask
 
 
 def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:

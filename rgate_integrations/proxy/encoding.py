@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
 from rgate_integrations.proxy.base import Values
 
+_MARK = "\u2042"
+"""Stands for a value; no template has it."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
 
 
@@ -42,6 +45,7 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
+        self._beginnings: dict[PromptTemplate, tuple[int, ...]] = {}
         self._control = sorted(
             {str(t) for t in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]},
             key=len,
@@ -75,6 +79,25 @@ class PromptEncoder:
                 clean[name] = self.cut(clean[name], max(keep, 1)) or clean[name]
                 encoded = self._encode(prompt, clean)
         return encoded
+
+    def beginning(self, prompt: PromptTemplate) -> tuple[int, ...]:
+        """Return the token ids with which a prompt begins whatever its fields hold, such as its system turn."""
+        if prompt not in self._beginnings:
+            some, other = (self._encode(prompt, dict.fromkeys(prompt.fields, v)).ids for v in ("a", "1"))
+            self._beginnings[prompt] = tuple(
+                a for a, _ in takewhile(lambda p: p[0] == p[1], zip(some, other, strict=False))
+            )
+        return self._beginnings[prompt]
+
+    def after_draft(self, prompt: PromptTemplate) -> list[int]:
+        """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
+        return self.ids(self._tail(prompt))
+
+    def goes_on(self, prompt: PromptTemplate, written: PromptTemplate) -> bool:
+        """Return whether ``prompt`` is, to the letter, ``written`` with a draft and what follows it."""
+        values = dict.fromkeys(prompt.fields, _MARK)
+        whole, begun = (self._text(p, values)[0] for p in (prompt, written))
+        return prompt.follows(written) and whole.startswith(begun + _MARK)
 
     def plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""
@@ -111,21 +134,31 @@ class PromptEncoder:
             done = whole
         return texts
 
-    def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+    def _text(self, prompt: PromptTemplate, values: Values) -> tuple[str, PromptTemplate]:
         if self.chat and not prompt.raw:
             messages = prompt.messages(**values)
             begun = messages[-1]["role"] == "assistant"
             text = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun
             )
-        else:
-            if prompt == ANSWER:
-                prompt = ANSWER_FEW_SHOT
-            text = prompt.text(**values)
+            return str(text), prompt
+        if prompt == ANSWER:
+            prompt = ANSWER_FEW_SHOT
+        return prompt.text(**values), prompt
+
+    def _tail(self, prompt: PromptTemplate) -> str:
+        text = self._text(prompt, dict.fromkeys(prompt.fields, _MARK))[0]
+        return text[text.rfind(_MARK) + len(_MARK) :]
+
+    def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+        text, prompt = self._text(prompt, values)
         special = not (self.chat and not prompt.raw)
-        encoding = self.tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        tail = self._tail(prompt) if prompt.follow_up else ""
+        encoding = self.tokenizer(
+            text.removesuffix(tail), add_special_tokens=special, return_offsets_mapping=True
+        )
         return EncodedPrompt(
-            ids=tuple(encoding["input_ids"]),
+            ids=(*encoding["input_ids"], *self.ids(tail)),
             question=_token_range(encoding["offset_mapping"], text, values.get("question", "")),
             template=prompt,
             open_ended=not text[-1:].isspace(),

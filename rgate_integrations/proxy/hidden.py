@@ -59,36 +59,34 @@ def watching(model: Any, layers: Sequence[int], *, stop: bool = False) -> Iterat
 def layer_states(model: Any, inputs: Mapping[str, Any], layers: Sequence[int]) -> dict[int, torch.Tensor]:
     """Run a decoder as far as is needed; returns states by layer, each of shape (rows, tokens, hidden size)."""
     if not can_watch(model, layers):
-        states = model(**inputs, output_hidden_states=True, use_cache=False).hidden_states
+        states = model(**inputs, output_hidden_states=True).hidden_states
         return {n: states[n] for n in layers}
     with watching(model, layers, stop=True) as found:
-        model(**inputs, use_cache=False)
+        model(**inputs)
     return {n: parts[0] for n, parts in found.items()}
 
 
 def pooled(
-    states: Mapping[int, torch.Tensor], row: int, spans: Mapping[Span, range], blocks: Sequence[Block]
+    states: Mapping[int, torch.Tensor], spans: Mapping[Span, range], blocks: Sequence[Block]
 ) -> npt.NDArray[np.float32]:
-    """Pool one row's states, shape (blocks, hidden size); ``spans`` are positions in the padded row."""
+    """Pool the states of one text by layer, each (tokens, hidden size), to shape (blocks, hidden size)."""
     parts = []
     for layer, span, pooling in blocks:
-        part = states[layer][row, spans[span].start : spans[span].stop].float()
+        part = states[layer][spans[span].start : spans[span].stop].float()
         parts.append(part.mean(0) if pooling == "mean" else part[-1])
     return torch.stack(parts).cpu().numpy()
 
 
-def spans_of(question: range, prompt: int, draft: int, padding: int) -> dict[Span, range]:
-    """Return the positions of each span in a padded row; without a draft, that span is the prompt.
+def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
+    """Return the positions of each span; without a draft, that span is the prompt.
 
     Args:
         question: Positions of the question in the prompt; empty if it was not found.
         prompt: Length of the prompt.
         draft: Length of the draft.
-        padding: How many positions come before the prompt.
     """
-    found: dict[Span, range] = {
+    return {
         "question": question or range(prompt),
         "draft": range(prompt, prompt + draft) or range(prompt),
         "all": range(prompt + draft),
     }
-    return {name: range(r.start + padding, r.stop + padding) for name, r in found.items()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
@@ -22,11 +21,14 @@ if TYPE_CHECKING:
     import torch
 
     from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
-
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
+    from rgate_integrations.proxy.engine import Engine, Written
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class _Adapter(NamedTuple):
+    name: str
+    activated: bool
 
 
 class LocalProxy(Proxy):
@@ -62,16 +64,13 @@ class LocalProxy(Proxy):
         self.max_batch_tokens = max_batch_tokens
         self.max_prompt_tokens = max_prompt_tokens
         self.local_files_only = local_files_only
-        self.calls = 0
         self._lock = threading.RLock()
-        self._model: Any = None
-        self._encoder: PromptEncoder | None = None
-        self._adapters: dict[str, str] = {}
-        self._newlines: torch.Tensor | None = None
+        self._engine: Engine | None = None
+        self._adapters: dict[str, _Adapter] = {}
         self._fingerprint = ""
 
     def __repr__(self) -> str:
-        return f"LocalProxy({self.name!r}, loaded={self._model is not None})"
+        return f"LocalProxy({self.name!r}, loaded={self._engine is not None})"
 
     def __reduce__(self) -> tuple[Callable[[], LocalProxy], tuple[()]]:
         """Pickle what the model is called, not its weights; it is loaded again on first use."""
@@ -94,17 +93,18 @@ class LocalProxy(Proxy):
             MissingDependencyError: torch or transformers is not installed.
         """
         with self._lock:
-            if self._model is None:
-                self._load()
+            if self._engine is None:
+                self._engine = self._load()
         return self
 
-    def _load(self) -> None:
+    def _load(self) -> Engine:
         try:
             import torch
             import transformers
         except ImportError as error:
             raise missing_dependency(error.name or "transformers", "local") from error
         from rgate_integrations.proxy.encoding import PromptEncoder
+        from rgate_integrations.proxy.engine import Engine
 
         where = resolve_model(self.name)
         cuda = (
@@ -133,13 +133,12 @@ class LocalProxy(Proxy):
                 f"The tokenizer of {self.name!r} has no fast version.", hint="Save tokenizer.json."
             )
         context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048)
-        self._encoder = PromptEncoder(
-            tokenizer, min(self.max_prompt_tokens, max(context - 256, context // 2))
-        )
+        encoder = PromptEncoder(tokenizer, min(self.max_prompt_tokens, max(context - 256, context // 2)))
         # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
         model.generation_config = transformers.GenerationConfig()
         self._fingerprint = fingerprint(model)
-        self._model = model.to(device).eval()
+        model = model.to(device).eval()
+        return Engine(model, encoder, self.name, self.max_batch_size, self.max_batch_tokens)
 
     # --- the interface -------------------------------------------------------------------------------------
 
@@ -150,8 +149,8 @@ class LocalProxy(Proxy):
         if tokens == 0 or not values:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
         rows = self._encode(prompt, values)
-        with self._adapter(adapter):
-            return self._decode(rows, tokens, None, [0] * len(rows))
+        with self._adapter(adapter) as engine:
+            return engine.decode(prompt, rows, tokens)
 
     def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
         """Continue one prompt greedily, and yield the text so far after each token.
@@ -179,11 +178,9 @@ class LocalProxy(Proxy):
             import torch
 
             try:
-                with self._adapter(None), torch.inference_mode():
-                    inputs = self._padded([row.ids])
-                    inputs.pop("position_ids")
-                    self._model.generate(
-                        **inputs,
+                with self._adapter(None) as engine, torch.inference_mode():
+                    engine.model.generate(
+                        torch.tensor([row.ids], device=engine.model.device),
                         generation_config=config,
                         streamer=streamer,
                         stopping_criteria=StoppingCriteriaList([stop]),
@@ -219,8 +216,8 @@ class LocalProxy(Proxy):
             )
         rows = [row for row in self._encode(prompt, values) for _ in range(n)]
         seeds = [row_seed(seed, i % n, row.ids) for i, row in enumerate(rows)] if n else []
-        with self._adapter(None):
-            drafts = self._decode(rows, tokens, temperature, seeds)
+        with self._adapter(None) as engine:
+            drafts = engine.decode(prompt, rows, tokens, temperature=temperature, seeds=seeds)
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
 
     def score(
@@ -234,6 +231,14 @@ class LocalProxy(Proxy):
         """Score fixed continuations as whole sequences; see `Proxy.score`."""
         rows = self._encode(prompt, values)
         ids = [[self._enc.continuation(row, target) for target in targets] for row in rows]
+        if adapter is not None and self._loaded(adapter).activated:
+            suffix = self._enc.after_draft(prompt) if prompt.follow_up else []
+            heads = [row.ids[: len(row.ids) - len(suffix)] for row in rows]
+            with self._adapter(None) as engine:
+                found = engine.read_and_follow(
+                    prompt, heads, suffix, ids[0] if ids else [], self._loaded(adapter).name
+                )
+            return [TargetScores(s, len(row.ids)) for s, row in zip(found, rows, strict=True)]
         # Targets that share all but their last token, such as "Yes" and "No", share a forward pass.
         jobs = sorted({(i, tuple(t[:-1])) for i, each in enumerate(ids) for t in each})
         sequences = [(*rows[i].ids, *prefix) for i, prefix in jobs]
@@ -245,8 +250,8 @@ class LocalProxy(Proxy):
                 if tuple(target[:-1]) == prefix:
                     sums[i][t] = float(tail[range(len(target)), target].sum())
 
-        with self._adapter(adapter):
-            self._read_tails(sequences, [len(prefix) + 1 for _, prefix in jobs], take)
+        with self._adapter(adapter) as engine:
+            engine.read_tails(prompt, sequences, [len(prefix) + 1 for _, prefix in jobs], take)
         return [
             TargetScores(tuple(min(s, 0.0) for s in each), len(row.ids))
             for row, each in zip(rows, sums, strict=True)
@@ -264,9 +269,9 @@ class LocalProxy(Proxy):
             entropies = -(tail.exp() * tail.clamp(min=-1e4)).sum(-1)
             values_of[some[job]] = (tail[range(len(ids)), ids].tolist(), entropies.tolist())
 
-        with self._adapter(None):
-            self._read_tails(
-                [(*rows[i].ids, *texts[i][:-1]) for i in some], [len(texts[i]) for i in some], take
+        with self._adapter(None) as engine:
+            engine.read_tails(
+                prompt, [(*rows[i].ids, *texts[i][:-1]) for i in some], [len(texts[i]) for i in some], take
             )
         results = []
         for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
@@ -293,26 +298,15 @@ class LocalProxy(Proxy):
         blocks: Sequence[tuple[int, Span, Pooling]],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
-        from rgate_integrations.proxy.hidden import layer_states, pooled, spans_of
-
         rows = self._encode(prompt, values)
         given: Sequence[Draft | None] = drafts or [None] * len(rows)
         texts = [self._draft_ids(row, draft) for row, draft in zip(rows, given, strict=True)]
-        lengths = [len(r.ids) + len(t) for r, t in zip(rows, texts, strict=True)]
-        layers = sorted({layer for layer, _, _ in blocks})
-        results: dict[int, HiddenStates] = {}
-
-        def run(indices: Sequence[int]) -> None:
-            inputs = self._padded([(*rows[i].ids, *texts[i]) for i in indices])
-            states = layer_states(self._model.base_model, inputs, layers)
-            width = inputs["input_ids"].shape[1]
-            for row, i in enumerate(indices):
-                spans = spans_of(rows[i].question, len(rows[i].ids), len(texts[i]), width - lengths[i])
-                results[i] = HiddenStates(pooled(states, row, spans, blocks), lengths[i])
-
-        with self._adapter(None):
-            self._in_batches(lengths, run)
-        return [results[i] for i in range(len(rows))]
+        with self._adapter(None) as engine:
+            states = engine.read_states(prompt, rows, texts, blocks)
+        return [
+            HiddenStates(found, len(row.ids) + len(text))
+            for found, row, text in zip(states, rows, texts, strict=True)
+        ]
 
     def generate_hidden(
         self,
@@ -323,16 +317,58 @@ class LocalProxy(Proxy):
         blocks: Sequence[tuple[int, Span, Pooling]],
     ) -> list[tuple[Draft, HiddenStates]]:
         """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
-        from rgate_integrations.proxy.hidden import can_watch
+        from rgate_integrations.proxy.hidden import can_watch, pooled, spans_of
 
-        self.load()
-        if not (tokens and values and can_watch(self._model.base_model, [layer for layer, _, _ in blocks])):
-            return super().generate_hidden(prompt, values, tokens=tokens, blocks=blocks)
+        layers = [layer for layer, _, _ in blocks]
+        rows = self._encode(prompt, values)
         states: dict[int, HiddenStates] = {}
-        with self._adapter(None):
-            rows = self._encode(prompt, values)
-            drafts = self._decode(rows, tokens, None, [0] * len(rows), blocks, states)
+
+        def keep(done: Written) -> None:
+            for k, (i, draft) in enumerate(zip(done.indices, done.drafts, strict=True)):
+                length, written = len(rows[i].ids), len(draft.token_ids)
+                found = done.batch.row(done.states, k, length, written)
+                spans = spans_of(rows[i].question, length, written)
+                states[i] = HiddenStates(pooled(found, spans, blocks), 0)
+
+        with self._adapter(None) as engine:
+            if not (tokens and values and can_watch(engine.model.base_model, layers)):
+                return super().generate_hidden(prompt, values, tokens=tokens, blocks=blocks)
+            drafts = engine.decode(prompt, rows, tokens, watch=blocks, then=keep)
         return [(draft, states[i]) for i, draft in enumerate(drafts)]
+
+    def generate_scored(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        follow_up: PromptTemplate,
+        targets: Sequence[str],
+        adapter: str | None = None,
+    ) -> list[tuple[Draft, TargetScores]]:
+        """Continue prompts greedily and judge on the same keys and values; see `Proxy.generate_scored`."""
+        loaded = None if adapter is None else self._loaded(adapter)
+        one_pass = tokens and values and (loaded is None or loaded.activated)
+        if not one_pass or not self._enc.goes_on(follow_up, prompt):
+            return super().generate_scored(
+                prompt, values, tokens=tokens, follow_up=follow_up, targets=targets, adapter=adapter
+            )
+        rows = self._encode(prompt, values)
+        suffix = self._enc.after_draft(follow_up)
+        asked = self._enc.encode(follow_up, {**values[0], "draft": ""})
+        ids = [self._enc.continuation(asked, target) for target in targets]
+        scores: dict[int, TargetScores] = {}
+
+        def judge(done: Written) -> None:
+            lengths = [len(draft.token_ids) for draft in done.drafts]
+            name = loaded.name if loaded else None
+            found = engine.follow(done.batch, done.cache, lengths, suffix, ids, name)
+            for i, each in zip(done.indices, found, strict=True):
+                scores[i] = TargetScores(each, len(suffix))
+
+        with self._adapter(None) as engine:
+            drafts = engine.decode(prompt, rows, tokens, then=judge)
+        return [(draft, scores[i]) for i, draft in enumerate(drafts)]
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
@@ -358,20 +394,32 @@ class LocalProxy(Proxy):
         """Id of the padding token; loads the model."""
         return int(self._enc.tokenizer.pad_token_id)
 
-    # --- one model call ------------------------------------------------------------------------------------
-
     @property
     def layers(self) -> int:
         """Number of hidden layers; loads the model."""
-        self.load()
         return int(self._model.config.get_text_config().num_hidden_layers)
 
     @property
-    def _enc(self) -> PromptEncoder:
+    def calls(self) -> int:
+        """How many batches the model has run."""
+        return self._engine.calls if self._engine else 0
+
+    # --- the model -----------------------------------------------------------------------------------------
+
+    @property
+    def _ready(self) -> Engine:
         self.load()
-        if self._encoder is None:  # load() raises before this can happen
+        if self._engine is None:  # load() raises before this can happen
             raise ModelLoadError(f"The model {self.name!r} is not loaded.")
-        return self._encoder
+        return self._engine
+
+    @property
+    def _model(self) -> Any:
+        return self._ready.model
+
+    @property
+    def _enc(self) -> PromptEncoder:
+        return self._ready.encoder
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._enc.encode(prompt, v) for v in values]
@@ -383,173 +431,41 @@ class LocalProxy(Proxy):
             return list(draft.token_ids)
         return self._enc.continuation(row, self._enc.plain(draft.text)) if draft.text else []
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        from rgate_integrations.proxy.decoding import pad_left
-
-        return pad_left(rows, self._enc.tokenizer.pad_token_id, self._model.device)
-
-    def _read_tails(
-        self, rows: Sequence[Sequence[int]], keep: Sequence[int], take: Callable[[int, torch.Tensor], None]
-    ) -> None:
-        """Give ``take`` each row's next-token log-probabilities at its last ``keep`` positions, (keep, vocabulary).
-
-        They are dropped after each batch: over a whole vocabulary they are large.
-        """
-        import torch
-
-        def run(indices: Sequence[int]) -> None:
-            widest = max(keep[i] for i in indices)
-            inputs = self._padded([rows[i] for i in indices])
-            logits = self._model(**inputs, logits_to_keep=widest, use_cache=False).logits
-            logprobs = torch.log_softmax(logits.float(), dim=-1)
-            for row, i in enumerate(indices):
-                take(i, logprobs[row, widest - keep[i] :])
-
-        self._in_batches([len(r) for r in rows], run)
-
-    def _decode(
-        self,
-        rows: Sequence[EncodedPrompt],
-        tokens: int,
-        temperature: float | None,
-        seeds: Sequence[int],
-        blocks: Sequence[tuple[int, Span, Pooling]] = (),
-        states: dict[int, HiddenStates] | None = None,
-    ) -> list[Draft]:
-        """Write a draft a row; with ``blocks``, also put each row's pooled hidden states into ``states``."""
-        import torch
-        from transformers import GenerationConfig
-
-        from rgate_integrations.proxy.decoding import Recorder, StopAt
-        from rgate_integrations.proxy.hidden import pooled, spans_of, watching
-
-        stops = self._enc.stop_ids()
-        config = GenerationConfig(
-            # The states of a token are there once the next one is asked for.
-            max_new_tokens=tokens + bool(blocks),
-            do_sample=False,
-            eos_token_id=stops,
-            pad_token_id=self._enc.tokenizer.pad_token_id,
-            use_cache=True,
-        )
-        layers = sorted({layer for layer, _, _ in blocks})
-        results: dict[int, Draft] = {}
-
-        def run(indices: Sequence[int]) -> None:
-            inputs = self._padded([rows[i].ids for i in indices])
-            inputs.pop("position_ids")  # generate makes its own from the mask
-            width = inputs["input_ids"].shape[1]
-            chosen = [seeds[i] for i in indices] if temperature is not None else []
-            recorder = Recorder(temperature, chosen, self._model.device)
-            newline = rows[indices[0]].template.stop_at_newline
-            criteria = [StopAt(self._newline_mask())] if newline else []
-            with watching(self._model.base_model, layers) as seen:
-                output = self._model.generate(
-                    **inputs,
-                    generation_config=config,
-                    logits_processor=[recorder],
-                    stopping_criteria=criteria,
-                )
-            new = output[:, width : width + tokens].tolist()
-            logprobs = torch.stack(recorder.logprobs, dim=1).tolist()
-            entropies = torch.stack(recorder.entropies, dim=1).tolist()
-            ended = {*stops, *(self._newline_mask().nonzero().flatten().tolist() if newline else [])}
-            kept = {layer: torch.cat(parts, dim=1) for layer, parts in seen.items()}
-            for row, i in enumerate(indices):
-                draft = self._draft(rows[i], new[row], ended, logprobs[row], entropies[row])
-                results[i] = draft
-                if states is not None:
-                    prompt, written = len(rows[i].ids), len(draft.token_ids)
-                    spans = spans_of(rows[i].question, prompt, written, width - prompt)
-                    states[i] = HiddenStates(pooled(kept, row, spans, blocks), 0)
-
-        self._in_batches([len(r.ids) + tokens for r in rows], run)
-        return [results[i] for i in range(len(rows))]
-
-    def _draft(
-        self,
-        row: EncodedPrompt,
-        ids: list[int],
-        ends: set[int],
-        logprobs: list[float],
-        entropies: list[float],
-    ) -> Draft:
-        length = next((k for k, token in enumerate(ids) if token in ends), len(ids))
-        kept = ids[:length]
-        texts = self._enc.token_texts(kept)
-        return Draft(
-            text="".join(texts).strip(),
-            token_ids=tuple(kept),
-            tokens=tuple(texts),
-            logprobs=tuple(min(v, 0.0) for v in logprobs[:length]),
-            entropies=tuple(entropies[:length]),
-            finished=length < len(ids),
-            source="proxy",
-            model=self.name,
-            prompt_tokens=len(row.ids),
-        )
-
-    def _newline_mask(self) -> torch.Tensor:
-        import torch
-
-        if self._newlines is None:
-            size = self._model.config.get_text_config().vocab_size
-            texts = self._enc.tokenizer.batch_decode(
-                [[i] for i in range(min(size, len(self._enc.tokenizer)))]
-            )
-            mask = torch.zeros(size, dtype=torch.bool)
-            mask[[i for i, text in enumerate(texts) if "\n" in text]] = True
-            self._newlines = mask.to(self._model.device)
-        return self._newlines
-
-    def _in_batches(self, lengths: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
-        """Run batches of like length; one that does not fit into memory is halved, down to single items."""
-        import torch
-
-        from rgate_integrations.proxy.decoding import batches
-
-        pending = batches(lengths, self.max_batch_size, self.max_batch_tokens)
-        while pending:
-            batch = pending.pop(0)
-            try:
-                with torch.inference_mode():
-                    run(batch)
-                self.calls += 1
-            except torch.OutOfMemoryError:
-                if len(batch) == 1:
-                    raise
-                _log.warning("Out of memory with a batch of %d on %s: halving it.", len(batch), self.name)
-                torch.cuda.empty_cache()
-                half = len(batch) // 2
-                pending[:0] = [batch[:half], batch[half:]]
-
-    @contextmanager
-    def _adapter(self, adapter: str | None) -> Iterator[None]:
-        """Hold the model with an adapter switched on, or with the base weights alone."""
-        self.load()
+    def _loaded(self, adapter: str) -> _Adapter:
+        """Put an adapter into the model, unless it is there already, and leave it off."""
+        engine = self._ready
         with self._lock:
-            if adapter is None:
-                yield
-                return
             if adapter not in self._adapters:
                 check_adapter(adapter, self.name, self._fingerprint)
                 name = f"rgate_{len(self._adapters)}"
                 try:
-                    self._model.load_adapter(adapter, adapter_name=name)
+                    from peft import PeftConfig
+
+                    config = PeftConfig.from_pretrained(adapter)
+                    # Only what follows the invocation tokens is run with it, so here it is an ordinary LoRA.
+                    activated = bool(getattr(config, "alora_invocation_tokens", None))
+                    if activated:
+                        config.alora_invocation_tokens = None
+                    engine.model.load_adapter(adapter, adapter_name=name, peft_config=config)
                 except (OSError, ValueError, RuntimeError, ImportError) as error:
                     # What was put into the model by then would change every later score: load it afresh.
-                    self._model, self._adapters = None, {}
+                    self._engine, self._adapters = None, {}
                     raise ModelLoadError(
                         f"The adapter {adapter!r} does not fit {self.name!r}: {str(error).splitlines()[0]}",
                         hint="Give the folder of a LoRA adapter that was trained on this very model.",
                     ) from error
-                self._adapters[adapter] = name
-            self._model.set_adapter(self._adapters[adapter])
-            self._model.enable_adapters()
-            try:
-                yield
-            finally:
-                self._model.disable_adapters()
+                engine.model.disable_adapters()
+                self._adapters[adapter] = _Adapter(name, activated)
+            return self._adapters[adapter]
+
+    @contextmanager
+    def _adapter(self, adapter: str | None) -> Iterator[Engine]:
+        """Hold the model with an adapter switched on, or with the base weights alone."""
+        with self._lock:
+            name = None if adapter is None else self._loaded(adapter).name
+            engine = self._ready
+            with engine.adapted(name):
+                yield engine
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

@@ -244,7 +244,13 @@ def _collate(batch: Sequence[_Row], pad: int) -> dict[str, torch.Tensor]:
 
     from rgate_integrations.proxy.decoding import pad_left
 
-    inputs = pad_left([(*r.prompt, *r.target) for r in batch], pad, torch.device("cpu"))
+    ids, mask = pad_left([(*r.prompt, *r.target) for r in batch], pad, torch.device("cpu"))
     widest = max(len(r.target) for r in batch)
     labels = [[-100] * (widest - len(r.target)) + list(r.target) for r in batch]
-    return inputs | {"labels": torch.tensor(labels), "weights": torch.tensor([r.weight for r in batch])}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
+        "labels": torch.tensor(labels),
+        "weights": torch.tensor([r.weight for r in batch]),
+    }
