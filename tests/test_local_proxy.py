@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft
+from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
+from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IKGate
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.proxy.local import LocalProxy
 
@@ -287,3 +288,105 @@ def test_a_question_with_control_tokens_cannot_put_words_into_the_answer(smollm2
 def test_braces_in_a_question_stay_braces(smollm2):
     encoded = smollm2._enc.encode(ANSWER, {"question": "what is {draft} and {0} in Python?"})
     assert "what is {draft} and {0} in Python?" in smollm2._enc.tokenizer.decode(encoded.ids)
+
+
+def test_the_beginning_of_a_prompt_is_read_once(smollm2, monkeypatch):
+    from rgate_integrations.gates.self_eval import SELF_EVAL
+    from rgate_integrations.proxy import engine as module
+
+    values = [{**v, "draft": "It is Paris."} for v in VALUES]
+    blocks = ((14, "question", "mean"), (18, "all", "mean"), (20, "draft", "last"))
+    drafts = [Draft(text="It is Paris."), *[Draft(text="") for _ in VALUES[1:]]]
+    read: list[int] = []
+
+    def count(model: object, arguments: tuple, keywords: dict) -> None:
+        read.append(keywords["input_ids"].shape[1])
+
+    def everything() -> tuple:
+        return (
+            smollm2.score(SELF_EVAL, values, ["True", "False"]),
+            smollm2.generate(ANSWER, VALUES, tokens=6),
+            smollm2.hidden(ANSWER, VALUES, drafts, blocks),
+            smollm2.read(ANSWER, VALUES[:2], [Draft(text="It is Paris."), Draft(text="No.")]),
+        )
+
+    everything()  # now the beginnings are known
+    handle = smollm2._model.model.register_forward_pre_hook(count, with_kwargs=True)
+    shared, few = everything(), sum(read)
+    read.clear()
+    monkeypatch.setattr(module, "_LEAST", 10**9)
+    alone, many = everything(), sum(read)
+    handle.remove()
+    begun = smollm2._enc.beginning
+    assert many - few == len(begun(SELF_EVAL)) + 3 * len(begun(ANSWER))
+    assert len(begun(SELF_EVAL)) > 100
+    for a, b in zip(shared[0], alone[0], strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
+    assert [d.text for d in shared[1]] == [d.text for d in alone[1]]
+    for a, b in zip(shared[2], alone[2], strict=True):
+        np.testing.assert_allclose(a.states, b.states, rtol=1e-3, atol=2e-3)
+    for a, b in zip(shared[3], alone[3], strict=True):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-3)
+
+
+def test_a_judgment_on_the_drafts_keys_and_values_is_that_of_reading_it_again(smollm2):
+    targets = ["Yes", "No", "Known(True)"]
+    before = smollm2.calls
+    both = smollm2.generate_scored(ANSWER, VALUES, tokens=24, follow_up=IK_FOLLOW_UP, targets=targets)
+    assert smollm2.calls - before == 1
+    drafts = [draft for draft, _ in both]
+    assert len({len(d.token_ids) for d in drafts}) > 1, "some end early"
+    assert [d.text for d in drafts] == [d.text for d in smollm2.generate(ANSWER, VALUES, tokens=24)]
+    values = [{**v, "draft": d.text} for v, d in zip(VALUES, drafts, strict=True)]
+    for (_, kept), again in zip(both, smollm2.score(IK_FOLLOW_UP, values, targets), strict=True):
+        assert kept.logprobs == pytest.approx(again.logprobs, abs=2e-3)
+        assert kept.prompt_tokens < again.prompt_tokens
+    quoting = smollm2.generate_scored(ANSWER, VALUES[:1], tokens=4, follow_up=IK_DRAFT, targets=["Yes"])
+    assert quoting[0][1].prompt_tokens > 30, "a prompt that only quotes the draft is one of its own"
+
+
+def test_an_activated_adapter_judges_as_in_peft_and_leaves_the_draft_alone(smollm2, tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from rgate_integrations.proxy.download import cached_path
+
+    base = AutoModelForCausalLM.from_pretrained(cached_path("smollm2-135m-instruct"), dtype=torch.float32)
+    torch.manual_seed(0)
+    config = LoraConfig(
+        r=4,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
+        alora_invocation_tokens=smollm2.ids_after_draft(IK_FOLLOW_UP),
+    )
+    tuned = get_peft_model(base, config).eval()
+    tuned.save_pretrained(tmp_path / "adapter")
+    adapter, proxy = str(tmp_path / "adapter"), LocalProxy("smollm2-135m-instruct")
+    options = {"tokens": 12, "follow_up": IK_FOLLOW_UP, "targets": ["Yes", "No"]}
+    plain = proxy.generate_scored(ANSWER, VALUES[:3], **options)
+    both = proxy.generate_scored(ANSWER, VALUES[:3], **options, adapter=adapter)
+    assert [d.text for d, _ in both] == [d.text for d, _ in plain]
+    values = [{**v, "draft": d.text} for v, (d, _) in zip(VALUES, both, strict=False)]
+    again = proxy.score(IK_FOLLOW_UP, values, ["Yes", "No"], adapter=adapter)
+    ends = [proxy._enc.continuation(proxy._enc.encode(IK_FOLLOW_UP, values[0]), t)[0] for t in ("Yes", "No")]
+    for v, (_, kept), two, (_, bare) in zip(values, both, again, plain, strict=True):
+        ids = torch.tensor([proxy._enc.encode(IK_FOLLOW_UP, v).ids])
+        with torch.inference_mode():
+            logprobs = tuned(input_ids=ids).logits[0, -1].log_softmax(-1)[ends].tolist()
+        assert kept.logprobs == pytest.approx(logprobs, abs=2e-3)
+        assert two.logprobs == pytest.approx(logprobs, abs=2e-3)
+        assert abs(kept.logprobs[0] - bare.logprobs[0]) > 0.05
+
+
+def test_a_gate_that_follows_up_drafts_and_judges_in_one_batch(smollm2):
+    gate = IKGate(tokens=12, follow_up=True)
+    questions = [v["question"] for v in VALUES]
+    before = smollm2.calls
+    decisions = gate.decide_batch(questions)
+    assert smollm2.calls - before == 1
+    given = gate.decide_batch(questions, drafts=[d.draft for d in decisions])
+    assert [d.p_known for d in given] == pytest.approx([d.p_known for d in decisions], abs=1e-3)
+    with pytest.raises(ConfigurationError, match="no draft"):
+        load_gate("ik", tokens=0, follow_up=True)

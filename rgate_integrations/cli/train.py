@@ -38,6 +38,10 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
+    activated: Annotated[
+        bool,
+        typer.Option("--activated", help="LoRA that acts after the draft, which is then read once (ik)."),
+    ] = False,
     llm: Annotated[
         str, typer.Option(help="Name of the LLM whose answers were labelled.")
     ] = "the LLM of the data",
@@ -54,6 +58,8 @@ def train(
     known = ("probe", "ik", "slimplm", "adapt", "boundary", "rewriter")
     if gate not in known:
         raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(known)}")
+    if activated and gate != "ik":
+        raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
     paths = [*data, *(more or [])]
     console = Console()
     options = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
@@ -100,6 +106,7 @@ def train(
                 folds=folds or 0,
                 recipe=RECIPES[gate].with_options(**options),
                 resume=resume,
+                activated=activated,
                 show=lambda line: progress.console.print(line, highlight=False),
                 **common,
             )

@@ -69,6 +69,7 @@ class Collector:
         self._llm = llm
         self._drafts = [d for d in map(draft_spec, specs) if d is not None]
         self._hiddens = [s for s in specs if isinstance(s, HiddenSpec)]
+        self._judgments = [s for s in specs if isinstance(s, TargetsSpec) and s.prompt.follow_up]
         self._pieces: list[dict[EvidenceSpec, Piece]] = [{} for _ in inputs]
         self._costs: list[dict[EvidenceSpec, Cost]] = [{} for _ in inputs]
         self._errors: list[dict[EvidenceSpec, Exception]] = [{} for _ in inputs]
@@ -235,12 +236,33 @@ class Collector:
             return [d.model_copy(update={"source": "llm"}) for d in drafts]
         states = next((h for h in self._hiddens if h.prompt == spec.prompt and self._is(h.draft, spec)), None)
         if states is None:
-            return self._proxy().generate(spec.prompt, self._values(indices), tokens=spec.tokens)
+            return self._judged(spec, indices)
         both = self._proxy().generate_hidden(
             spec.prompt, self._values(indices), tokens=spec.tokens, blocks=states.blocks
         )
         for i, (_, hidden) in zip(indices, both, strict=True):
             self._pieces[i][states], self._costs[i][states] = hidden.states, _read_cost(hidden)
+        return [draft for draft, _ in both]
+
+    def _judged(self, spec: DraftSpec, indices: Sequence[int]) -> Sequence[Draft]:
+        """Write drafts, and judge them on the way if that is asked for."""
+        proxy, values = self._proxy(), self._values(indices)
+        asked = next(
+            (t for t in self._judgments if t.prompt.follows(spec.prompt) and self._is(t.draft, spec)), None
+        )
+        if asked is None:
+            return proxy.generate(spec.prompt, values, tokens=spec.tokens)
+        both = proxy.generate_scored(
+            spec.prompt,
+            values,
+            tokens=spec.tokens,
+            follow_up=asked.prompt,
+            targets=asked.targets,
+            adapter=asked.adapter,
+        )
+        for i, (_, scores) in zip(indices, both, strict=True):
+            self._pieces[i][asked] = scores.logprobs
+            self._costs[i][asked] = Cost(model_calls=1, tokens_in=scores.prompt_tokens)
         return [draft for draft, _ in both]
 
     def _is(self, draft: DraftSpec | None, written: DraftSpec) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rgate_integrations.decision import DraftSource
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, TargetsSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.prompts import ANSWER, PromptTemplate
 
 IK_QUESTION = PromptTemplate(
     name="ik-question",
@@ -24,6 +25,16 @@ IK_DRAFT = PromptTemplate(
         "Question: {question}\nBeginning of an answer: {draft}\n\n"
         "Does the answer show that its author knows this? Reply Yes or No."
     ),
+    cut="draft",
+)
+
+IK_FOLLOW_UP = PromptTemplate(
+    name="ik-follow-up",
+    version=1,
+    system=ANSWER.system,
+    user=ANSWER.user,
+    assistant="{draft}",
+    follow_up="Does your answer show that you know this? Reply Yes or No.",
     cut="draft",
 )
 
@@ -49,6 +60,9 @@ class IKGate(Gate):
         tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
         source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
         adapter: LoRA adapter of the proxy, or None for zero-shot.
+        follow_up: Ask in a further turn of the conversation in which the draft was written. Its keys and values
+            are used again, so that a drafting proxy reads nothing twice, with an adapter too if it is an
+            activated one (Greenewald et al. 2025). Otherwise the draft is quoted in a prompt of its own.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -58,6 +72,13 @@ class IKGate(Gate):
     tokens: int = Field(default=32, ge=0, le=128)
     source: DraftSource = "proxy"
     adapter: str | None = None
+    follow_up: bool = False
+
+    @model_validator(mode="after")
+    def _follows_a_draft(self) -> Self:
+        if self.follow_up and not self.tokens:
+            raise ConfigurationError("There is no draft that a question could follow.", hint="tokens >= 1")
+        return self
 
     @property
     def _draft_spec(self) -> DraftSpec | None:
@@ -65,7 +86,8 @@ class IKGate(Gate):
 
     @property
     def _targets(self) -> TargetsSpec:
-        prompt = IK_DRAFT if self.tokens else IK_QUESTION
+        drafted = IK_FOLLOW_UP if self.follow_up else IK_DRAFT
+        prompt = drafted if self.tokens else IK_QUESTION
         return TargetsSpec(prompt, ("Yes", "No"), self._draft_spec, self.adapter)
 
     @property

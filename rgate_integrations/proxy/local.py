@@ -389,6 +389,10 @@ class LocalProxy(Proxy):
         ids = self._enc.continuation(row, self._enc.plain(target))
         return list(row.ids), [*ids, *end] if ends else ids
 
+    def ids_after_draft(self, prompt: PromptTemplate) -> list[int]:
+        """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
+        return self._enc.after_draft(prompt)
+
     @property
     def pad_token_id(self) -> int:
         """Id of the padding token; loads the model."""

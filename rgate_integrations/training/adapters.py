@@ -20,7 +20,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import Gate, gate_class
 from rgate_integrations.gates.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.boundary import BOUNDARY_QUESTION
-from rgate_integrations.gates.ik import IK_DRAFT, IK_QUESTION
+from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
 from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.local import shared_proxy
@@ -33,13 +33,17 @@ from rgate_integrations.training.trainer import RECIPES, Pair, Recipe, fine_tune
 ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
 
 
-def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
+def verdict_prompt(gate: str, drafted: bool, activated: bool = False) -> PromptTemplate:
     """Return the prompt under which a trained gate gives its verdict."""
+    if activated:
+        return IK_FOLLOW_UP
     prompts = {"ik": IK_DRAFT if drafted else IK_QUESTION, "slimplm": JUDGMENT}
     return {**prompts, "adapt": PARAMETRIC_PROMPT, "boundary": BOUNDARY_QUESTION}[gate]
 
 
-def pairs_for(gate: str, examples: Sequence[Example], drafts: Sequence[Draft] | None) -> list[Pair]:
+def pairs_for(
+    gate: str, examples: Sequence[Example], drafts: Sequence[Draft] | None, activated: bool = False
+) -> list[Pair]:
     """Turn labelled questions into what a gate learns to write.
 
     A soft label becomes two weighted pairs. ADAPT-LLM's two-prompt set (section 3.1, algorithm 1): the gold
@@ -49,11 +53,12 @@ def pairs_for(gate: str, examples: Sequence[Example], drafts: Sequence[Draft] | 
         gate: One of `ADAPTER_GATES`.
         examples: The questions.
         drafts: One a question for gates that read drafts, or None.
+        activated: Whether the gate asks in a turn after the draft.
 
     Raises:
         DataFormatError: ADAPT-LLM needs gold answers, and some questions have none.
     """
-    prompt = verdict_prompt(gate, drafts is not None)
+    prompt = verdict_prompt(gate, drafts is not None, activated)
     verdicts = {"slimplm": TARGETS, "boundary": ("known", "unknown")}.get(gate, ("Yes", "No"))
     pairs = []
     for i, example in enumerate(examples):
@@ -133,6 +138,7 @@ def train_adapter(
     seed: int = 0,
     recipe: Recipe | None = None,
     resume: bool = False,
+    activated: bool = False,
     label: str = "closed_book_correct",
     llm: str = "the LLM of the training data",
     licence: str = "that of the training data",
@@ -152,6 +158,8 @@ def train_adapter(
         seed: Seed of everything.
         recipe: How to fine-tune; the paper's settings when None.
         resume: Continue a run that was killed.
+        activated: Train an activated LoRA, which acts after the draft alone (`ik` only): the proxy then judges on
+            the keys and values with which it wrote the draft.
         label: Name of the label, for the model card.
         llm: Name of the LLM whose answers were labelled.
         licence: Licence of the weights.
@@ -169,11 +177,18 @@ def train_adapter(
     reads = gate in ("ik", "slimplm")
     if gate == "slimplm" and draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
+    if activated and (gate != "ik" or draft == "none"):
+        raise ConfigurationError(
+            "An activated adapter acts after a draft.", hint="--gate ik --draft proxy or recorded"
+        )
     drafts = drafts_for(shared_proxy(model), examples, draft, tokens, say) if reads else None
     parameters: dict[str, Any] = {}
     if reads:
         parameters["tokens"] = tokens if drafts is not None else 0
         parameters["source"] = "recorded" if draft == "recorded" else "proxy"
+    if activated:
+        parameters["follow_up"] = True
+    invocation = shared_proxy(model).ids_after_draft(IK_FOLLOW_UP) if activated else None
     how = recipe or RECIPES[gate]
     metrics: dict[str, Any] = {}
     if folds:
@@ -182,8 +197,8 @@ def train_adapter(
             folder = Path(tempfile.mkdtemp(prefix="rgate-fold-"))
             try:
                 some = [drafts[i] for i in train] if drafts is not None else None
-                pairs = pairs_for(gate, [examples[i] for i in train], some)
-                fine_tune(pairs, model, folder / "gate", how, seed=seed, report=say)
+                pairs = pairs_for(gate, [examples[i] for i in train], some, activated)
+                fine_tune(pairs, model, folder / "gate", how, invocation=invocation, seed=seed, report=say)
                 judge = _gate(gate, str(folder / "gate"), model, parameters)
                 asked = [drafts[i] for i in test] if drafts is not None else None
                 found = judge.decide_batch([examples[i].question for i in test], drafts=asked)
@@ -195,11 +210,12 @@ def train_adapter(
         each = auc_by_set(p, known, [e.dataset for e in examples])
         pooled = auc_by_set(p, known, ["all"] * len(examples))["all"]
         metrics = {"auc": each, "auc_mean": float(np.mean(list(each.values()))), "auc_pooled": pooled}
-    fine_tune(pairs_for(gate, examples, drafts), model, out, how, seed=seed, resume=resume, report=say)
+    pairs = pairs_for(gate, examples, drafts, activated)
+    fine_tune(pairs, model, out, how, invocation=invocation, seed=seed, resume=resume, report=say)
     save_adapter(
         out,
         method=gate,
-        prompt=verdict_prompt(gate, drafts is not None),
+        prompt=verdict_prompt(gate, drafts is not None, activated),
         parameters=parameters,
         base_model=model,
         fingerprint=shared_proxy(model).fingerprint,

@@ -86,6 +86,7 @@ def fine_tune(
     out: Path,
     recipe: Recipe,
     *,
+    invocation: Sequence[int] | None = None,
     seed: int = 0,
     resume: bool = False,
     report: Callable[[str, int, int], None] | None = None,
@@ -100,6 +101,7 @@ def fine_tune(
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
         recipe: How.
+        invocation: Token ids from whose last occurrence on the adapter acts (activated LoRA); everywhere when None.
         seed: Seed of the adapter's weights, the order and the dropout.
         resume: Continue from the last checkpoint of this very run, if there is one.
         report: Told what is being done, how far it is, and how far it goes.
@@ -135,12 +137,13 @@ def fine_tune(
         lora_dropout=recipe.dropout,
         target_modules="all-linear",
         task_type="CAUSAL_LM",
+        alora_invocation_tokens=list(invocation) if invocation else None,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going away
         tuned = get_peft_model(base, lora)
     checkpoints = out.parent / f".{out.name}-checkpoints"
-    run = json.dumps([asdict(recipe), seed, model, len(rows)])
+    run = json.dumps([asdict(recipe), seed, model, len(rows), list(invocation or [])])
     marker = checkpoints / "run.json"
     resumable = resume and marker.is_file() and marker.read_text() == run and any(checkpoints.glob("check*"))
     if not resumable:
