@@ -166,6 +166,23 @@ def test_a_killed_run_resumes_to_the_same_weights(smollm2, sums, tmp_path):
         load_gate(str(whole))
 
 
+@pytest.mark.model
+def test_an_activated_adapter_learns_to_judge_after_the_draft(smollm2, sums, tmp_path):
+    out = tmp_path / "activated"
+    subprocess.run(command(sums, out, "--activated"), check=True, capture_output=True)
+    gate = load_gate(str(out))
+    assert gate.follow_up
+    drafts = ["Even." if k else "Odd." for _, k in SUMS]
+    p = [d.p_known for d in gate.decide_batch([q for q, _ in SUMS], drafts=drafts)]
+    known = [k for _, k in SUMS]
+    assert min(v for v, k in zip(p, known, strict=True) if k) > max(
+        v for v, k in zip(p, known, strict=True) if not k
+    )
+    own, before = load_gate(str(out), source="proxy", tokens=4), smollm2.calls
+    assert all(d.error is None for d in own.decide_batch([q for q, _ in SUMS]))
+    assert smollm2.calls - before == 1, "draft and judgment in one batch"
+
+
 def test_recipes_follow_the_papers():
     assert (RECIPES["slimplm"].epochs, RECIPES["slimplm"].learning_rate) == (2, 1e-4)
     assert (RECIPES["ik"].epochs, RECIPES["ik"].learning_rate) == (1, 1e-4)
@@ -180,3 +197,7 @@ def test_what_cannot_be_trained(sums):
 
     with pytest.raises(ConfigurationError, match="not trained"):
         train_adapter("perplexity", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
+    with pytest.raises(ConfigurationError, match="acts after a draft"):
+        train_adapter(
+            "slimplm", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x", activated=True
+        )
