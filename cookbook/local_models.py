@@ -49,5 +49,5 @@ class MiniLM(Embeddings):
         return SentenceEmbedder().embed(texts).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """Embed a query."""
-        return self.embed_documents([text])[0]
+        """Embed a query; a gate that has embedded it shares the vector."""
+        return SentenceEmbedder().embed_queries([text])[0].tolist()

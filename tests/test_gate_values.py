@@ -353,6 +353,8 @@ def test_a_cached_gate_takes_near_questions_for_one(monkeypatch):
             counts = np.array([[t.count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
             return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
 
+        embed_queries = embed
+
     monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Letters)
     proxy = ScriptedProxy()
     gate = load_gate("cached", inner="prompt", similarity=0.97, proxy=proxy)

@@ -237,3 +237,24 @@ def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
     pipeline = Pipeline(load_gate("ik", proxy=smollm2, tokens=8, threshold=1.01), index, smollm2, k=1)
     (answer,) = build_chain(pipeline).batch(["What is the capital of Zorblat?"])
     assert "Quimbo" in answer
+
+
+@pytest.mark.model
+def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
+    import pathlib
+
+    from rgate_integrations.proxy.download import download
+
+    pytest.importorskip("langchain_qdrant")
+    download("encyclopedia-leads")
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "cookbook"))
+    import qdrant
+
+    store = qdrant.build_store(25)
+    monkeypatch.setattr(qdrant, "build_store", lambda: store)
+    monkeypatch.setattr(qdrant, "QUESTIONS", qdrant.QUESTIONS[1:3])
+    qdrant.main()
+    known, decision, unknown, other, found, *_ = capsys.readouterr().out.splitlines()
+    assert [known, unknown] == qdrant.QUESTIONS
+    assert (decision, other) == ("  skipped retrieval", "  retrieved")
+    assert found.startswith("    Along the River During the Qingming Festival: ")

@@ -107,9 +107,9 @@ class CachedGate(WrappingGate):
             from rgate_integrations.index.embedder import SentenceEmbedder
 
             new = [i for i in keys if i not in found]
-            vectors = dict(
-                zip(new, SentenceEmbedder(self.embedder).embed([keys[i] for i in new]), strict=True)
-            )
+            # The question as it is: who else embeds it shares the vector.
+            asked = [collector.inputs[i].question for i in new]
+            vectors = dict(zip(new, SentenceEmbedder(self.embedder).embed_queries(asked), strict=True))
             found |= self._memory.near(vectors, self.similarity)
         fresh = self.inner.scores(collector, [i for i in indices if i not in found])
         for i, score in fresh.items():

@@ -44,7 +44,7 @@ class LabelledQuestions:
 
     def nearest(self, questions: Sequence[str], k: int) -> list[tuple[Neighbour, ...]]:
         """Return the ``k`` nearest labelled questions of each question, nearest first; one embedding call."""
-        similarities = self._embedder.embed(list(questions)) @ self._vectors.T
+        similarities = self._embedder.embed_queries(questions) @ self._vectors.T
         order = (-similarities).argsort(axis=1, kind="stable")[:, :k]
         return [
             tuple(Neighbour(self.questions[j], self.known[j], float(row[j])) for j in best)

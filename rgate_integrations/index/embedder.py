@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,10 +16,13 @@ from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.proxy.download import resolve_model
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+_LATEST = 1_024  # queries whose vectors are kept, a model
 
 
 class Embedder(Protocol):
     """What an index needs of an embedder.
+
+    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise.
 
     Attributes:
         name: What to open the index with.
@@ -37,7 +40,7 @@ class Embedder(Protocol):
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model, loaded on first use and shared in the process.
+    """A sentence-transformers model, loaded on first use and shared in the process, with its latest queries.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -60,22 +63,69 @@ class SentenceEmbedder:
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return normalised vectors, shape (texts, dimension); one model call for the batch."""
-        model, lock = _model(resolve_model(self.name, kind="embedder"))
+        return _shared(self.name).embed(texts)
+
+    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return normalised vectors, shape (texts, dimension); one model call for those not asked for lately.
+
+        The vectors of the latest 1,024 queries are kept in memory, for every user of the model in the process.
+        """
+        return _shared(self.name).embed_queries(texts)
+
+
+class _SharedModel:
+    """A model and the vectors of its latest queries. Callers take turns, so a question is embedded once."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._model: Any = None
+        self._latest: OrderedDict[str, npt.NDArray[np.float32]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        with self._lock:
+            return self._encode(texts)
+
+    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         if not texts:
-            return np.zeros((0, int(model.get_embedding_dimension())), np.float32)
-        with lock:
-            vectors = model.encode(
-                list(texts),
-                batch_size=32,
-                normalize_embeddings=True,
-                show_progress_bar=False,
-                convert_to_numpy=True,
-            )
+            return self.embed(texts)
+        with self._lock:
+            new = [text for text in dict.fromkeys(texts) if text not in self._latest]
+            if new:
+                # Copies: a row would keep the whole batch in memory.
+                self._latest.update((t, v.copy()) for t, v in zip(new, self._encode(new), strict=True))
+            for text in texts:
+                self._latest.move_to_end(text)
+            vectors = np.stack([self._latest[text] for text in texts])
+            while len(self._latest) > _LATEST:
+                self._latest.popitem(last=False)
+            return vectors
+
+    def _encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        if self._model is None:
+            self._model = _load(self._where)
+        if not texts:
+            return np.zeros((0, int(self._model.get_embedding_dimension())), np.float32)
+        vectors = self._model.encode(
+            list(texts),
+            batch_size=32,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-@functools.cache
-def _model(where: str) -> tuple[Any, threading.Lock]:
+_models: dict[str, _SharedModel] = {}
+
+
+def _shared(name: str) -> _SharedModel:
+    """Return the process-wide model of a name; names of one folder share it."""
+    where = resolve_model(name, kind="embedder")
+    return _models.setdefault(where, _SharedModel(where))  # atomic, and nothing is loaded yet
+
+
+def _load(where: str) -> Any:
     try:
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging as transformers_logging
@@ -84,7 +134,7 @@ def _model(where: str) -> tuple[Any, threading.Lock]:
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        return SentenceTransformer(where, trust_remote_code=False), threading.Lock()
+        return SentenceTransformer(where, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {str(error).splitlines()[0]}",

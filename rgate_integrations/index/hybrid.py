@@ -107,7 +107,7 @@ def slimplm_search(
     ids = list(dict.fromkeys(h.passage.id for hits in lists for h in hits))
     if not ids:
         return []
-    asked = index.dense.embedder.embed([question])[0]
+    asked = index.dense.embed_queries([question])[0]
     nearness = dict(zip(ids, index.dense.vectors(ids) @ asked, strict=True))
     ranked = [sorted(hits, key=lambda h: -nearness[h.passage.id]) for hits in lists]
     chosen: dict[str, Hit] = {}

@@ -232,7 +232,14 @@ class PassageIndex:
             raise ConfigurationError(f"k must be at least 1, not {k}.")
         if not queries or not len(self):
             return [[] for _ in queries]
-        return self.search_vectors(self.embedder.embed(queries), k, queries)
+        return self.search_vectors(self.embed_queries(queries), k, queries)
+
+    def embed_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
+        embed: Callable[[Sequence[str]], npt.NDArray[np.float32]] = getattr(
+            self.embedder, "embed_queries", self.embedder.embed
+        )
+        return embed(queries)
 
     def search_vectors(
         self, vectors: npt.NDArray[np.float32], k: int, queries: Sequence[str] | None = None

@@ -1,0 +1,127 @@
+"""A question is embedded once, whoever asks: the calls of the real model's `encode` are counted."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex, SentenceEmbedder, slimplm_search
+from rgate_integrations.proxy.download import cached_path
+
+pytestmark = pytest.mark.model
+
+TEXTS = {"oulu": "Aarno Maliniemi was born in Oulu.", "lena": "The Lena flows through Yakutsk."}
+
+
+@pytest.fixture
+def encoded(minilm, monkeypatch):
+    """The batches that the model embeds, with no query remembered from earlier tests."""
+    from sentence_transformers import SentenceTransformer
+
+    calls, encode = [], SentenceTransformer.encode
+
+    def counting(self, texts, **options):
+        calls.append(list(texts))
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr("rgate_integrations.index.embedder._models", {})
+    monkeypatch.setattr(SentenceTransformer, "encode", counting)
+    return calls
+
+
+@pytest.fixture
+def index(encoded):
+    index = PassageIndex.build([Passage(i, t) for i, t in TEXTS.items()])
+    encoded.clear()
+    return index
+
+
+@pytest.fixture
+def gate(encoded, tmp_path):
+    """A cached neighbours gate that always retrieves; its labelled questions are embedded."""
+    path = tmp_path / "labelled.jsonl"
+    path.write_text(
+        '{"question": "who wrote hamlet?", "known": true}\n{"question": "who?", "known": false}\n'
+    )
+    gate = load_gate("cached", inner=f"neighbours:{path}", similarity=0.99, threshold=1.01)
+    assert gate.decide("Is this a question?").error is None
+    encoded.clear()
+    return gate
+
+
+def test_gate_cache_and_index_embed_a_question_once(encoded, index, gate):
+    question = "Where was Aarno Maliniemi born?"
+    assert gate.decide(question).error is None
+    assert encoded == [[question]], "the question itself, not the key of the cache"
+    assert index.search([question], 1)[0][0].passage.id == "oulu"
+    hybrid = HybridIndex(PassageIndex.build(index))
+    encoded.clear()
+    assert hybrid.search([question], 1)[0][0].passage.id == "oulu"
+    assert slimplm_search(hybrid, question, [question], k=1)[0].passage.id == "oulu"
+    assert encoded == []
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_guarded_retriever_embeds_a_question_once(encoded, index, gate, speculative):
+    from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+
+    guarded = RetrievalGate(gate).guard(IndexRetriever(index=index, k=1), speculative=speculative)
+    (found,) = guarded.invoke("Which river flows through Yakutsk?")
+    assert found.id == "lena"
+    assert encoded == [["Which river flows through Yakutsk?"]]
+
+
+def test_a_batch_is_one_call_for_what_is_new(encoded, index, gate):
+    assert [d.error for d in gate.decide_batch(["Who is A?", "Where is B?", "Who is A?", "When is C?"])] == [
+        None
+    ] * 4
+    assert encoded == [["Who is A?", "Where is B?", "When is C?"]]
+    index.search(["When is C?", "How is D?", "Who is A?", "Why is E?"])
+    assert encoded[1:] == [["How is D?", "Why is E?"]]
+
+
+def test_vectors_are_those_of_embedding_without_memory(encoded):
+    embedder, texts = SentenceEmbedder(), ["Who is A?", "", "who is a?", "x" * 5_000, "Who is A?"]
+    first = embedder.embed_queries(texts)
+    np.testing.assert_allclose(first, embedder.embed(texts), atol=1e-6)
+    first[:] = 0.0
+    np.testing.assert_allclose(embedder.embed_queries(texts[::-1]), embedder.embed(texts[::-1]), atol=1e-6)
+    assert embedder.embed_queries([]).shape == embedder.embed([]).shape == (0, 384)
+
+
+def test_every_name_of_a_model_shares_its_queries_and_documents_are_not_kept(encoded, minilm):
+    SentenceEmbedder(minilm).embed(["a"])
+    SentenceEmbedder(minilm).embed_queries(["a"])
+    SentenceEmbedder(str(cached_path(minilm))).embed_queries(["a"])
+    SentenceEmbedder(minilm).embed(["a"])
+    assert encoded == [["a"]] * 3
+
+
+def test_the_question_that_was_not_asked_for_longest_is_forgotten(encoded, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.index.embedder._LATEST", 3)
+    embedder = SentenceEmbedder()
+    many = embedder.embed_queries(["a", "b", "c", "d", "e"])
+    np.testing.assert_allclose(many, embedder.embed(["a", "b", "c", "d", "e"]), atol=1e-6)
+    encoded.clear()
+    embedder.embed_queries(["c"])
+    embedder.embed_queries(["a"])
+    embedder.embed_queries(["c", "e", "a"])
+    assert encoded == [["a"]]
+    embedder.embed_queries(["d"])
+    assert encoded == [["a"], ["d"]]
+
+
+def test_threads_embed_a_question_once(encoded):
+    questions = [f"Who is number {i}?" for i in range(12)]
+    expected = SentenceEmbedder().embed(questions)
+    encoded.clear()
+
+    def ask(start):
+        order = [(start + i) % 12 for i in range(8)]
+        return order, SentenceEmbedder().embed_queries([questions[i] for i in order])
+
+    with ThreadPoolExecutor(8) as pool:
+        for order, vectors in pool.map(ask, range(24)):
+            np.testing.assert_allclose(vectors, expected[order], atol=1e-6)
+    assert sorted(text for batch in encoded for text in batch) == sorted(questions)
