@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.proxy.local import LocalProxy
 
 
 def bandwidth() -> float:
@@ -43,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA device here; `make bench` measures the CPU.")
-    proxy = shared_proxy(arguments.model).load()
+    proxy = LocalProxy(arguments.model, max_batch_size=64).load()
     weights = sum(p.numel() * p.element_size() for p in proxy._model.parameters())
     speed = arguments.bandwidth * 1e9 if arguments.bandwidth else bandwidth()
     floor = weights / speed * 1e3
@@ -55,7 +55,6 @@ def main() -> None:
     for column in ("batch", "ms a draft", "ms a step", "times the floor", "tokens/s", "drafts/s"):
         table.add_column(column, justify="right")
     for batch in (1, 8, 16, 64):
-        proxy.max_batch_size = batch
         values = [{"question": f"What is item number {i} known for, and why?"} for i in range(batch)]
         proxy.generate(ANSWER, values, tokens=arguments.tokens)
         times, written = [], 0

@@ -13,17 +13,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import Gate, load_gate
+from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP
+from rgate_integrations.gates.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy import engine
 from rgate_integrations.proxy.download import PASSAGES, download
+from rgate_integrations.proxy.local import shared_proxy
 
+YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
 OUT = Path(__file__).parent / "out" / "speed.json"
 
 
@@ -84,14 +90,13 @@ def loading() -> list[tuple[str, float, str]]:
 
 def growth(most: int) -> list[tuple[str, float, str]]:
     """Time and memory of ever more questions in one call, decided by the question alone."""
-    gate, rows, n = load_gate("default-question"), [], 40
-    while n <= most:
+    gate, rows = load_gate("default-question"), []
+    for n in (most // 100, most // 10, most):
         asked = [f"{q} ({i})" for i, q in enumerate(questions(min(n, 4_000)) * (n // 4_000 + 1))][:n]
         before = resident()
         each = milliseconds(lambda asked=asked: gate.decide_batch(asked)) / n
         rows.append((f"{n} questions in one call, question alone", each, "ms a question"))
         rows.append((f"memory that {n} questions left behind", resident() - before, "MB"))
-        n *= 10
     return rows
 
 
@@ -99,6 +104,62 @@ def resident() -> float:
     """Resident memory of this process in MB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
+
+
+@contextmanager
+def read_each_time() -> Iterator[None]:
+    """Read the beginning of each prompt with every batch, instead of once."""
+    before, engine._LEAST = engine._LEAST, 10**9
+    try:
+        yield
+    finally:
+        engine._LEAST = before
+
+
+def beginnings(asked: Sequence[str]) -> list[tuple[str, float, str]]:
+    """What it brings to read a prompt's beginning once."""
+    proxy, gate = shared_proxy(), load_gate("default-question")
+    values = [{"question": q, "draft": "It is a town."} for q in asked]
+    rows = []
+    for what, work in (
+        ("16 questions alone", lambda: gate.decide_batch(asked[:16])),
+        ("P(True) of 16 drafts, four examples", lambda: proxy.score(SELF_EVAL, values[:16], TRUE_FALSE)),
+    ):
+
+        def apart(work: Callable[[], object] = work) -> object:
+            with read_each_time():
+                return work()
+
+        work(), apart()
+        found = in_turns({"once": work, "each": apart}, 5)
+        ratio = 100 * found["once"] / found["each"]
+        rows.append((f"{what}: the prompt's beginning read once", ratio, "% of reading it each time"))
+    return rows
+
+
+def judgments(asked: Sequence[str]) -> list[tuple[str, float, str]]:
+    """What a Yes or No of the proxy adds to a draft: asked after it, or in a prompt of its own that quotes it."""
+    proxy, rows = shared_proxy(), []
+    for n in (1, 16):
+        values = [{"question": q} for q in asked[:n]]
+        drafts = proxy.generate(ANSWER, values, tokens=32)
+        quoted = [{**v, "draft": d.text} for v, d in zip(values, drafts, strict=True)]
+        found = in_turns(
+            {
+                "draft": lambda values=values: proxy.generate(ANSWER, values, tokens=32),
+                "after": lambda values=values: proxy.generate_scored(
+                    ANSWER, values, tokens=32, follow_up=IK_FOLLOW_UP, targets=YES_NO
+                ),
+                "quoted": lambda quoted=quoted: proxy.score(IK_DRAFT, quoted, YES_NO),
+            },
+            7,
+        )
+        for what, share in (
+            ("Yes or No after the draft", found["after"] / found["draft"] - 1),
+            ("Yes or No in a prompt that quotes it", found["quoted"] / found["draft"]),
+        ):
+            rows.append((f"{what}, batch of {n}", 100 * share, "% of the draft"))
+    return rows
 
 
 def at_once(gate: Gate, asked: Sequence[str]) -> None:
@@ -114,7 +175,7 @@ def main() -> None:
     )
     parser.add_argument("--gate", default="default")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--growth", type=int, default=4_000, help="most questions of the growth rows")
+    parser.add_argument("--growth", type=int, default=10_000, help="most questions of the growth rows")
     arguments = parser.parse_args()
 
     gate, asked = load_gate(arguments.gate), questions(64)
@@ -151,20 +212,20 @@ def main() -> None:
             ),
         ]
 
-    for name, each in (("every question drafted", drafting), ("with early exit", gate)):
-        loop = {f"single calls, {name}": lambda each=each: [each.decide(q) for q in asked[:16]]}
-        batched = {
-            f"batches of {n}, {name}": lambda each=each, n=n: [
-                each.decide_batch(asked[i : i + n]) for i in range(0, 64, n)
-            ]
-            for n in (8, 32)
-        }
-        callers = {f"64 concurrent callers, {name}": lambda each=each: at_once(each, asked)}
-        found = in_turns({**loop, **batched, **callers}, arguments.rounds)
-        rates = {k: (16 if k.startswith("single") else 64) / ms * 1e3 for k, ms in found.items()}
-        rows += [(k, rate, "questions/s") for k, rate in rates.items()]
-        one, many = rates[f"single calls, {name}"], rates[f"64 concurrent callers, {name}"]
-        rows.append((f"64 concurrent callers against single calls, {name}", many / one, "times"))
+    rows += judgments(asked)
+    rows += beginnings(asked)
+    batched = {
+        f"batches of {n}": lambda n=n: [drafting.decide_batch(asked[i : i + n]) for i in range(0, 64, n)]
+        for n in (8, 32)
+    }
+    loop = {"single calls": lambda: [drafting.decide(q) for q in asked[:16]]}
+    found = in_turns(
+        {**loop, **batched, "64 concurrent callers": lambda: at_once(drafting, asked)}, arguments.rounds
+    )
+    rates = {k: (16 if k == "single calls" else 64) / ms * 1e3 for k, ms in found.items()}
+    rows += [(f"{k}, every question drafted", rate, "questions/s") for k, rate in rates.items()]
+    ratio = rates["64 concurrent callers"] / rates["single calls"]
+    rows.append(("64 concurrent callers against single calls", ratio, "times"))
     rows += growth(arguments.growth)
     early = gate.decide_batch(asked)
     rows.append(

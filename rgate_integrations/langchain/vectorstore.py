@@ -36,6 +36,7 @@ class EmbeddingsAdapter:
     def __init__(self, embeddings: Embeddings) -> None:
         self.embeddings = embeddings
         self._identity: str | None = None
+        self._symmetric: bool | None = None
 
     @property
     def name(self) -> str:
@@ -57,6 +58,22 @@ class EmbeddingsAdapter:
         """Embed texts as documents, in one call."""
         return _normalised(self.embeddings.embed_documents(list(texts)))
 
+    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
+
+        LangChain's interface has no call for several queries. Whether the one for documents does is found out
+        once, with the first query of the first batch.
+        """
+        if len(texts) == 1 or self._symmetric is False:
+            return _normalised([self.embeddings.embed_query(text) for text in texts])
+        vectors = self.embed(texts)
+        if self._symmetric is None:
+            alone = _normalised([self.embeddings.embed_query(texts[0])])[0]
+            self._symmetric = bool(np.allclose(alone, vectors[0], atol=1e-3))
+            if not self._symmetric:
+                return self.embed_queries(texts)
+        return vectors
+
 
 class FaissVectorStore(VectorStore):
     """A vector store on FAISS: exact cosine similarity, upserts by id, metadata filters, MMR, atomic saves.
@@ -77,8 +94,8 @@ class FaissVectorStore(VectorStore):
 
     def __init__(self, embedding: Embeddings, *, index: PassageIndex | None = None) -> None:
         self.embedding = embedding
-        self.index = index if index is not None else PassageIndex(EmbeddingsAdapter(embedding))
-        self._symmetric: bool | None = None
+        self._adapter = EmbeddingsAdapter(embedding)
+        self.index = index if index is not None else PassageIndex(self._adapter)
 
     @property
     def embeddings(self) -> Embeddings:
@@ -187,7 +204,7 @@ class FaissVectorStore(VectorStore):
         """Search several queries; documents come with their cosine similarity."""
         if not queries:
             return []
-        return self._search(self._embed_queries(queries), k, filter)
+        return self._search(self._adapter.embed_queries(queries), k, filter)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
@@ -206,7 +223,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
-        vector = self._embed_queries([query])[0]
+        vector = self._adapter.embed_queries([query])[0]
         return self.max_marginal_relevance_search_by_vector(vector.tolist(), k, fetch_k, lambda_mult, filter)
 
     def max_marginal_relevance_search_by_vector(
@@ -274,22 +291,6 @@ class FaissVectorStore(VectorStore):
         return store
 
     # --- parts ---------------------------------------------------------------------------------------------
-
-    def _embed_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
-
-        LangChain's interface has no call for several queries. Whether the one for documents does is found out
-        once, with the first query of the first batch.
-        """
-        if len(queries) == 1 or self._symmetric is False:
-            return _normalised([self.embedding.embed_query(q) for q in queries])
-        vectors = _normalised(self.embedding.embed_documents(list(queries)))
-        if self._symmetric is None:
-            alone = _normalised([self.embedding.embed_query(queries[0])])[0]
-            self._symmetric = bool(np.allclose(alone, vectors[0], atol=1e-3))
-            if not self._symmetric:
-                return self._embed_queries(queries)
-        return vectors
 
     def _search(
         self, vectors: npt.NDArray[np.float32], k: int, filter: Filter | None
