@@ -15,12 +15,13 @@ def probe_card(artifact: ProbeArtifact, name: str) -> str:
         if artifact.tokens
         else "no draft"
     )
-    layers = sorted({layer for layer, _, _ in artifact.blocks})
+    layers = ", ".join(str(n) for n in sorted({layer for layer, _, _ in artifact.blocks}))
+    poolings = " and ".join(dict.fromkeys(pooling for _, _, pooling in artifact.blocks))
     early = artifact.early_exit
     facts = artifact.provenance
     lines = [
         *_head(name, artifact.base_model, artifact.llm, draft, facts, artifact.threshold),
-        f"- **Method**: linear probe on mean hidden states of layers {', '.join(map(str, layers))}.",
+        f"- **Method**: linear probe on {poolings} hidden states of layers {layers}.",
         *(
             [f"- **Early exit**: no draft from P(known) {early.p_known:.2f} of the question alone."]
             if early
@@ -46,7 +47,7 @@ def adapter_card(name: str, method: str, config: dict[str, Any]) -> str:
     reads = f"{tokens} tokens of a draft" if tokens else "nothing else"
     lines = [
         *_head(name, config["base_model"], config["llm"], reads, facts, config["threshold"]),
-        f"- **Method**: `{method}`, LoRA adapter.",
+        f"- **Method**: `{method}`, {'activated ' if config['parameters'].get('follow_up') else ''}LoRA adapter.",
         *_data(facts),
         *_quality(facts),
         f'Use it as `load_gate("{name}")`. Scores for another LLM are a guess: calibrate on your own data.',
