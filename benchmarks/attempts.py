@@ -4,7 +4,8 @@
 
 The files hold recorded answers (``question``, ``closed_book_text``, ``closed_book_correct``, ``rag_correct``,
 ``dataset``). Hidden states are kept under benchmarks/out/attempts/, so that a second run prints at once; the first
-takes about an hour on two cores. The plot shows accuracy by retrieval rate, of held-out scores.
+takes about an hour on two cores. They belong to these six files: delete them before a run on others. The plot shows
+accuracy by retrieval rate, of held-out scores.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from rgate_integrations.index import SentenceEmbedder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.drafts import recorded_draft
+from rgate_integrations.training.drafts import drafts_for
 from rgate_integrations.training.examples import Example, read_examples, records
 from rgate_integrations.training.probe import auc_by_set, cross_validate, fit_probe, question_folds
 
@@ -35,6 +36,7 @@ LAYERS = {
     (QWEN, "question"): (10, 14, 16),
     (QWEN, "draft"): (10, 12, 14, 16, 18, 20, 22),
 }
+SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 WORDS = ("who", "what", "when", "where", "which", "how", "are", "is", "in", "were", "did")
 
 
@@ -42,20 +44,27 @@ class Attempts:
     """Held-out logits of each kind of evidence, and what they are worth together."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self.examples: list[Example] = [e for f in read_examples(paths) for e in f.examples]
+        # Kept states are rows: they must fit the questions whatever the order of the files.
+        self.examples: list[Example] = sorted(
+            (e for f in read_examples(paths) for e in f.examples),
+            key=lambda e: (*SETS, e.dataset).index(e.dataset),
+        )
         self.known = np.array([e.known for e in self.examples])
         self.sets = [e.dataset for e in self.examples]
         self._logits: dict[tuple, np.ndarray] = {}
 
-    def states(self, model: str, span: str, tokens: int, pooling: str) -> np.ndarray:
-        """Hidden states of the model, shape (questions, layers, hidden size)."""
-        path = OUT / f"{model}.{span}.{tokens}.{pooling}.npy"
+    def states(
+        self, model: str, span: str, tokens: int, pooling: str, source: str = "recorded"
+    ) -> np.ndarray:
+        """Hidden states of the model, shape (questions, layers, hidden size), over the LLM's or its own draft."""
+        path = OUT / f"{model}.{span}.{tokens}.{pooling}{'' if source == 'recorded' else '.own'}.npy"
         if not path.exists():
             proxy, found = shared_proxy(model), []
             blocks = [(layer, span, pooling) for layer in LAYERS[model, span]]
             for at in range(0, len(self.examples), 160):
                 some = self.examples[at : at + 160]
-                drafts = [recorded_draft(proxy, e.text, tokens) for e in some] if tokens else None
+                kind = source if tokens else "none"
+                drafts = drafts_for(proxy, some, kind, tokens, lambda *progress: None)
                 values = [{"question": e.question} for e in some]
                 found += [h.states.astype(np.float16) for h in proxy.hidden(ANSWER, values, drafts, blocks)]
                 CONSOLE.print(f"{path.stem}: {len(found)} of {len(self.examples)}", end="\r")
@@ -63,9 +72,11 @@ class Attempts:
             np.save(path, np.stack(found))
         return np.load(path).astype(np.float32)
 
-    def probe(self, model: str, span: str, tokens: int = 0, pooling: str = "mean") -> np.ndarray:
+    def probe(
+        self, model: str, span: str, tokens: int = 0, pooling: str = "mean", source: str = "recorded"
+    ) -> np.ndarray:
         """Held-out logits of a probe on them."""
-        key = (model, span, tokens, pooling)
+        key = (model, span, tokens, pooling, source)
         if key not in self._logits:
             states = self.states(*key)
             self._logits[key] = cross_validate(states, self.known, 5, 0, self.sets)

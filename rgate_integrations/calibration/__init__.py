@@ -1,6 +1,17 @@
-"""Calibration: what P(known) is worth as a probability, and thresholds that keep a promise."""
+"""Calibration: what P(known) is worth as a probability, and thresholds and bands that keep a promise."""
 
+from rgate_integrations.calibration.bands import Band, calibrate_band, choose_band
 from rgate_integrations.calibration.calibrate import Calibration, calibrate
 from rgate_integrations.calibration.policies import Budget, Cost, MaxLoss, Policy
 
-__all__ = ["Budget", "Calibration", "Cost", "MaxLoss", "Policy", "calibrate"]
+__all__ = [
+    "Band",
+    "Budget",
+    "Calibration",
+    "Cost",
+    "MaxLoss",
+    "Policy",
+    "calibrate",
+    "calibrate_band",
+    "choose_band",
+]

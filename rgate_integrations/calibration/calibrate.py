@@ -13,7 +13,7 @@ from rgate_integrations.calibration.policies import Chosen, Policy
 from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evaluation.evaluate import DraftKind, Judged, judge
-from rgate_integrations.evaluation.metrics import expected_calibration_error
+from rgate_integrations.evaluation.metrics import Floats, expected_calibration_error
 from rgate_integrations.evaluation.paired import PairedFile
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.calibrated import CalibratedGate, Method
@@ -26,12 +26,12 @@ class Calibration:
     """A calibrated gate and how it came about.
 
     Attributes:
-        gate: The gate, with its threshold.
+        gate: The gate, with its threshold or its band.
         chosen: What the policy chose and promises.
         provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
     """
 
-    gate: CalibratedGate
+    gate: Gate
     chosen: Chosen
     provenance: dict[str, Any]
 
@@ -90,13 +90,20 @@ def calibrate(
         "probability": fitted.method,
         "ece_before": _ece(judged, choose, judged.p),
         "ece": _ece(judged, choose, p),
+        **origin(files, draft, seed, p[choose]),
+    }
+    return Calibration(calibrated, chosen, provenance)
+
+
+def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Floats) -> dict[str, Any]:
+    """Return where a calibration comes from, and the quantiles of P(known) that drift is measured against."""
+    return {
         "draft": draft,
         "seed": seed,
         "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
         "date": date.today().isoformat(),
-        "scores": np.quantile(p[choose], np.linspace(0, 1, 101)).round(5).tolist(),
+        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
     }
-    return Calibration(calibrated, chosen, provenance)
 
 
 def _ece(judged: Judged, chosen: Any, p: Any) -> float:

@@ -110,47 +110,60 @@ def calibrate(
     cost: Annotated[
         str | None, typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: the least expected cost.")
     ] = None,
+    band: Annotated[
+        float | None,
+        typer.Option(
+            help="Set the band of --gate cascade:FIRST,SECOND: lose at most this against SECOND for all."
+        ),
+    ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     probability: Annotated[str, typer.Option(help="platt, temperature, isotonic or none.")] = "platt",
     proxy: Proxy = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Choose a gate's threshold on paired data, with a promise, and save the gate."""
-    from rgate_integrations.calibration import Budget, Cost, MaxLoss, Policy
+    """Choose a gate's threshold, or a cascade's band, on paired data, with a promise, and save the gate."""
+    from rgate_integrations.calibration import Budget, Cost, MaxLoss, Policy, calibrate_band
     from rgate_integrations.calibration import calibrate as run
     from rgate_integrations.evaluation.paired import read_paired
     from rgate_integrations.training.artifact import save_calibrated
 
-    if sum(option is not None for option in (budget, max_loss, cost)) != 1:
-        raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
+    if sum(option is not None for option in (budget, max_loss, cost, band)) != 1:
+        raise ConfigurationError("Give one policy.", hint="--budget, --max-loss, --cost or --band")
     if probability not in ("platt", "temperature", "isotonic", "none"):
         raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
-    policy: Policy
+    policy: Policy | None = None
     if budget is not None:
         policy = Budget(budget, confidence)
     elif max_loss is not None:
         policy = MaxLoss(max_loss, confidence)
-    else:
-        policy = Cost(**_numbers(cost or "", ("retrieval", "draft", "answer", "wrong"), needed="retrieval"))
+    elif cost is not None:
+        policy = Cost(**_numbers(cost, ("retrieval", "draft", "answer", "wrong"), needed="retrieval"))
     files = read_paired([*data, *(more or [])])
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"gate {gate}", total=sum(len(f.records) for f in files))
-        found = run(
-            gate_for(gate, draft, proxy),
-            files,
-            policy,
-            method=probability,  # type: ignore[arg-type]
-            draft=draft,  # type: ignore[arg-type]
-            seed=seed,
-            report=lambda n: progress.update(task, completed=n),
-        )
+        judgments = sum(len(f.records) for f in files) * (1 if policy else 2)
+        task = progress.add_task(f"gate {gate}", total=judgments)
+        options: dict[str, Any] = {"draft": draft, "seed": seed, "report": partial(_advance, progress, task)}
+        loaded = gate_for(gate, draft, proxy)
+        if policy is not None:
+            found = run(loaded, files, policy, method=probability, **options)  # type: ignore[arg-type]
+        else:
+            found = calibrate_band(loaded, files, loss=band or 0.0, confidence=confidence, **options)
     save_calibrated(found.gate, found.provenance, out)
     console = Console(highlight=False)
     facts = found.provenance
     console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")
+    if policy is not None:
+        measured = f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
+    else:
+        least, most = (100 * end for end in facts["interval"])
+        measured = (
+            f"held-out questions; band from {facts['low']:.3f} to {facts['high']:.3f}: {facts['spared']:.1%} need no "
+            f"draft; against its second gate for all: in-accuracy {100 * facts['difference']:+.1f} points "
+            f"[{least:+.1f}, {most:+.1f}], retrieval rate {100 * facts['retrieval_difference']:+.1f} points"
+        )
     console.print(
         f"threshold {found.chosen.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
-        f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
+        + measured
     )
     console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True)
 

@@ -20,6 +20,7 @@ from rgate_integrations.evaluation.metrics import (
     area_between,
     auc,
     expected_calibration_error,
+    paired_interval,
     retrieval_curve,
 )
 from rgate_integrations.evaluation.paired import Paired
@@ -231,10 +232,9 @@ def compare(first: Judged, second: Judged, *, samples: int = 2_000, seed: int = 
     b = np.where(second.retrieve, second.rag, second.closed_book)
     only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
     rng = np.random.default_rng(seed)
-    n, aucs, accuracies = len(a), [], []
+    n, aucs = len(a), []
     for _ in range(samples):
         pick = rng.integers(0, n, n)
-        accuracies.append(float(a[pick].mean() - b[pick].mean()))
         label = first.closed_book[pick]
         if label.any() and not label.all():
             aucs.append(auc(first.p[pick], label) - auc(second.p[pick], label))
@@ -243,7 +243,7 @@ def compare(first: Judged, second: Judged, *, samples: int = 2_000, seed: int = 
         "auc_difference": None if one is None or two is None else round(one - two, 4),
         "auc_interval": [round(float(q), 4) for q in np.quantile(aucs, [0.025, 0.975])] if aucs else None,
         "in_accuracy_difference": round(float(a.mean() - b.mean()), 4),
-        "in_accuracy_interval": [round(float(q), 4) for q in np.quantile(accuracies, [0.025, 0.975])],
+        "in_accuracy_interval": [round(v, 4) for v in paired_interval(a.astype(float) - b, samples, seed)],
         "only_first": only_first,
         "only_second": only_second,
         "p_value": _mcnemar(only_first, only_second),

@@ -53,6 +53,21 @@ def expected_calibration_error(p: Floats, labels: Booleans, bins: int = 10) -> f
     return float(distance)
 
 
+def paired_interval(differences: Floats, samples: int = 2_000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of paired differences.
+
+    Args:
+        differences: One a question, shape (n,); of few distinct values, which are drawn by their counts.
+        samples: Bootstrap samples.
+        seed: Seed of the bootstrap.
+    """
+    n = len(differences)
+    values, counts = np.unique(differences, return_counts=True)
+    means = np.random.default_rng(seed).multinomial(n, counts / n, samples) @ values / n
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
 def retrieval_curve(p: Floats, closed_book: Booleans, rag: Booleans) -> Floats:
     """Return the expected in-accuracy when the n questions with the lowest P(known) are retrieved, n = 0 ... N.
 

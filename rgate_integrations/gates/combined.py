@@ -9,10 +9,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, FiniteFloat, PlainSerializer, model_validator
 
-from rgate_integrations.decision import Probability
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence import Evidence, EvidenceSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Threshold
 from rgate_integrations.gates.collector import Collector
 from rgate_integrations.gates.ik import IKGate
 
@@ -53,13 +52,13 @@ class CascadeGate(Gate):
     """Early exit: a cheap gate decides the clear cases, a second one those inside an undecided band.
 
     P(known) is the first gate's outside the band and the second gate's inside. Keep the threshold inside the
-    band, or the second gate is never needed.
+    band, or the second gate is never needed. `rgate_integrations.calibration.calibrate_band` sets the band.
 
     Attributes:
         first: The cheap gate; by default the IK score of the question alone.
         second: The thorough gate; by default the IK score after 32 draft tokens.
         low: Below it the first gate's "unknown" stands.
-        high: From it on the first gate's "known" stands.
+        high: From it on the first gate's "known" stands; above 1 it never does.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -72,8 +71,25 @@ class CascadeGate(Gate):
 
     first: InnerGate = Field(default_factory=lambda: IKGate(tokens=0))
     second: InnerGate = Field(default_factory=lambda: IKGate(tokens=32))
-    low: Probability = 0.25
-    high: Probability = 0.75
+    low: Threshold = 0.25
+    high: Threshold = 0.75
+
+    @classmethod
+    def from_argument(cls, argument: str, **options: Any) -> Self:
+        """Read ``cascade:FIRST,SECOND``, names or folders; threshold and proxy are the second's unless given.
+
+        A probe that is second does not look at the question alone again.
+        """
+        from rgate_integrations.gates import load_gate
+
+        first, _, name = argument.partition(",")
+        if not first or not name:
+            raise ConfigurationError(f"{argument!r} does not name two gates.", hint="cascade:FIRST,SECOND")
+        second = load_gate(name)
+        if "early_exit" in type(second).model_fields:
+            second = second.with_options(early_exit=False)
+        given = {"threshold": second.threshold, "proxy": second.proxy, **options}
+        return cls(first=load_gate(first), second=second, **given)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
