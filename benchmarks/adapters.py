@@ -1,8 +1,8 @@
-"""LoRA beside activated LoRA, which judges on the keys and values of the draft: quality of the same IK gate.
+"""LoRA, activated LoRA and a probe, trained on the same questions: is what reads the draft once as good?
 
-    python benchmarks/adapters.py --data FILE.jsonl ... [--train 600] [--test 300]
+    python benchmarks/adapters.py --data FILE.jsonl ... [--train 400] [--test 300]
 
-Both are trained on the same questions with the LLM's recorded first tokens, and tested on others, in equal parts
+All are trained on the same questions with the LLM's recorded first tokens, and tested on others, in equal parts
 from each file. AUC of P(known) for closed_book_correct; the mean is over the files. Resumable: what is trained
 lies in benchmarks/out/adapters.
 """
@@ -16,12 +16,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from rgate_integrations import Gate
 from rgate_integrations.gates.ik import IKGate
-from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.gates.probe import ProbeGate
+from rgate_integrations.proxy.local import LocalProxy, shared_proxy
 from rgate_integrations.training.adapters import train_adapter
+from rgate_integrations.training.artifact import save_artifact
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import DataFile, Example, read_examples
-from rgate_integrations.training.probe import auc_by_set
+from rgate_integrations.training.probe import auc_by_set, train_probe
+from rgate_integrations.training.trainer import RECIPES
 
 CONSOLE = Console(width=110, highlight=False)
 OUT = Path(__file__).parent / "out" / "adapters"
@@ -38,13 +42,22 @@ def parts(files: list[DataFile], train: int, test: int, seed: int) -> tuple[list
     return learn, asked
 
 
+def probe(files: list[DataFile], proxy: LocalProxy, tokens: int, seed: int) -> Path:
+    """Train a probe on the same questions."""
+    out = OUT / f"probe-{sum(len(f.examples) for f in files)}-{seed}"
+    save_artifact(train_probe(files, proxy, draft="recorded", tokens=tokens, seed=seed), out)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, nargs="+", required=True)
-    parser.add_argument("--train", type=int, default=600)
+    parser.add_argument("--train", type=int, default=400)
     parser.add_argument("--test", type=int, default=300)
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="the paper's, for 7B models: 1e-4")
+    parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--seed", type=int, default=0)
@@ -55,6 +68,15 @@ def main() -> None:
     drafts = [recorded_draft(proxy, e.text, arguments.tokens) for e in asked]
     known, sets = np.array([e.known for e in asked]), [e.dataset for e in asked]
     found = {}
+
+    def measure(gate: Gate) -> dict:
+        p = []
+        for at in range(0, len(asked), 64):
+            questions = [e.question for e in asked[at : at + 64]]
+            p += [d.p_known for d in gate.decide_batch(questions, drafts=drafts[at : at + 64])]
+        each = auc_by_set(np.array(p), known, sets)
+        return {"auc": each, "mean": float(np.mean(list(each.values())))}
+
     for name, activated, trained in (
         ("asked without training, the draft quoted", False, False),
         ("asked without training, after the draft", True, False),
@@ -63,7 +85,8 @@ def main() -> None:
     ):
         adapter, seconds = None, 0.0
         if trained:
-            adapter = OUT / f"{'activated' if activated else 'plain'}-{arguments.train}-{arguments.seed}"
+            settings = (arguments.train, arguments.learning_rate, arguments.epochs, arguments.seed)
+            adapter = OUT / "-".join(map(str, ("activated" if activated else "plain", *settings)))
             if not (adapter / "gate.json").is_file():
                 start = time.perf_counter()
                 train_adapter(
@@ -74,6 +97,9 @@ def main() -> None:
                     draft="recorded",
                     tokens=arguments.tokens,
                     seed=arguments.seed,
+                    recipe=RECIPES["ik"].with_options(
+                        learning_rate=arguments.learning_rate, epochs=arguments.epochs
+                    ),
                     resume=True,
                     activated=activated,
                 )
@@ -85,18 +111,11 @@ def main() -> None:
             adapter=str(adapter) if adapter else None,
             proxy=arguments.model,
         )
-        p = np.array(
-            [
-                d.p_known
-                for at in range(0, len(asked), 64)
-                for d in gate.decide_batch(
-                    [e.question for e in asked[at : at + 64]], drafts=drafts[at : at + 64]
-                )
-            ]
-        )
-        each = auc_by_set(p, known, sets)
-        found[name] = {"auc": each, "mean": float(np.mean(list(each.values()))), "training_s": round(seconds)}
-        CONSOLE.print(f"{name}: {found[name]['mean']:.3f}")
+        found[name] = measure(gate)
+        CONSOLE.print(f"{name}: {found[name]['mean']:.3f} (trained in {seconds:.0f} s)")
+    found["probe, on the states of the draft"] = measure(
+        ProbeGate(artifact=str(probe(learn, proxy, arguments.tokens, arguments.seed)))
+    )
 
     table = Table(box=None)
     for column in ("", *next(iter(found.values()))["auc"], "mean"):
