@@ -390,3 +390,26 @@ def test_a_gate_that_follows_up_drafts_and_judges_in_one_batch(smollm2):
     assert [d.p_known for d in given] == pytest.approx([d.p_known for d in decisions], abs=1e-3)
     with pytest.raises(ConfigurationError, match="no draft"):
         load_gate("ik", tokens=0, follow_up=True)
+
+
+def test_a_model_with_a_sliding_window_shares_no_beginning_and_judges_alike(smollm2, tmp_path):
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = MistralConfig(**sizes, num_key_value_heads=2, vocab_size=49_152, sliding_window=16)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    smollm2._enc.tokenizer.save_pretrained(tmp_path)
+    proxy = LocalProxy(str(tmp_path))
+    options = {"tokens": 12, "follow_up": IK_FOLLOW_UP, "targets": ["Yes", "No"]}
+    both = proxy.generate_scored(ANSWER, VALUES, **options)
+    assert not any(b.ids for b in proxy._ready._beginnings.values())
+    values = [{**v, "draft": d.text} for v, (d, _) in zip(VALUES, both, strict=True)]
+    same = [d.token_ids == tuple(proxy._enc.ids(d.text)) for d, _ in both]
+    assert any(same)
+    for equal, (_, kept), again in zip(
+        same, both, proxy.score(IK_FOLLOW_UP, values, ["Yes", "No"]), strict=True
+    ):
+        if equal:
+            assert kept.logprobs == pytest.approx(again.logprobs, abs=1e-3)
