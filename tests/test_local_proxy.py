@@ -180,6 +180,32 @@ def test_an_adapter_changes_scores_only_while_it_is_used(smollm2, tmp_path):
         proxy.score(ANSWER, VALUES[:1], ["Yes"], adapter=str(tmp_path / "nothing"))
 
 
+def test_adapters_of_one_model_do_not_disturb_each_other(smollm2, tmp_path, recwarn, capfd):
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from rgate_integrations.proxy.download import cached_path
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    for seed, folder in enumerate(folders):
+        torch.manual_seed(seed)
+        base = AutoModelForCausalLM.from_pretrained(cached_path("smollm2-135m-instruct"), dtype=torch.float32)
+        get_peft_model(base, config).save_pretrained(folder)
+    recwarn.clear(), capfd.readouterr()
+    proxy = LocalProxy("smollm2-135m-instruct")
+
+    def score(folder: str) -> float:
+        return proxy.score(ANSWER, VALUES[:1], ["Yes"], adapter=folder)[0].logprobs[0]
+
+    first, second = (score(folder) for folder in folders)
+    assert abs(first - second) > 1e-3
+    assert [score(folder) for folder in folders] == pytest.approx([first, second], abs=1e-4)
+    assert "MISSING" not in capfd.readouterr().err
+    assert not [w for w in recwarn if "peft_config" in str(w.message)]
+
+
 def test_an_adapter_of_another_model_leaves_the_base_model_as_it_was(tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM

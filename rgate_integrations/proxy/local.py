@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -443,6 +444,7 @@ class LocalProxy(Proxy):
                 check_adapter(adapter, self.name, self._fingerprint)
                 name = f"rgate_{len(self._adapters)}"
                 try:
+                    import transformers
                     from peft import PeftConfig
 
                     config = PeftConfig.from_pretrained(adapter)
@@ -450,7 +452,10 @@ class LocalProxy(Proxy):
                     activated = bool(getattr(config, "alora_invocation_tokens", None))
                     if activated:
                         config.alora_invocation_tokens = None
-                    engine.model.load_adapter(adapter, adapter_name=name, peft_config=config)
+                    # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
+                    with quiet(transformers), warnings.catch_warnings():
+                        warnings.simplefilter("ignore", UserWarning)
+                        engine.model.load_adapter(adapter, adapter_name=name, peft_config=config)
                 except (OSError, ValueError, RuntimeError, ImportError) as error:
                     # What was put into the model by then would change every later score: load it afresh.
                     self._engine, self._adapters = None, {}
