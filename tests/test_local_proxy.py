@@ -242,6 +242,20 @@ def test_loading_from_a_local_folder(smollm2):
     assert "Paris" in proxy.generate(ANSWER, VALUES[:1], tokens=16)[0].text
 
 
+def test_bfloat16_decides_alike(smollm2):
+    narrow = LocalProxy("smollm2-135m-instruct", dtype="bfloat16")
+    gate = load_gate("default-question")
+    questions = [v["question"] for v in VALUES]
+    wide, found = gate.decide_batch(questions), gate.with_options(proxy=narrow).decide_batch(questions)
+    assert [d.error for d in found] == [None] * len(found)
+    assert [d.p_known for d in found] == pytest.approx([d.p_known for d in wide], abs=0.1)
+    assert str(narrow._model.dtype) == "torch.bfloat16"
+    assert narrow.fingerprint == smollm2.fingerprint
+    assert pickle.loads(pickle.dumps(narrow)).dtype == "bfloat16"  # noqa: S301
+    with pytest.raises(ConfigurationError, match="float16"):
+        LocalProxy(dtype="float16")
+
+
 def test_names_that_cannot_be_loaded(tmp_path):
     with pytest.raises(UnknownNameError, match="smollm2-135m-instruct"):
         LocalProxy("smollm2-135m").load()
