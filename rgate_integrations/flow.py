@@ -1,0 +1,165 @@
+"""Logic that is written once and runs in both worlds, with threads and with asyncio.
+
+A *flow* is a generator: it yields each thing that it wants done, a `Step`, and gets the result back. It never waits by
+itself. `run` and `arun` drive it and do the waiting, each in its own way (httpx writes its authentication so).
+
+>>> def greeting(name):
+...     text = yield Call(str.title, None, name)
+...     return f"Hello {text}"
+>>> run(greeting("ada"))
+'Hello Ada'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
+_log = logging.getLogger("rgate_integrations")
+_POOL = ThreadPoolExecutor(8, thread_name_prefix="rgate-background")  # its threads start with the first job
+
+
+class Step(ABC):
+    """Something that a flow wants done."""
+
+    @abstractmethod
+    def run(self) -> Any:
+        """Do it, blocking."""
+
+    @abstractmethod
+    async def arun(self) -> Any:
+        """Do it without blocking the event loop."""
+
+
+Flow: TypeAlias = Generator[Step, Any, _T]
+"""A generator of steps that returns a ``_T``."""
+
+
+def run(flow: Flow[_T]) -> _T:
+    """Drive a flow, blocking; returns what it returns, raises what it raises."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = step.run()
+            except BaseException as error:  # the flow decides what a failing step means
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        found: _T = end.value
+        return found
+
+
+async def arun(flow: Flow[_T]) -> _T:
+    """Drive a flow on the event loop; a cancellation is raised inside the flow, at the step it waits for."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                result = await step.arun()
+            except BaseException as error:  # the flow decides what a failing step means
+                step = flow.throw(error)
+            else:
+                step = flow.send(result)
+    except StopIteration as end:
+        found: _T = end.value
+        return found
+
+
+class Call(Step):
+    """A call that has a blocking form and one to be awaited.
+
+    Args:
+        blocking: The blocking form.
+        awaitable: The other form; None if there is none: then the blocking one runs in a thread.
+        *arguments: For either.
+        **options: For either.
+    """
+
+    def __init__(
+        self,
+        blocking: Callable[..., Any],
+        awaitable: Callable[..., Awaitable[Any]] | None,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        self.blocking = blocking
+        self.awaitable = awaitable
+        self.arguments = arguments
+        self.options = options
+
+    def run(self) -> Any:
+        """Call the blocking form."""
+        return self.blocking(*self.arguments, **self.options)
+
+    async def arun(self) -> Any:
+        """Await the other form, or the blocking one in a thread."""
+        if self.awaitable is None:
+            return await asyncio.to_thread(self.blocking, *self.arguments, **self.options)
+        return await self.awaitable(*self.arguments, **self.options)
+
+
+class Each(Step):
+    """Several steps: one after another, or on an event loop side by side. The result is a list in their order."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+
+    def run(self) -> list[Any]:
+        """Do one after another."""
+        return [step.run() for step in self.steps]
+
+    async def arun(self) -> list[Any]:
+        """Do all side by side."""
+        return list(await asyncio.gather(*(step.arun() for step in self.steps)))
+
+
+class Start(Step):
+    """Begins a step in the background; the result is the `Background` that it runs in."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def run(self) -> Background:
+        """Begin in a thread, in the caller's context."""
+        return Background(_POOL.submit(contextvars.copy_context().run, self.step.run))
+
+    async def arun(self) -> Background:
+        """Begin as a task."""
+        return Background(asyncio.ensure_future(self.step.arun()))
+
+
+class Background(Step):
+    """A step that is under way. Yield it to wait for its result; `drop` it when nobody will."""
+
+    def __init__(self, job: Future[Any] | asyncio.Future[Any]) -> None:
+        self.job = job
+
+    def run(self) -> Any:
+        """Wait for the result."""
+        return self.job.result()
+
+    async def arun(self) -> Any:
+        """Wait for the result."""
+        return await self.job  # type: ignore[misc]  # begun by `arun`, so it is asyncio's
+
+    def drop(self) -> None:
+        """Cancel the job, or forget its result; what it raises is logged only. A job that is done is left alone."""
+        if not self.job.done():
+            self.job.cancel()
+        self.job.add_done_callback(_note)
+
+
+def _note(job: Future[Any] | asyncio.Future[Any]) -> None:
+    if job.cancelled():
+        return
+    error = job.exception()
+    if error is not None:
+        _log.info("A background job that was not needed failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,121 @@
+"""Logic that is written once runs with threads and with asyncio."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rgate_integrations.flow import Call, Each, Start, arun, run
+
+DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}
+
+
+@pytest.fixture(params=DRIVERS)
+def drive(request):
+    return DRIVERS[request.param]
+
+
+async def later(value, *, error=None):
+    await asyncio.sleep(0)
+    return now(value, error=error)
+
+
+def now(value, *, error=None):
+    if error is not None:
+        raise error
+    return value
+
+
+def test_a_flow_gets_the_result_of_each_step(drive):
+    def adding():
+        one = yield Call(now, later, 1)
+        two = yield Call(now, later, 2)
+        return one + two
+
+    assert drive(adding()) == 3
+
+
+def test_a_flow_without_a_step_returns(drive):
+    def nothing():
+        return 5
+        yield
+
+    assert drive(nothing()) == 5
+
+
+def test_what_a_step_raises_is_raised_inside_the_flow(drive):
+    def careful():
+        try:
+            yield Call(now, later, 1, error=ValueError("no"))
+        except ValueError as error:
+            return f"caught {error}"
+
+    assert drive(careful()) == "caught no"
+
+    def careless():
+        yield Call(now, later, 1, error=ValueError("no"))
+
+    with pytest.raises(ValueError, match="no"):
+        drive(careless())
+
+
+def test_several_steps_keep_their_order(drive):
+    def several():
+        return (yield Each([Call(now, later, i) for i in range(5)]))
+
+    assert drive(several()) == [0, 1, 2, 3, 4]
+
+
+def test_a_call_without_an_awaitable_form_leaves_the_event_loop_free():
+    async def both():
+        loop_ran = threading.Event()
+
+        def waits():
+            return loop_ran.wait(timeout=30)
+
+        def flow():
+            return (yield Call(waits, None))
+
+        asyncio.get_running_loop().call_soon(loop_ran.set)
+        return await arun(flow())
+
+    assert asyncio.run(both()) is True
+
+
+def test_background_jobs_are_waited_for_or_dropped(drive, caplog):
+    def flow(wait):
+        job = yield Start(Call(now, later, 7))
+        broken = yield Start(Call(now, later, 7, error=OSError("gone")))
+        try:
+            return (yield job) if wait else None
+        finally:
+            job.drop()
+            broken.drop()
+
+    assert drive(flow(wait=True)) == 7
+    assert drive(flow(wait=False)) is None
+
+
+async def test_a_cancelled_flow_cleans_up_and_leaves_no_task():
+    cleaned = []
+
+    async def forever():
+        await asyncio.sleep(3600)
+
+    def flow():
+        job = yield Start(Call(print, forever))
+        try:
+            yield Call(print, forever)
+        finally:
+            job.drop()
+            cleaned.append(True)
+
+    task = asyncio.ensure_future(arun(flow()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0)
+    assert cleaned == [True]
+    assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
