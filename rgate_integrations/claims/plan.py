@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rgate_integrations.calling import DecidesBatches, deciding
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
 from rgate_integrations.decision import Decision, Draft, Frozen
-from rgate_integrations.gates.calling import DecidesBatches, decide_safely
+from rgate_integrations.flow import Call, Flow, run
 from rgate_integrations.text import normalise
 
 
@@ -73,32 +74,59 @@ def plan_queries(
         rewriter: Makes the claims; by default sentence by sentence, without a model.
         always_include_question: Whether the question itself is always a query. Even when False it is one if
             nothing else is left: a question that needs retrieval is never left without a query.
-        max_queries: Greatest number of queries a question, at least 1.
+        max_queries: Maximum number of queries a question, at least 1.
 
     Returns:
         One plan a decision, in order.
     """
+    return run(
+        planning(
+            decisions,
+            gate=gate,
+            rewriter=rewriter,
+            always_include_question=always_include_question,
+            max_queries=max_queries,
+        )
+    )
+
+
+def planning(
+    decisions: Sequence[Decision],
+    *,
+    gate: DecidesBatches | None = None,
+    rewriter: Rewriter | None = None,
+    always_include_question: bool = True,
+    max_queries: int = 6,
+) -> Flow[list[QueryPlan]]:
+    """Plan as a flow, for callers on an event loop; see `plan_queries`."""
     unknown = [i for i, d in enumerate(decisions) if d.retrieve]
-    questions = [decisions[i].question for i in unknown]
-    rewritten = (rewriter or SentenceRewriter())(questions, [decisions[i].draft for i in unknown])
-    judged = _judge(rewritten, gate)
     plans = [QueryPlan(question=d.question) for d in decisions]
+    if not unknown:
+        return plans
+    questions = [decisions[i].question for i in unknown]
+    drafts = [decisions[i].draft for i in unknown]
+    rewritten = yield Call(rewriter or SentenceRewriter(), None, questions, drafts)
+    judged = yield from _judging(rewritten, gate)
     for i, claims in zip(unknown, judged, strict=True):
         plans[i] = _plan(decisions[i].question, claims, always_include_question, max(max_queries, 1))
     return plans
 
 
-def _judge(rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None) -> list[list[JudgedClaim]]:
-    flat = [claim for claims in rewritten for claim in claims]
-    asked = [
-        c for c in flat if gate is not None and c.kind == "claim" and c.query and c.needs_search is not False
-    ]
+def _judging(
+    rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None
+) -> Flow[list[list[JudgedClaim]]]:
+    """Let the gate judge the claims of all questions, in one call."""
+    asked = [c for claims in rewritten for c in claims if gate is not None and _is_for_the_gate(c)]
     answers: dict[int, Decision] = {}
     if gate is not None and asked:
         drafts = [Draft(text=c.text, source="recorded") for c in asked]
-        found = decide_safely(gate, [c.query or c.text for c in asked], drafts=drafts)
-        answers = {id(c): d for c, d in zip(asked, found, strict=True)}
+        found = yield from deciding(gate, [c.query or c.text for c in asked], drafts=drafts)
+        answers = {id(claim): decision for claim, decision in zip(asked, found, strict=True)}
     return [[_judged(c, answers.get(id(c))) for c in claims] for claims in rewritten]
+
+
+def _is_for_the_gate(claim: Claim) -> bool:
+    return claim.kind == "claim" and bool(claim.query) and claim.needs_search is not False
 
 
 def _judged(claim: Claim, decision: Decision | None) -> JudgedClaim:

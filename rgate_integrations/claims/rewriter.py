@@ -79,7 +79,7 @@ class ModelRewriter:
         proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
         adapter: LoRA adapter of a trained rewriter (then the paper's own prompt is used), or None to prompt
             with examples.
-        tokens: Greatest length of the output.
+        tokens: Maximum length of the output.
     """
 
     def __init__(self, proxy: Proxy, *, adapter: str | None = None, tokens: int = 256) -> None:
