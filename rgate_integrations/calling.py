@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.failing import retrieve_instead
+from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.flow import Call, Flow, Step
 
 
@@ -35,7 +35,8 @@ def as_gate(gate: Any = None) -> DecidesBatches:
         ConfigurationError: It is none of these.
         UnknownNameError: No gate has that name.
     """
-    from rgate_integrations.gates import Gate, load_gate
+    from rgate_integrations.gates.base import Gate
+    from rgate_integrations.loading import load_gate
 
     if gate is None or isinstance(gate, str | Gate):
         return load_gate(gate)
@@ -78,7 +79,10 @@ def deciding(
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
             raise
-        return [retrieve_instead(error, question=str(q)) for q in asked]
+        name = type(gate).__name__
+        decisions = [retrieve_instead(error, question=q, gate=name) for q in asked]
+        log_failures(decisions, name)
+        return decisions
 
 
 def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import InvalidQuestionError
@@ -13,7 +14,7 @@ _log = logging.getLogger("rgate_integrations")
 def retrieve_instead(
     error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = ""
 ) -> Decision:
-    """Return the safe decision for a question that could not be judged, and log why.
+    """Return the safe decision for a question that could not be judged.
 
     Args:
         error: What went wrong.
@@ -22,11 +23,8 @@ def retrieve_instead(
         gate: Name of the gate.
     """
     failure = Failure.of(error)
-    if isinstance(error, InvalidQuestionError):
-        problem = "There is nothing to judge"
-    else:
-        problem = "The gate failed"
-        _log.warning("%s %r retrieves: %s: %s", problem, gate, failure.type, failure.message)
+    nothing = isinstance(error, InvalidQuestionError)
+    problem = "There is nothing to judge" if nothing else "The gate failed"
     return Decision(
         question=question,
         retrieve=True,
@@ -36,3 +34,21 @@ def retrieve_instead(
         gate=gate,
         error=failure,
     )
+
+
+def log_failures(decisions: Sequence[Decision], gate: str) -> None:
+    """Log once for a call how many of its decisions are such, and what the first one's error is."""
+    failures = [d.error for d in decisions if d.error is not None and not _nothing_to_judge(d.error)]
+    if failures:
+        _log.warning(
+            "The gate %r failed for %d of %d questions and retrieves: %s: %s",
+            gate,
+            len(failures),
+            len(decisions),
+            failures[0].type,
+            failures[0].message,
+        )
+
+
+def _nothing_to_judge(failure: Failure) -> bool:
+    return failure.type == InvalidQuestionError.__name__

@@ -7,9 +7,10 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
+from rgate_integrations.engine import decide_together
 from rgate_integrations.evidence import DraftSpec, Inputs
-from rgate_integrations.gates import decide_together
-from rgate_integrations.gates.collector import Collector, ProxyDrafter
+from rgate_integrations.evidence.collector import Collector, Sources
+from rgate_integrations.evidence.draft import ProxyDrafter
 from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
@@ -162,10 +163,10 @@ def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
         tried.append(1)
         raise ModelLoadError("no such model")
 
-    collector = Collector([Inputs(q) for q in QUESTIONS], proxy)
-    found = collector.evidence([DraftSpec()])
-    assert [str(e) for e in found.values()] == ["no such model"] * 3
-    assert collector.evidence([DraftSpec()]).keys() == {0, 1, 2}
+    collector = Collector([Inputs(q) for q in QUESTIONS], Sources(proxy, None, {}))
+    for _ in range(2):
+        found = collector.context().evidence([DraftSpec()])
+        assert [str(e) for e in found] == ["no such model"] * 3
     assert tried == [1]
 
 

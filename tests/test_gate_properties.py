@@ -8,7 +8,9 @@ import pytest
 
 from rgate_integrations import Decision, list_gates, load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
-from rgate_integrations.gates import gate_class, gate_from_json
+from rgate_integrations.evidence.collector import with_all_that_they_need
+from rgate_integrations.gates.registry import gate_class
+from rgate_integrations.loading import gate_from_json
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = [

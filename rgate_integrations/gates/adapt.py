@@ -7,8 +7,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rgate_integrations.evidence import CompletionSpec, Evidence, EvidenceSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.completion import CompletionSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.adapter_gate import AdapterGate
+from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.prompts import PromptTemplate
 
 RET = "<RET>"
@@ -40,7 +43,7 @@ CONTEXT_PROMPT = PromptTemplate(
 """The paper's context prompt (appendix C.2), used in training and to answer after retrieval."""
 
 
-class AdaptGate(Gate):
+class AdaptGate(AdapterGate):
     """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
 
     P(known) is one minus the probability of the whole ``<RET>`` sequence as the response. The answer that the
@@ -48,7 +51,7 @@ class AdaptGate(Gate):
     paper trains the model for this; without an adapter the score is zero-shot.
 
     Attributes:
-        tokens: Greatest length of the answer.
+        tokens: Maximum length of the answer.
         adapter: LoRA adapter of the model trained on the two-prompt set, or None for zero-shot.
     """
 
@@ -57,7 +60,6 @@ class AdaptGate(Gate):
     )
 
     tokens: int = Field(default=32, ge=1, le=1024)
-    adapter: str | None = None
 
     @property
     def _targets(self) -> TargetsSpec:
@@ -68,14 +70,15 @@ class AdaptGate(Gate):
         return CompletionSpec(PARAMETRIC_PROMPT, self.tokens, adapter=self.adapter)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The probability of ``<RET>``, and the model's own response."""
         return (self._targets, self._answer)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the probability of not asking for context."""
-        p_ret = math.exp(evidence.targets(self._targets)[0])
-        answer = evidence.completion(self._answer)
+        self.check_model(evidence, self._targets)
+        p_ret = math.exp(evidence[self._targets][0])
+        answer = evidence[self._answer]
         if RET in answer.text:
             return Score(0.0, "The model asked for context: it answered <RET>.")
         return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence import Evidence, EvidenceSpec, SamplesSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.samples import SamplesSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.adapter_gate import AdapterGate
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.text import comparable
@@ -46,7 +49,7 @@ def certainty(counts: Sequence[int], normalisation: Normalisation = "distinct") 
     return min(max(1.0 - entropy / greatest, 0.0), 1.0)
 
 
-class BoundaryGate(Gate):
+class BoundaryGate(AdapterGate):
     """Knowledge Boundary Model (sections 2.2 and 3.1).
 
     Without an adapter, and for ``label="certainty"`` only, the answers are sampled on the spot and their
@@ -58,7 +61,7 @@ class BoundaryGate(Gate):
         label: Which soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
         samples: How many answers to sample; the paper takes 30.
         temperature: Sampling temperature.
-        tokens: Greatest length of a sampled answer.
+        tokens: Maximum length of a sampled answer.
         normalisation: See `certainty`.
         seed: Seed of the sampling.
         adapter: LoRA adapter trained on soft labels, or None.
@@ -79,7 +82,6 @@ class BoundaryGate(Gate):
     tokens: int = Field(default=16, ge=1, le=256)
     normalisation: Normalisation = "distinct"
     seed: int = 0
-    adapter: str | None = None
 
     @model_validator(mode="after")
     def _accuracy_is_trained(self) -> Self:
@@ -91,9 +93,9 @@ class BoundaryGate(Gate):
         return self
 
     @classmethod
-    def from_argument(cls, argument: str, **options: object) -> Self:
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``boundary:certainty`` or ``boundary:accuracy``."""
-        return cls(label=argument, **options)  # type: ignore[arg-type]
+        return cls.model_validate({"label": argument, **options})
 
     @property
     def _samples(self) -> SamplesSpec:
@@ -104,16 +106,17 @@ class BoundaryGate(Gate):
         return TargetsSpec(BOUNDARY_QUESTION, ("known", "unknown"), adapter=self.adapter)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """Sampled answers, or the trained model's verdict on the question."""
         return (self._samples,) if self.adapter is None else (self._targets,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the certainty of the samples, or by the trained model."""
         if self.adapter is not None:
-            p = ik_score(*evidence.targets(self._targets))
+            self.check_model(evidence, self._targets)
+            p = ik_score(*evidence[self._targets])
             return Score(p, f"The boundary model predicts {self.label} {p:.2f}.")
-        answers = evidence.samples(self._samples)
+        answers = evidence[self._samples]
         texts = comparable([a.text for a in answers])
         counts = Counter(texts)
         p = certainty(list(counts.values()), self.normalisation)

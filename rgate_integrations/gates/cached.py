@@ -4,69 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
-from rgate_integrations.decision import Cost
-from rgate_integrations.evidence import Evidence
-from rgate_integrations.gates.base import GateInfo, Score
-from rgate_integrations.gates.collector import Collector
-from rgate_integrations.gates.combined import WrappingGate
-
-Vector = npt.NDArray[np.float32]
-
-
-class Memory:
-    """The scores of the latest questions, safe for threads; it is pickled and copied empty."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[Score, Vector | None]] = OrderedDict()
-
-    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
-        return Memory, ()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def exact(self, keys: Mapping[int, str]) -> dict[int, Score]:
-        """Return the score of each question that was asked before."""
-        with self._lock:
-            found = {i: key for i, key in keys.items() if key in self._known}
-            for key in found.values():
-                self._known.move_to_end(key)
-            return {i: _again(self._known[key][0], "asked before") for i, key in found.items()}
-
-    def near(self, vectors: Mapping[int, Vector], similarity: float) -> dict[int, Score]:
-        """Return the score of the nearest question for each that is near enough to one."""
-        with self._lock:
-            places = [(key, score, v) for key, (score, v) in self._known.items() if v is not None]
-            if not places:
-                return {}
-            cosines = np.stack(list(vectors.values())) @ np.stack([v for _, _, v in places]).T
-            found = {}
-            for i, row in zip(vectors, cosines, strict=True):
-                key, score, _ = places[int(row.argmax())]
-                if row.max() >= similarity:
-                    self._known.move_to_end(key)
-                    found[i] = _again(score, f"cosine {row.max():.2f} to {key!r}")
-            return found
-
-    def put(self, key: str, score: Score, vector: Vector | None, size: int) -> None:
-        """Remember a score, and forget the question that was not asked for longest."""
-        with self._lock:
-            self._known[key] = score, vector
-            while len(self._known) > size:
-                self._known.popitem(last=False)
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.embedding import EmbeddingSpec, Vector
+from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.gate_of_gates import WrappingGate
+from rgate_integrations.gates.scoring import ScoreSpec
 
 
 class CachedGate(WrappingGate):
-    """Reuses the scores of another gate, in memory.
+    """Reuses the scores of another gate, as long as its engine lives.
 
     Scores are kept, not decisions: a changed threshold takes effect at once. A copy with other options begins with an
     empty memory. A question that comes with a draft or a popularity is always judged: they are evidence. Failures
@@ -88,35 +41,126 @@ class CachedGate(WrappingGate):
     similarity: float | None = Field(default=None, gt=0.0, le=1.0)
     embedder: str = "all-minilm-l6-v2"
 
-    _memory: Memory = PrivateAttr(default_factory=Memory)
+    @property
+    def _remembered(self) -> RememberedScore:
+        return RememberedScore(self._judged, self.size, self.similarity, self.embedder)
+
+    @property
+    def specs(self) -> Specs:
+        """The inner gate's score, of now or of before."""
+        return (self._remembered,)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the gate, without the memory."""
-        return self.inner.score(evidence)
+        """Score as the inner gate does or did."""
+        return evidence[self._remembered]
 
-    def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
+
+@dataclass(frozen=True)
+class RememberedScore(EvidenceSpec[Score]):
+    """A gate's score of a question, or of one that was asked before and counts as the same.
+
+    Attributes:
+        judged: The score that is remembered.
+        size: How many questions are remembered.
+        similarity: Cosine from which on two questions count as one; None for repetitions only.
+        embedder: Sentence embedder for ``similarity``.
+    """
+
+    reads_model: ClassVar[bool] = False  # if a model reads the question, the gate's own specs say so
+
+    judged: ScoreSpec
+    size: int
+    similarity: float | None
+    embedder: str
+
+    @property
+    def may_need(self) -> tuple[EvidenceSpec[Any], ...]:
+        """The score of what is new, and the embedding if there is a similarity."""
+        if self.similarity is None:
+            return (self.judged,)
+        return (self.judged, EmbeddingSpec(self.embedder))
+
+    def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Look questions up; let the gate score the others, and remember them."""
-        keys = {
-            i: " ".join(collector.inputs[i].question.casefold().split())
-            for i in indices
-            if collector.inputs[i].draft is None and collector.inputs[i].popularity is None
-        }
-        found: dict[int, Score] = self._memory.exact(keys)
-        vectors: dict[int, Vector] = {}
-        if self.similarity is not None and len(found) < len(keys):
-            from rgate_integrations.index.embedder import SentenceEmbedder
+        memory = context.memory(self, Memory)
+        keys = {place: _key(each) for place, each in enumerate(context.inputs) if not _has_evidence(each)}
+        found = memory.same(keys)
+        vectors = self._vectors(context, [place for place in keys if place not in found])
+        found |= memory.near(vectors, self.similarity or 1.0)
+        outcomes: dict[int, Piece[Score] | Exception] = {p: Piece(score) for p, score in found.items()}
+        new = [place for place in range(len(context.inputs)) if place not in found]
+        for place, score in zip(new, context.part(new).find(self.judged), strict=True):
+            if isinstance(score, Exception):
+                outcomes[place] = score
+                continue
+            outcomes[place] = Piece(score)
+            if place in keys:
+                memory.put(keys[place], score, vectors.get(place), self.size)
+        return [outcomes[place] for place in range(len(context.inputs))]
 
-            new = [i for i in keys if i not in found]
-            # The question as it is: who else embeds it shares the vector.
-            asked = [collector.inputs[i].question for i in new]
-            vectors = dict(zip(new, SentenceEmbedder(self.embedder).embed_queries(asked), strict=True))
-            found |= self._memory.near(vectors, self.similarity)
-        fresh = self.inner.scores(collector, [i for i in indices if i not in found])
-        for i, score in fresh.items():
-            if i in keys and isinstance(score, Score):
-                self._memory.put(keys[i], score, vectors.get(i), self.size)
-        return {**found, **fresh}
+    def _vectors(self, context: Context, places: list[int]) -> dict[int, Vector]:
+        if self.similarity is None or not places:
+            return {}
+        embedded = context.part(places).find(EmbeddingSpec(self.embedder))
+        vectors = {}
+        for place, vector in zip(places, embedded, strict=True):
+            if isinstance(vector, Exception):
+                raise vector
+            vectors[place] = vector
+        return vectors
+
+
+class Memory:
+    """The scores of the latest questions, safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, tuple[Score, Vector | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def same(self, keys: Mapping[int, str]) -> dict[int, Score]:
+        """Return the score of each question that was asked before."""
+        found = {}
+        with self._lock:
+            for place, key in keys.items():
+                if key in self._known:
+                    self._known.move_to_end(key)
+                    found[place] = _again(self._known[key][0], "asked before")
+        return found
+
+    def near(self, vectors: Mapping[int, Vector], similarity: float) -> dict[int, Score]:
+        """Return the score of the nearest question for each that is near enough to one."""
+        found = {}
+        with self._lock:
+            known = [(key, score, v) for key, (score, v) in self._known.items() if v is not None]
+            if not known or not vectors:
+                return {}
+            cosines = np.stack(list(vectors.values())) @ np.stack([v for _, _, v in known]).T
+            for place, row in zip(vectors, cosines, strict=True):
+                key, score, _ = known[int(row.argmax())]
+                if row.max() >= similarity:
+                    self._known.move_to_end(key)
+                    found[place] = _again(score, f"cosine {row.max():.2f} to {key!r}")
+        return found
+
+    def put(self, key: str, score: Score, vector: Vector | None, size: int) -> None:
+        """Remember a score, and forget the question that was not asked for longest."""
+        with self._lock:
+            self._known[key] = score, vector
+            while len(self._known) > size:
+                self._known.popitem(last=False)
+
+
+def _has_evidence(inputs: Inputs) -> bool:
+    """Return whether a question brings evidence of its own, so that it is not the same as another."""
+    return inputs.draft is not None or inputs.popularity is not None
+
+
+def _key(inputs: Inputs) -> str:
+    return " ".join(inputs.question.casefold().split())
 
 
 def _again(score: Score, why: str) -> Score:
-    return replace(score, reason=f"{score.reason} (Reused: {why}.)", cost=Cost())
+    return replace(score, reason=f"{score.reason} (Reused: {why}.)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -11,10 +10,9 @@ import numpy.typing as npt
 from pydantic import Field
 
 from rgate_integrations.decision import Frozen
-from rgate_integrations.evidence import Evidence
+from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import GateInfo, Score
-from rgate_integrations.gates.collector import Collector
-from rgate_integrations.gates.combined import WrappingGate
+from rgate_integrations.gates.gate_of_gates import WrappingGate
 
 Method = Literal["platt", "temperature", "isotonic", "none"]
 _EDGE = 1e-6
@@ -69,13 +67,6 @@ class CalibratedGate(WrappingGate):
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the gate, then map."""
-        return self._mapped(self.inner.score(evidence))
-
-    def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
-        """Let the gate score in its own stages, then map."""
-        found = self.inner.scores(collector, indices)
-        return {i: s if isinstance(s, Exception) else self._mapped(s) for i, s in found.items()}
-
-    def _mapped(self, score: Score) -> Score:
+        """Map the inner gate's score."""
+        score = evidence[self._judged]
         return replace(score, p_known=self.probability(score.p_known))

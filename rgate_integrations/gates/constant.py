@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence import Evidence, EvidenceSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
 
 class ConstantGate(Gate):
@@ -30,7 +31,7 @@ class ConstantGate(Gate):
     seed: int = 0
 
     @classmethod
-    def from_argument(cls, argument: str, **options: Any) -> Self:
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
         policy, _, rate = argument.partition(":")
         if rate:
@@ -43,7 +44,7 @@ class ConstantGate(Gate):
         return cls.model_validate({"policy": policy, **options})
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """Nothing."""
         return ()
 

@@ -9,8 +9,11 @@ from pydantic import Field, model_validator
 
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.adapter_gate import AdapterGate
+from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 
 IK_QUESTION = PromptTemplate(
@@ -50,7 +53,7 @@ def ik_score(yes: float, no: float) -> float:
     return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
 
 
-class IKGate(Gate):
+class IKGate(AdapterGate):
     """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
     The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
@@ -71,7 +74,6 @@ class IKGate(Gate):
 
     tokens: int = Field(default=32, ge=0, le=128)
     source: DraftSource = "proxy"
-    adapter: str | None = None
     follow_up: bool = False
 
     @model_validator(mode="after")
@@ -91,12 +93,15 @@ class IKGate(Gate):
         return TargetsSpec(prompt, ("Yes", "No"), self._draft_spec, self.adapter)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The Yes and No scores, and the draft they are read after."""
-        return (*((self._draft_spec,) if self._draft_spec else ()), self._targets)
+        if self._draft_spec is None:
+            return (self._targets,)
+        return (self._draft_spec, self._targets)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over Yes and No."""
-        p = ik_score(*evidence.targets(self._targets))
-        draft = evidence.draft(self._draft_spec) if self._draft_spec else None
+        self.check_model(evidence, self._targets)
+        p = ik_score(*evidence[self._targets])
+        draft = None if self._draft_spec is None else evidence[self._draft_spec]
         return Score(p, f"P(Yes) against P(No) is {p:.2f} after {self.tokens} draft tokens.", draft)

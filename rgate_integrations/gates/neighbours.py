@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
-from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evidence import Evidence, EvidenceSpec, Neighbour, NeighboursSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.neighbours import NeighboursSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
 
 def vote(known: Sequence[bool]) -> float:
@@ -25,66 +21,6 @@ def vote(known: Sequence[bool]) -> float:
     (0.5, 0.4)
     """
     return sum(known) / (len(known) + 1)
-
-
-class LabelledQuestions:
-    """Questions with a label, searchable by the cosine similarity of their embeddings.
-
-    Args:
-        path: JSONL file; each line has ``question`` and ``known`` or ``closed_book_correct`` (a boolean).
-        embedder: Catalogue name, folder or Hub id of a sentence embedder.
-    """
-
-    def __init__(self, path: str, embedder: str) -> None:
-        from rgate_integrations.index.embedder import SentenceEmbedder
-
-        self.questions, self.known = _read_labels(path)
-        self._embedder = SentenceEmbedder(embedder)
-        self._vectors = self._embedder.embed(self.questions)
-
-    def nearest(self, questions: Sequence[str], k: int) -> list[tuple[Neighbour, ...]]:
-        """Return the ``k`` nearest labelled questions of each question, nearest first; one embedding call."""
-        similarities = self._embedder.embed_queries(questions) @ self._vectors.T
-        order = (-similarities).argsort(axis=1, kind="stable")[:, :k]
-        return [
-            tuple(Neighbour(self.questions[j], self.known[j], float(row[j])) for j in best)
-            for row, best in zip(similarities, order, strict=True)
-        ]
-
-
-def _read_labels(path: str) -> tuple[list[str], list[bool]]:
-    questions, known = [], []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataFormatError(f"The file {path!r} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            label = record["known"] if "known" in record else record["closed_book_correct"]
-            if not isinstance(label, bool) or not isinstance(record["question"], str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataFormatError(
-                f"{path}, line {number}: no labelled question.",
-                hint='Each line needs {"question": "…", "known": true|false}.',
-            ) from error
-        questions.append(record["question"])
-        known.append(label)
-    if not questions:
-        raise DataFormatError(f"{path} holds no labelled questions.")
-    return questions, known
-
-
-@functools.lru_cache(maxsize=8)
-def _labelled_questions(path: str, embedder: str, changed: float) -> LabelledQuestions:
-    return LabelledQuestions(path, embedder)
-
-
-def labelled_questions(path: str, embedder: str) -> LabelledQuestions:
-    """Return the labelled questions of a file, embedded once until the file changes."""
-    changed = os.stat(path).st_mtime if os.path.exists(path) else 0.0
-    return _labelled_questions(path, embedder, changed)
 
 
 class NeighboursGate(Gate):
@@ -105,7 +41,7 @@ class NeighboursGate(Gate):
     embedder: str = "all-minilm-l6-v2"
 
     @classmethod
-    def from_argument(cls, argument: str, **options: Any) -> Self:
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``neighbours:FILE.jsonl``."""
         return cls(examples=argument, **options)
 
@@ -114,12 +50,12 @@ class NeighboursGate(Gate):
         return NeighboursSpec(self.k, self.examples, self.embedder)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The nearest labelled questions."""
         return (self._neighbours,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the vote."""
-        near = evidence.neighbours(self._neighbours)
+        near = evidence[self._neighbours]
         known = [n.known for n in near]
         return Score(vote(known), f"{sum(known)} of the {len(known)} nearest labelled questions were known.")

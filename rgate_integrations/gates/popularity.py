@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.evidence import Evidence, EvidenceSpec, PopularitySpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.popularity import PopularitySpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
 
 def fit_cutoff(
@@ -54,18 +55,18 @@ class PopularityGate(Gate):
     cutoff: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
 
     @classmethod
-    def from_argument(cls, argument: str, **options: Any) -> Self:
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``popularity:CUTOFF``."""
         return cls.model_validate({"cutoff": argument, **options})
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The popularity score."""
         return (PopularitySpec(),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the popularity against the cutoff."""
-        value = evidence.popularity(PopularitySpec())
+        value = evidence[PopularitySpec()]
         if not value >= 0:
             raise EvidenceError(f"A popularity score must be at least 0, not {value}.")
         side = "at or above" if value >= self.cutoff else "below"

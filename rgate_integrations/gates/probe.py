@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import model_validator
+from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, HiddenSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.gates.collector import Collector
-from rgate_integrations.proxy.fingerprint import check_base
-from rgate_integrations.training.artifact import ProbeArtifact, read_artifact
-
-Floats = npt.NDArray[np.float32]
+from rgate_integrations.evidence.base import Evidence, Inputs
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.hidden import HiddenSpec, States
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.saved.folder import check_fingerprint
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe
 
 
 class ProbeGate(Gate):
     """A trained linear probe on pooled hidden states of the middle layers (compare Azaria & Mitchell 2023).
 
-    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``: h are the pooled states of the artefact's blocks,
+    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``: h are the pooled states of the artefact's layers,
     slope and intercept its calibration. Trained by ``rgate train --gate probe``; the shipped gates are probes.
 
     A probe of the question alone may come first (early exit): what it finds clearly known needs no draft. It is
@@ -32,6 +29,7 @@ class ProbeGate(Gate):
 
     Attributes:
         artifact: Folder of a trained probe, or the name of a shipped one.
+        trained: What is in it; read once, when the gate is made.
         early_exit: Whether clearly known questions are decided without a draft, if the artefact can.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
@@ -46,99 +44,94 @@ class ProbeGate(Gate):
     )
 
     artifact: str
+    trained: SkipValidation[ProbeArtifact] = Field(exclude=True, repr=False)
     early_exit: bool = True
 
     @model_validator(mode="before")
     @classmethod
     def _from_artifact(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("artifact"), str):
-            trained = read_artifact(values["artifact"])
-            return {"threshold": trained.threshold, "proxy": trained.base_model, **values}
-        return values
+        if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
+            return values
+        trained = values.get("trained") or read_probe(values["artifact"])
+        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
 
     @classmethod
-    def from_argument(cls, argument: str, **options: Any) -> Self:
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``probe:FOLDER``."""
-        return cls(artifact=argument, **options)
+        return cls.model_validate({"artifact": argument, **options})
 
-    @property
-    def trained(self) -> ProbeArtifact:
-        """The trained probe."""
-        return read_artifact(self.artifact)
+    def changed(self, **parameters: Any) -> Self:
+        """Return a copy with other parameters; one with another artefact reads it."""
+        if "artifact" in parameters:
+            parameters = {"trained": None, **parameters}
+        return super().changed(**parameters)
 
     @property
     def _draft_spec(self) -> DraftSpec | None:
-        trained = self.trained
-        return DraftSpec(trained.tokens, trained.source) if trained.tokens else None
+        return DraftSpec(self.trained.tokens, self.trained.source) if self.trained.tokens else None
 
     @property
     def _hidden(self) -> HiddenSpec:
-        return HiddenSpec(self.trained.blocks, self._draft_spec)
+        return HiddenSpec(self.trained.layers, self._draft_spec)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
-        """The pooled hidden states, and the draft they are read over."""
-        return (*((self._draft_spec,) if self._draft_spec else ()), self._hidden)
+    def _question_alone(self) -> HiddenSpec | None:
+        early = self.trained.early_exit
+        return HiddenSpec(self.trained.question_layers) if self.early_exit and early is not None else None
 
     @property
-    def all_specs(self) -> tuple[EvidenceSpec, ...]:
-        """What both looks need."""
-        return (*((self._first_look,) if self._first_look else ()), *self.specs)
+    def _second_look(self) -> Specs:
+        return (self._hidden,) if self._draft_spec is None else (self._draft_spec, self._hidden)
 
     @property
-    def _first_look(self) -> HiddenSpec | None:
-        trained = self.trained
-        return HiddenSpec(trained.question_blocks) if self.early_exit and trained.early_exit else None
+    def specs(self) -> Specs:
+        """The pooled hidden states, and the draft they are read over; those of the question alone for a first look."""
+        if self._question_alone is None:
+            return self._second_look
+        return (self._question_alone, *self._second_look)
 
-    def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
-        """Look at the questions alone, then draft for those that are not clearly known."""
-        trained = self.trained
-        if trained.fingerprint and indices:
-            proxy = self.get_proxy()
-            found_weights = getattr(proxy, "fingerprint", "")
-            check_base(self.artifact, trained.base_model, trained.fingerprint, proxy.name, found_weights)
-        first, early = self._first_look, trained.early_exit
-        if first is None or early is None:
-            return super().scores(collector, indices)
-        found: dict[int, Score | Exception] = {}
-        undrafted = [i for i in indices if collector.inputs[i].draft is None]
-        for i, evidence in collector.evidence([first], undrafted).items():
-            if isinstance(evidence, Evidence):
-                states = self._fitting(evidence.hidden(first), early.weight)
-                p = _sigmoid(float(np.sum(early.weight * states)) + early.bias)
-                if p >= max(early.p_known, self.threshold):
-                    found[i] = self._valid(Score(p, self._reason("question", p), cost=evidence.cost))
-        for i, score in super().scores(collector, [i for i in indices if i not in found]).items():
-            cost = collector.cost(self.all_specs, i)
-            found[i] = replace(score, cost=cost) if isinstance(score, Score) else score
-        return found
+    def looks(self, inputs: Inputs) -> Sequence[Specs]:
+        """Look at the question alone, then draft; at the draft at once where one is given."""
+        if self._question_alone is None or inputs.draft is not None:
+            return (self._second_look,)
+        return ((self._question_alone,), self._second_look)
 
-    def score(self, evidence: Evidence) -> Score:
-        """Score by the calibrated probe.
+    def score(self, evidence: Evidence) -> Score | None:
+        """Score by the calibrated probe; None if the question alone is not clearly known.
 
         Raises:
-            ModelLoadError: The proxy's hidden size is not that of the model the probe was trained on.
+            ModelLoadError: The states are not those of the model that the probe was trained on.
         """
+        early, first = self.trained.early_exit, self._question_alone
+        if early is not None and first is not None and self._hidden not in evidence:
+            return self._first_score(self._states(evidence, first, early.weight.shape), early)
         trained = self.trained
-        states = self._fitting(evidence.hidden(self._hidden), trained.weight)
-        p = _sigmoid(
-            trained.slope * (float(np.sum(trained.weight * states)) + trained.bias) + trained.intercept
-        )
-        draft = evidence.draft(self._draft_spec) if self._draft_spec else None
-        return Score(p, self._reason("question and draft" if draft is not None else "question", p), draft)
+        states = self._states(evidence, self._hidden, trained.weight.shape)
+        logit = float(np.sum(trained.weight * states)) + trained.bias
+        p = _sigmoid(trained.slope * logit + trained.intercept)
+        if self._draft_spec is None:
+            return Score(p, self._reason("question", p))
+        return Score(p, self._reason("question and draft", p), evidence[self._draft_spec])
 
-    def _reason(self, read: str, p: float) -> str:
-        return f"A probe trained on {self.trained.llm} reads {read}: known with probability {p:.2f}."
+    def _first_score(self, states: States, early: EarlyExit) -> Score | None:
+        p = _sigmoid(float(np.sum(early.weight * states)) + early.bias)
+        clear = p >= max(early.p_known, self.threshold)
+        return Score(p, self._reason("question", p)) if clear else None
 
-    def _fitting(self, states: Floats, weight: Floats) -> Floats:
-        if states.shape != weight.shape:
-            trained = self.trained
+    def _states(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> States:
+        """Return states, if they are of the model that the probe was trained on."""
+        trained, states = self.trained, evidence[spec]
+        check_fingerprint(self.artifact, trained.trained_on, self.proxy, evidence.fingerprint(spec))
+        if states.shape != shape:
             raise ModelLoadError(
-                f"The probe {self.artifact!r} was trained on {trained.base_model!r} (states of shape "
-                f"{weight.shape}), but {self.proxy!r} gives {states.shape}.",
+                f"The probe {self.artifact!r} was trained on {trained.base_model!r} (states of shape {shape}), but "
+                f"{self.proxy!r} gives {states.shape}.",
                 hint=f"Load it with proxy={trained.base_model!r}, or train a probe for this model.",
             )
         return states
+
+    def _reason(self, read: str, p: float) -> str:
+        return f"A probe trained on {self.trained.llm} reads {read}: known with probability {p:.2f}."
 
 
 def _sigmoid(logit: float) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rgate_integrations.evidence import Evidence, EvidenceSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 
@@ -32,11 +33,11 @@ class PromptGate(Gate):
         return TargetsSpec(NEED_SEARCH, ("No", "Yes"))
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The Yes and No scores after the question."""
         return (self._targets,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the probability of No, it need not search."""
-        p = ik_score(*evidence.targets(self._targets))
+        p = ik_score(*evidence[self._targets])
         return Score(p, f"Asked whether it must search, the model says no with {p:.2f}.")

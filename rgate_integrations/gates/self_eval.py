@@ -7,8 +7,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 
@@ -44,7 +46,7 @@ class SelfEvalGate(Gate):
     """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
 
     Attributes:
-        tokens: Greatest length of the answer that is evaluated.
+        tokens: Maximum length of the answer that is evaluated.
         source: Who writes it.
     """
 
@@ -64,15 +66,15 @@ class SelfEvalGate(Gate):
         return TargetsSpec(SELF_EVAL, ("True", "False"), self._draft_spec)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The answer, and the True and False scores on it."""
         return (self._draft_spec, self._targets)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over True and False."""
-        p = ik_score(*evidence.targets(self._targets))
+        p = ik_score(*evidence[self._targets])
         return Score(
             p,
             f"Asked about its own answer, the model says true with {p:.2f}.",
-            evidence.draft(self._draft_spec),
+            evidence[self._draft_spec],
         )

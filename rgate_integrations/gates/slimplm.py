@@ -9,8 +9,12 @@ from pydantic import Field
 
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ScoreError
-from rgate_integrations.evidence import CompletionSpec, DraftSpec, Evidence, EvidenceSpec, TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.completion import CompletionSpec
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.adapter_gate import AdapterGate
+from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 
@@ -36,11 +40,11 @@ def parse_verdict(text: str) -> bool | None:
     return None if match is None else match.group(1) == "True"
 
 
-class SlimPLMGate(Gate):
+class SlimPLMGate(AdapterGate):
     """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on question and heuristic answer.
 
     Attributes:
-        tokens: Greatest length of the heuristic answer.
+        tokens: Maximum length of the heuristic answer.
         source: Who writes it; the paper's is the proxy.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which gives a threshold a
@@ -53,7 +57,6 @@ class SlimPLMGate(Gate):
 
     tokens: int = Field(default=64, ge=1, le=1024)
     source: DraftSource = "proxy"
-    adapter: str | None = None
     mode: Literal["score", "generate"] = "score"
 
     @property
@@ -69,7 +72,7 @@ class SlimPLMGate(Gate):
         return CompletionSpec(JUDGMENT, 12, self._draft_spec, self.adapter)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """The heuristic answer and the verdict on it."""
         return (self._draft_spec, self._targets if self.mode == "score" else self._verdict)
 
@@ -79,11 +82,13 @@ class SlimPLMGate(Gate):
         Raises:
             ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
         """
-        draft = evidence.draft(self._draft_spec)
+        draft = evidence[self._draft_spec]
         if self.mode == "score":
-            p = ik_score(*evidence.targets(self._targets))
+            self.check_model(evidence, self._targets)
+            p = ik_score(*evidence[self._targets])
             return Score(p, f"Known(True) against Known(False) is {p:.2f} for the heuristic answer.", draft)
-        text = evidence.completion(self._verdict).text
+        self.check_model(evidence, self._verdict)
+        text = evidence[self._verdict].text
         known = parse_verdict(text)
         if known is None:
             raise ScoreError(

@@ -10,8 +10,9 @@ from pydantic import Field
 
 from rgate_integrations.decision import Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
 Statistic = Literal["min", "mean", "first"]
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s*$")
@@ -81,7 +82,7 @@ class TokenProbabilityGate(Gate):
 
     Attributes:
         threshold: FLARE's theta.
-        tokens: Greatest length of the draft.
+        tokens: Maximum length of the draft.
         source: Who writes it.
         statistic: See `token_probability`.
     """
@@ -99,13 +100,13 @@ class TokenProbabilityGate(Gate):
         return DraftSpec(self.tokens, self.source, logprobs=True)
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def specs(self) -> Specs:
         """A draft with log-probabilities."""
         return (self._draft_spec,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the statistic of the token probabilities."""
-        draft = evidence.draft(self._draft_spec)
+        draft = evidence[self._draft_spec]
         if not draft.logprobs:
             raise EvidenceError("The draft is empty, so it has no token probabilities.")
         p = token_probability(draft.logprobs, self.statistic)

@@ -14,8 +14,10 @@ from pydantic import Field
 
 from rgate_integrations.decision import Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, SamplesSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.samples import SamplesSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.text import comparable, rouge_l
 
 
@@ -26,13 +28,17 @@ class _DraftUncertainty(Gate):
     source: DraftSource = "proxy"
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def _draft_spec(self) -> DraftSpec:
+        return DraftSpec(self.tokens, self.source, logprobs=True)
+
+    @property
+    def specs(self) -> Specs:
         """A draft with log-probabilities."""
-        return (DraftSpec(self.tokens, self.source, logprobs=True),)
+        return (self._draft_spec,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score the draft's certainty."""
-        draft = evidence.draft(DraftSpec(self.tokens, self.source, logprobs=True))
+        draft = evidence[self._draft_spec]
         if not draft.logprobs:
             raise EvidenceError("The draft is empty, so it has no token probabilities.")
         p, reason = self._certainty(draft)
@@ -81,13 +87,17 @@ class _SampleUncertainty(Gate):
     seed: int = 0
 
     @property
-    def specs(self) -> tuple[EvidenceSpec, ...]:
+    def _samples_spec(self) -> SamplesSpec:
+        return SamplesSpec(self.samples, self.temperature, self.tokens, self.seed)
+
+    @property
+    def specs(self) -> Specs:
         """Sampled answers."""
-        return (SamplesSpec(self.samples, self.temperature, self.tokens, self.seed),)
+        return (self._samples_spec,)
 
     def score(self, evidence: Evidence) -> Score:
         """Score the agreement of the samples; the draft is the sample most like the others."""
-        answers = evidence.samples(SamplesSpec(self.samples, self.temperature, self.tokens, self.seed))
+        answers = evidence[self._samples_spec]
         matrix = similarity_matrix(comparable([a.text for a in answers]))
         p, reason = self._agreement(answers, matrix)
         return Score(p, reason, answers[int(matrix.sum(axis=1).argmax())])

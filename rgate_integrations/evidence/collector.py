@@ -1,0 +1,248 @@
+"""Computes each piece of evidence once for a batch of questions, whichever gates ask for it, and keeps its cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rgate_integrations.decision import Cost
+from rgate_integrations.errors import (
+    DownloadError,
+    EvidenceError,
+    MissingDependencyError,
+    ModelLoadError,
+    ServerError,
+    UnknownNameError,
+)
+from rgate_integrations.evidence.base import Context, Drafter, Evidence, EvidenceSpec, Inputs, Piece
+from rgate_integrations.proxy.base import Proxy
+
+_T = TypeVar("_T")
+
+_HOPELESS = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
+"""What fails for one question fails for all: there is no model."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What evidence is computed from.
+
+    Attributes:
+        proxy: Returns the proxy; called only when a piece needs it.
+        llm: Writes drafts for specs with ``source="llm"``, or None.
+        memory: What outlives a batch, by key.
+    """
+
+    proxy: Callable[[], Proxy]
+    llm: Drafter | None
+    memory: MutableMapping[Hashable, Any]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What became of a spec for one question: a piece or an error, and all specs that it was made of, itself too."""
+
+    outcome: Piece[Any] | Exception
+    made_of: frozenset[EvidenceSpec[Any]]
+
+
+class Collector:
+    """Evidence of one batch of questions.
+
+    Args:
+        inputs: The questions and what the caller gave with them.
+        sources: What evidence is computed from.
+        specs: Everything that will be asked for.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Inputs], sources: Sources, specs: Sequence[EvidenceSpec[Any]] = ()
+    ) -> None:
+        self.inputs = list(inputs)
+        self.sources = sources
+        self.planned = with_all_that_they_need(specs)
+        self._entries: list[dict[EvidenceSpec[Any], _Entry]] = [{} for _ in inputs]
+        self._seconds = 0.0  # spent in finished computations, those inside of others included once
+
+    def context(self) -> Context:
+        """Return the context of the whole batch."""
+        return _Part(self, range(len(self.inputs)))
+
+    def cost(self, spec: EvidenceSpec[Any], place: int) -> Cost:
+        """Return what a question's piece and all that it was made of cost, each counted once."""
+        total = Cost()
+        entries = self._entries[place]
+        stored = self.stored(spec)
+        if stored in entries:
+            for part in entries[stored].made_of:
+                outcome = entries[part].outcome
+                if isinstance(outcome, Piece):
+                    total += outcome.cost
+        return total
+
+    def stored(self, spec: EvidenceSpec[_T]) -> EvidenceSpec[_T]:
+        """Return the spec under which a piece is kept: drafts that differ in length are one piece."""
+        return spec.stored_as(self.planned)
+
+    def entry(self, spec: EvidenceSpec[Any], place: int) -> _Entry:
+        """Return what became of a spec that was ensured before."""
+        return self._entries[place][self.stored(spec)]
+
+    def ensure(self, spec: EvidenceSpec[Any], places: Sequence[int]) -> None:
+        """Compute a spec, and what it needs, for the questions that lack it."""
+        stored = self.stored(spec)
+        missing = [place for place in places if stored not in self._entries[place]]
+        if not missing:
+            return
+        needs = [self.stored(needed) for needed in stored.needs]
+        for needed in needs:
+            self.ensure(needed, missing)
+        ready = []
+        for place in missing:
+            failed = self._first_error(needs, place)
+            if failed is None:
+                ready.append(place)
+            else:
+                self._entries[place][stored] = failed
+        # A needed draft may have brought this piece with it.
+        ready = [place for place in ready if stored not in self._entries[place]]
+        if ready:
+            self._compute(stored, ready)
+
+    def keep(self, spec: EvidenceSpec[Any], place: int, entry: _Entry) -> None:
+        """Keep what became of a spec for a question."""
+        self._entries[place][self.stored(spec)] = entry
+
+    def _first_error(self, needs: Sequence[EvidenceSpec[Any]], place: int) -> _Entry | None:
+        for needed in needs:
+            entry = self._entries[place][needed]
+            if isinstance(entry.outcome, Exception):
+                return entry
+        return None
+
+    def _compute(self, spec: EvidenceSpec[Any], places: Sequence[int]) -> None:
+        """Compute a spec for some questions; if the batch fails, each alone, so that one cannot fail all."""
+        part = _Part(self, places)
+        began, nested = time.perf_counter(), self._seconds
+        try:
+            outcomes = spec.compute(part)
+            if len(outcomes) != len(places):
+                raise EvidenceError(f"{spec} gave {len(outcomes)} pieces for {len(places)} questions.")
+        except Exception as error:
+            if len(places) > 1 and not isinstance(error, _HOPELESS):
+                for place in places:
+                    self._compute(spec, [place])
+                return
+            outcomes = [error] * len(places)
+        elapsed = time.perf_counter() - began
+        # What this spec asked for has counted its own time already.
+        own = elapsed - (self._seconds - nested)
+        self._seconds = nested + elapsed
+        part.finish(spec, outcomes, milliseconds=max(own, 0.0) * 1e3 / len(places))
+
+
+class _Part(Context):
+    """Some questions of a collector's batch; notes what is used for each of them."""
+
+    def __init__(self, collector: Collector, places: Sequence[int], root: _Part | None = None) -> None:
+        self.inputs = [collector.inputs[place] for place in places]
+        self.planned = collector.planned
+        self.llm = collector.sources.llm
+        self._collector = collector
+        self._places = list(places)
+        # Parts of a part share its notes: they belong to one computation.
+        self._root = root or self
+        self._used: dict[int, set[EvidenceSpec[Any]]] = {place: set() for place in places}
+        self._brought: list[tuple[EvidenceSpec[Any], int, Piece[Any]]] = []
+        self._model: Proxy | None = None
+
+    @property
+    def proxy(self) -> Proxy:
+        self._root._model = self._collector.sources.proxy()
+        return self._root._model
+
+    def part(self, places: Sequence[int]) -> Context:
+        return _Part(self._collector, [self._places[place] for place in places], self._root)
+
+    def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
+        values = []
+        for found in self.find(spec):
+            if isinstance(found, Exception):
+                raise found
+            values.append(found)
+        return values
+
+    def find(self, spec: EvidenceSpec[_T]) -> list[_T | Exception]:
+        self._collector.ensure(spec, self._places)
+        found: list[_T | Exception] = []
+        for place in self._places:
+            entry = self._collector.entry(spec, place)
+            self._root._used[place] |= entry.made_of
+            if isinstance(entry.outcome, Exception):
+                found.append(entry.outcome)
+            else:
+                found.append(spec.taken_from(entry.outcome.value))
+        return found
+
+    def evidence(
+        self, specs: Sequence[EvidenceSpec[Any]], *, earlier: Sequence[EvidenceSpec[Any]] = ()
+    ) -> list[Evidence | Exception]:
+        columns = {spec: self.find(spec) for spec in (*earlier, *specs)}
+        found: list[Evidence | Exception] = []
+        for row, inputs in enumerate(self.inputs):
+            pieces = {spec: column[row] for spec, column in columns.items()}
+            errors = [pieces[spec] for spec in specs if isinstance(pieces[spec], Exception)]
+            if errors:
+                found.append(errors[0])
+                continue
+            there = {spec: value for spec, value in pieces.items() if not isinstance(value, Exception)}
+            found.append(Evidence(inputs, there, self._fingerprints(there, self._places[row])))
+        return found
+
+    def also(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T]]) -> None:
+        for place, piece in zip(self._places, pieces, strict=True):
+            self._root._brought.append((spec, place, piece))
+
+    def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        kept = self._collector.sources.memory
+        if key not in kept:
+            kept[key] = make()
+        found: _T = kept[key]
+        return found
+
+    def finish(
+        self, spec: EvidenceSpec[Any], outcomes: Sequence[Piece[Any] | Exception], milliseconds: float
+    ) -> None:
+        """Keep what was computed, and what came with it, with its cost and the model that made it."""
+        fingerprint = "" if self._model is None else self._model.fingerprint
+        for place, outcome in zip(self._places, outcomes, strict=True):
+            if isinstance(outcome, Piece):
+                cost = outcome.cost.model_copy(update={"milliseconds": milliseconds})
+                outcome = replace(outcome, cost=cost, fingerprint=fingerprint)
+            self._collector.keep(spec, place, _Entry(outcome, frozenset({spec, *self._used[place]})))
+        for other, place, piece in self._brought:
+            piece = replace(piece, fingerprint=fingerprint)
+            made_of = frozenset({self._collector.stored(other), spec, *self._used[place]})
+            self._collector.keep(other, place, _Entry(piece, made_of))
+
+    def _fingerprints(self, specs: Sequence[EvidenceSpec[Any]], place: int) -> dict[EvidenceSpec[Any], str]:
+        found = {}
+        for spec in specs:
+            outcome = self._collector.entry(spec, place).outcome
+            if isinstance(outcome, Piece) and outcome.fingerprint:
+                found[spec] = outcome.fingerprint
+        return found
+
+
+def with_all_that_they_need(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
+    """Return some specs and all that they may need, each once."""
+    found: dict[EvidenceSpec[Any], None] = {}
+    pending = list(specs)
+    while pending:
+        spec = pending.pop()
+        if spec not in found:
+            found[spec] = None
+            pending += spec.may_need
+    return list(found)

@@ -1,0 +1,188 @@
+"""Drafts: the first tokens of an answer, written by the proxy or by the answering LLM, or given by the caller."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rgate_integrations.decision import Cost, Draft, DraftSource
+from rgate_integrations.errors import EvidenceError
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.proxy.base import Proxy, Values
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class DraftSpec(EvidenceSpec[Draft]):
+    """The first tokens of an answer.
+
+    A greedy draft of n tokens begins with the greedy draft of fewer. So drafts that differ in length only are one
+    piece, written once at the maximum length that is planned, and each gate takes its part of it.
+
+    Attributes:
+        tokens: Maximum number of tokens.
+        source: Who writes it: the proxy, the answering LLM, or nobody (``recorded``: it must be given).
+        prompt: The prompt that the drafting model is given; not used for recorded drafts.
+        logprobs: Whether the gate reads token log-probabilities. A draft whose source gives none is then read
+            by the proxy, and the proxy's log-probabilities of that text stand in for them (`Draft.scored_by`).
+    """
+
+    tokens: int = 32
+    source: DraftSource = "proxy"
+    prompt: PromptTemplate = ANSWER
+    logprobs: bool = False
+
+    @property
+    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
+        """A draft that is read for its log-probabilities is written first."""
+        return (replace(self, logprobs=False),) if self.logprobs else ()
+
+    def stored_as(self, planned: Sequence[EvidenceSpec[Any]]) -> DraftSpec:
+        """Return the spec of the longest planned draft that begins with this one."""
+        longest = self.tokens
+        for other in planned:
+            if isinstance(other, DraftSpec) and (other.source, other.prompt) == (self.source, self.prompt):
+                longest = max(longest, other.tokens)
+        return replace(self, tokens=longest)
+
+    def taken_from(self, stored: Draft) -> Draft:
+        """Return the first tokens."""
+        return stored.head(self.tokens)
+
+    def compute(self, context: Context) -> list[Piece[Draft]]:
+        """Take given drafts and write the others; or read those that have no log-probabilities."""
+        if self.logprobs:
+            return self._read(context)
+        pieces: dict[int, Piece[Draft]] = {}
+        unwritten = []
+        for place, each in enumerate(context.inputs):
+            if each.draft is None:
+                unwritten.append(place)
+            else:
+                pieces[place] = Piece(self._beginning_of(each.draft, context))
+        if unwritten:
+            written = self._write(context.part(unwritten))
+            for place, draft in zip(unwritten, written, strict=True):
+                pieces[place] = Piece(draft, _writing_cost(draft))
+        return [pieces[place] for place in range(len(context.inputs))]
+
+    def _beginning_of(self, given: Draft, context: Context) -> Draft:
+        """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
+        if given.tokens or given.logprobs is not None or len(given.text) <= self.tokens:
+            return given.head(self.tokens)
+        text = context.proxy.cut(given.text, self.tokens) if self.tokens else ""
+        if text is not None:
+            given = given.model_copy(update={"text": text.strip(), "finished": False})
+        return given.head(self.tokens)
+
+    def _write(self, context: Context) -> Sequence[Draft]:
+        if self.tokens == 0:
+            return [Draft(text="", source=self.source, finished=False) for _ in context.inputs]
+        if self.source == "recorded":
+            raise EvidenceError(
+                "This gate judges recorded drafts, and none was given.",
+                hint="Pass drafts=[...] to decide_batch, or load the gate with source='proxy'.",
+            )
+        if self.source == "llm":
+            return self._asked_of_the_llm(context)
+        values = questions_as_values(context)
+        for other in context.planned:
+            if isinstance(other, WrittenWithDraft) and other.comes_with(self):
+                drafts, pieces = other.write(self, context.proxy, values)
+                context.also(other, pieces)
+                return drafts
+        return context.proxy.generate(self.prompt, values, tokens=self.tokens)
+
+    def _asked_of_the_llm(self, context: Context) -> list[Draft]:
+        if context.llm is None:
+            raise EvidenceError(
+                "This gate judges the LLM's own first tokens, and it has no LLM.",
+                hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
+            )
+        questions = [each.question for each in context.inputs]
+        drafts = context.llm.draft(questions, self.tokens)
+        if len(drafts) != len(questions):
+            raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
+        return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
+
+    def _read(self, context: Context) -> list[Piece[Draft]]:
+        """Let the proxy read drafts whose source gave no log-probabilities."""
+        drafts = context.get(replace(self, logprobs=False))
+        pieces = [Piece(draft) for draft in drafts]
+        bare = [place for place, draft in enumerate(drafts) if draft.logprobs is None]
+        if bare:
+            values = questions_as_values(context.part(bare))
+            read = context.proxy.read(self.prompt, values, [drafts[place] for place in bare])
+            for place, draft in zip(bare, read, strict=True):
+                cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens + len(draft.tokens))
+                pieces[place] = Piece(draft, cost)
+        return pieces
+
+
+class WrittenWithDraft(EvidenceSpec[_T]):
+    """Evidence that a proxy can make while it writes a draft, so that the draft is not read again."""
+
+    @abstractmethod
+    def comes_with(self, draft: DraftSpec) -> bool:
+        """Return whether it is about that very draft, to the last token."""
+
+    @abstractmethod
+    def write(
+        self, draft: DraftSpec, proxy: Proxy, values: Sequence[Values]
+    ) -> tuple[list[Draft], list[Piece[_T]]]:
+        """Write the drafts, and make this evidence on the way.
+
+        Args:
+            draft: What is to be written.
+            proxy: Writes it.
+            values: The prompt's fields, one mapping a question.
+
+        Returns:
+            One draft and one piece a question.
+        """
+
+
+class ProxyDrafter:
+    """Makes a proxy the answering LLM: the draft is the beginning of its own answer.
+
+    Args:
+        proxy: The model.
+        prompt: The prompt it answers.
+    """
+
+    def __init__(self, proxy: Proxy, prompt: PromptTemplate) -> None:
+        self.proxy = proxy
+        self.prompt = prompt
+
+    def draft(self, questions: Sequence[str], tokens: int) -> list[Draft]:
+        """Write the first tokens of each answer."""
+        return self.proxy.generate(self.prompt, [{"question": q} for q in questions], tokens=tokens)
+
+
+def questions_as_values(context: Context) -> list[dict[str, str]]:
+    """Return a prompt's fields for each question."""
+    return [{"question": each.question} for each in context.inputs]
+
+
+def quoted_values(context: Context, draft: DraftSpec | None) -> list[dict[str, str]]:
+    """Return a prompt's fields for each question, with its draft if the prompt quotes one."""
+    values = questions_as_values(context)
+    if draft is not None:
+        for fields, each in zip(values, context.get(draft), strict=True):
+            fields["draft"] = each.text
+    return values
+
+
+def is_that_draft(quoted: DraftSpec | None, written: DraftSpec) -> bool:
+    """Return whether a draft that is quoted is the one that is written, whoever reads it afterwards."""
+    return quoted is not None and replace(quoted, logprobs=False) == written
+
+
+def _writing_cost(draft: Draft) -> Cost:
+    """Return what writing a draft cost; an empty one of no tokens took no call."""
+    calls = int(draft.prompt_tokens > 0 or draft.text != "")
+    return Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))

@@ -1,0 +1,33 @@
+"""The embedding of the question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec(EvidenceSpec[Vector]):
+    """The question's embedding, shape (dimensions,), of length 1.
+
+    Attributes:
+        embedder: Catalogue name, folder or Hub id of the sentence embedder.
+    """
+
+    reads_model: ClassVar[bool] = False  # embedders cut long texts themselves
+
+    embedder: str = "all-minilm-l6-v2"
+
+    def compute(self, context: Context) -> list[Piece[Vector]]:
+        """Embed the questions as they are: an index that embeds them with the same model shares the vectors."""
+        from rgate_integrations.index.embedder import SentenceEmbedder
+
+        vectors = SentenceEmbedder(self.embedder).embed_queries([each.question for each in context.inputs])
+        return [Piece(vector) for vector in vectors]

@@ -1,0 +1,68 @@
+"""What gates of gates share: how they hold other gates, and whose model they read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, model_validator
+
+from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.scoring import ScoreSpec
+
+
+def _config(gate: Gate) -> dict[str, Any]:
+    return gate.config()
+
+
+InnerGate = Annotated[Gate, PlainSerializer(_config)]
+"""A gate inside of another one. `load_gate` takes a name, a folder or a config in its place."""
+
+
+class GateOfGates(Gate):
+    """A gate that looks at the scores of other gates. They share its proxy: by default that of the first of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_gates_proxy(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "proxy" not in values:
+            for gate in _gates_in(values, cls.gate_fields):
+                if any(spec.reads_model for spec in gate.specs):
+                    return {"proxy": gate.proxy, **values}
+        return values
+
+
+class WrappingGate(GateOfGates):
+    """A gate around another one, which decides by the other one's threshold unless it has its own.
+
+    Attributes:
+        inner: The other gate.
+    """
+
+    gate_fields = ("inner",)
+
+    inner: InnerGate = Field(default_factory=IKGate)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_threshold(cls, values: Any) -> Any:
+        inner = values.get("inner") if isinstance(values, dict) else None
+        return {"threshold": inner.threshold, **values} if isinstance(inner, Gate) else values
+
+    @property
+    def _judged(self) -> ScoreSpec:
+        return ScoreSpec(self.inner)
+
+    @property
+    def specs(self) -> Specs:
+        """The inner gate's score."""
+        return (self._judged,)
+
+
+def _gates_in(values: dict[str, Any], fields: tuple[str, ...]) -> list[Gate]:
+    found = []
+    for name in fields:
+        value = values.get(name)
+        held = value if isinstance(value, tuple | list) else [value]
+        found += [gate for gate in held if isinstance(gate, Gate)]
+    return found

@@ -1,0 +1,155 @@
+"""Gates by name: from a name, a folder or a config to a gate, and back from JSON."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknown_name
+from rgate_integrations.evidence.collector import with_all_that_they_need
+from rgate_integrations.gates.base import Gate, GateInfo
+from rgate_integrations.saved.folder import read_config, shipped
+
+_GATES = {
+    "adapt": "adapt:AdaptGate",
+    "boundary": "boundary:BoundaryGate",
+    "cached": "cached:CachedGate",
+    "calibrated": "calibrated:CalibratedGate",
+    "cascade": "combined:CascadeGate",
+    "constant": "constant:ConstantGate",
+    "eigval_laplacian": "uncertainty:EigValLaplacianGate",
+    "ensemble": "combined:EnsembleGate",
+    "ik": "ik:IKGate",
+    "lexical_similarity": "uncertainty:LexicalSimilarityGate",
+    "mean_token_entropy": "uncertainty:MeanTokenEntropyGate",
+    "neighbours": "neighbours:NeighboursGate",
+    "perplexity": "uncertainty:PerplexityGate",
+    "popularity": "popularity:PopularityGate",
+    "probe": "probe:ProbeGate",
+    "prompt": "prompt:PromptGate",
+    "self_eval": "self_eval:SelfEvalGate",
+    "semantic_sets": "uncertainty:SemanticSetsGate",
+    "slimplm": "slimplm:SlimPLMGate",
+    "token_probability": "token_probability:TokenProbabilityGate",
+}
+_OF_THE_ENGINE = ("on_error", "queue_timeout")
+
+
+def gate_class(name: str) -> type[Gate]:
+    """Return the class of a gate.
+
+    Raises:
+        UnknownNameError: No gate has that name; the hint suggests the nearest.
+    """
+    if name not in _GATES:
+        raise unknown_name("gate", name, [*_GATES, *shipped()])
+    module, _, attribute = _GATES[name].partition(":")
+    found: type[Gate] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    return found
+
+
+def list_gates() -> list[GateInfo]:
+    """Return what every gate is, sorted by name; loads no model."""
+    return [gate_class(name).info for name in sorted(_GATES)]
+
+
+def make_gate(name: str, **parameters: Any) -> Gate:
+    """Return a gate.
+
+    Args:
+        name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
+            of a shipped gate; or the folder or Hub id of a trained one.
+        **parameters: Its parameters. Where one is a gate, it may be a name or a config, too.
+
+    Raises:
+        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        ConfigurationError: A parameter is unknown or out of its range.
+        ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
+    """
+    kind, _, argument = name.partition(":")
+    if kind not in _GATES and (name in shipped() or "/" in name or Path(name).is_dir()):
+        return _trained(name, parameters)
+    found = gate_class(kind)
+    given = _with_gates(found, parameters)
+    try:
+        if argument:
+            return found.from_argument(argument, make_gate, **given)
+        return found.model_validate(given)
+    except ValidationError as error:
+        raise _configuration_error(kind, error) from error
+
+
+def gate_from_config(config: Mapping[str, Any]) -> Gate:
+    """Make a gate from what `Gate.config` returned."""
+    parameters = {name: value for name, value in config.items() if name not in ("gate", *_OF_THE_ENGINE)}
+    return make_gate(str(config.get("gate", "")), **parameters)
+
+
+def prompts_of(gate: Gate) -> dict[str, str]:
+    """Return name and hash of every prompt that a gate's evidence comes from."""
+    found = {}
+    for spec in with_all_that_they_need(gate.specs):
+        prompt = getattr(spec, "prompt", None)
+        if prompt is not None:
+            found[prompt.name] = prompt.hash
+    return found
+
+
+def _with_gates(found: type[Gate], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Make gates of the names and configs among the parameters that hold gates."""
+    given = dict(parameters)
+    for name in found.gate_fields:
+        if name in given:
+            value = given[name]
+            several = isinstance(value, tuple | list)
+            given[name] = tuple(_as_gate(each) for each in value) if several else _as_gate(value)
+    return given
+
+
+def _as_gate(value: Any) -> Any:
+    if isinstance(value, str):
+        return make_gate(value)
+    if isinstance(value, Mapping):
+        return gate_from_config(value)
+    return getattr(value, "gate", value)  # what `load_gate` returned holds a gate
+
+
+def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
+    """Load a trained gate: a probe, a calibrated gate, or one with an adapter."""
+    config = read_config(name)
+    if config["method"] == "probe":
+        return make_gate(f"probe:{name}", **parameters)
+    if config["method"] == "calibrated":
+        gate = gate_from_config({**config["config"], **parameters})
+        if prompts_of(gate) != config["prompts"]:
+            raise ModelLoadError(
+                f"The gate {name!r} was calibrated with other prompts than the current ones.",
+                hint="Calibrate it again: its threshold would mean nothing.",
+            )
+        return gate
+    given = {"threshold": config["threshold"], "proxy": config["base_model"], **config["parameters"], **parameters}
+    gate = make_gate(config["method"], adapter=config["folder"], **given)
+    if config["prompt"]["hash"] not in prompts_of(gate).values():
+        raise ModelLoadError(
+            f"The gate {name!r} was trained with version {config['prompt']['version']} of the prompt "
+            f"{config['prompt']['name']!r}, not the current one.",
+            hint="Train it again: its scores would mean nothing.",
+        )
+    return gate
+
+
+def _configuration_error(kind: str, error: ValidationError) -> ConfigurationError:
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    where = ".".join(str(part) for part in first["loc"]) or "parameters"
+    fields = gate_class(kind).model_fields.items()
+    parameters = ", ".join(name for name, field in fields if not field.exclude)
+    return ConfigurationError(
+        f"The gate {kind!r} cannot take {where}: {first['msg']}.", hint=f"Its parameters are: {parameters}."
+    )

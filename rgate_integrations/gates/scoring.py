@@ -1,0 +1,84 @@
+"""A gate's score as a piece of evidence: what the engine asks for, and what gates of gates look at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from rgate_integrations.errors import ScoreError
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.base import Gate, Score, Specs
+
+_ROUNDING = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSpec(EvidenceSpec[Score]):
+    """What a gate makes of a question. Two are equal if they are about the very same gate object.
+
+    Attributes:
+        gate: The gate.
+    """
+
+    reads_model: ClassVar[bool] = False  # if a model reads the question, the gate's own specs say so
+
+    gate: Gate
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ScoreSpec) and other.gate is self.gate
+
+    def __hash__(self) -> int:
+        return id(self.gate)
+
+    @property
+    def may_need(self) -> tuple[EvidenceSpec[Any], ...]:
+        """Everything that the gate may look at."""
+        return self.gate.specs
+
+    def compute(self, context: Context) -> list[Piece[Score] | Exception]:
+        """Let the gate look, round by round, until every question has a score.
+
+        In a round all questions that are to be looked at in the same way are looked at together.
+        """
+        looks = [list(self.gate.looks(each)) for each in context.inputs]
+        outcomes: dict[int, Score | Exception] = {}
+        for round_ in range(max((len(each) for each in looks), default=0)):
+            groups: dict[Specs, list[int]] = defaultdict(list)
+            for place, each in enumerate(looks):
+                if place not in outcomes and round_ < len(each):
+                    groups[each[round_]].append(place)
+            for specs, places in groups.items():
+                earlier = _distinct(looks[places[0]][:round_])
+                found = context.part(places).evidence(specs, earlier=earlier)
+                for place, evidence in zip(places, found, strict=True):
+                    outcome = self._outcome(evidence)
+                    last = round_ == len(looks[place]) - 1
+                    if isinstance(outcome, Score) or last:
+                        outcomes[place] = outcome
+        return [self._piece(outcomes.get(place)) for place in range(len(looks))]
+
+    def _outcome(self, evidence: Evidence | Exception) -> Score | Exception:
+        """Score one question; what is wrong with it is returned, so that the others go on."""
+        if isinstance(evidence, Exception):
+            return evidence
+        try:
+            score = self.gate.score(evidence)
+            if score is None:
+                return ScoreError(f"The gate {self.gate.name!r} gave no score.")
+            p = score.p_known
+            if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
+                return ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
+            return replace(score, p_known=min(max(p, 0.0), 1.0))
+        except Exception as error:
+            return error
+
+    def _piece(self, outcome: Score | Exception | None) -> Piece[Score] | Exception:
+        if outcome is None:
+            return ScoreError(f"The gate {self.gate.name!r} looked at nothing.")
+        return outcome if isinstance(outcome, Exception) else Piece(outcome)
+
+
+def _distinct(looks: Sequence[Specs]) -> list[EvidenceSpec[Any]]:
+    return list(dict.fromkeys(spec for specs in looks for spec in specs))

@@ -1,0 +1,73 @@
+"""`load_gate`: from a name to an engine that decides."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rgate_integrations.engine import DecisionEngine, OnError
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.base import Drafter
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.registry import gate_from_config, make_gate
+from rgate_integrations.proxy.base import Proxy
+
+DEFAULT_GATE = "default"
+DEFAULT_GATES = {
+    "proxy": "default",
+    "none": "default-question",
+    "recorded": "default-recorded",
+    "llm": "default-recorded",
+}
+"""The shipped gate for each source of the draft."""
+
+
+def load_gate(
+    name: str | Gate | None = None,
+    *,
+    proxy: Proxy | str | None = None,
+    llm: Drafter | None = None,
+    on_error: OnError = "retrieve",
+    queue_timeout: float | None = None,
+    **parameters: Any,
+) -> DecisionEngine:
+    """Return a gate that decides. No model is loaded until its first decision.
+
+    Args:
+        name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
+            (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; or a gate
+            of your own. None is ``"default"``, the shipped default gate.
+        proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
+        llm: Writes the drafts of gates with ``source="llm"``.
+        on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
+        queue_timeout: How long a question may wait for its turn, in seconds; see `DecisionEngine`.
+        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
+
+    Raises:
+        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        ConfigurationError: A parameter is unknown or out of its range.
+        ModelLoadError: A trained gate cannot be read.
+    """
+    if isinstance(name, Gate):
+        gate = name.changed(**parameters) if parameters else name
+    else:
+        if isinstance(proxy, str):
+            parameters["proxy"] = proxy
+        gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
+    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)
+
+
+def gate_from_json(text: str) -> DecisionEngine:
+    """Return what `DecisionEngine.to_json` described.
+
+    Raises:
+        ConfigurationError: It is not JSON, or describes no gate.
+    """
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"This is not JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError("A gate's JSON must be an object.")
+    on_error, queue_timeout = config.get("on_error", "retrieve"), config.get("queue_timeout")
+    return DecisionEngine(gate_from_config(config), on_error=on_error, queue_timeout=queue_timeout)
