@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ import numpy.typing as npt
 from rgate_integrations.decision import Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
-
-Pooling = Literal["mean", "last"]
-Span = Literal["question", "draft", "all"]
+from rgate_integrations.proxy.base import PooledLayer
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class HiddenSpec:
         prompt: The prompt that the question stands in.
     """
 
-    blocks: tuple[tuple[int, Span, Pooling], ...]
+    blocks: tuple[PooledLayer, ...]
     draft: DraftSpec | None = None
     prompt: PromptTemplate = ANSWER
 

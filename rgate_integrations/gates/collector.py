@@ -238,7 +238,7 @@ class Collector:
         if states is None:
             return self._judged(spec, indices)
         both = self._proxy().generate_hidden(
-            spec.prompt, self._values(indices), tokens=spec.tokens, blocks=states.blocks
+            spec.prompt, self._values(indices), tokens=spec.tokens, layers=states.blocks
         )
         for i, (_, hidden) in zip(indices, both, strict=True):
             self._pieces[i][states], self._costs[i][states] = hidden.states, _read_cost(hidden)
