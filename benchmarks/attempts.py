@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 
 from rgate_integrations.index import SentenceEmbedder
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.drafts import drafts_for
 from rgate_integrations.training.examples import Example, read_examples, records
@@ -60,13 +61,13 @@ class Attempts:
         path = OUT / f"{model}.{span}.{tokens}.{pooling}{'' if source == 'recorded' else '.own'}.npy"
         if not path.exists():
             proxy, found = shared_proxy(model), []
-            blocks = [(layer, span, pooling) for layer in LAYERS[model, span]]
+            layers = [PooledLayer(layer, span, pooling) for layer in LAYERS[model, span]]
             for at in range(0, len(self.examples), 160):
                 some = self.examples[at : at + 160]
                 kind = source if tokens else "none"
                 drafts = drafts_for(proxy, some, kind, tokens, lambda *progress: None)
                 values = [{"question": e.question} for e in some]
-                found += [h.states.astype(np.float16) for h in proxy.hidden(ANSWER, values, drafts, blocks)]
+                found += [h.states.astype(np.float16) for h in proxy.hidden(ANSWER, values, drafts, layers)]
                 CONSOLE.print(f"{path.stem}: {len(found)} of {len(self.examples)}", end="\r")
             OUT.mkdir(parents=True, exist_ok=True)
             np.save(path, np.stack(found))

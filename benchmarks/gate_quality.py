@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.artifact import read_artifact, shipped
 from rgate_integrations.training.drafts import recorded_draft
@@ -47,13 +48,13 @@ def sweep(paths: list[Path], model: str, tokens: int, seed: int) -> None:
     examples = [e for f in read_examples(paths) for e in f.examples]
     known, sets = np.array([e.known for e in examples]), [e.dataset for e in examples]
     drafts = [recorded_draft(proxy, e.text, tokens) for e in examples]
-    layers = range(2, proxy.layers + 1, 2)
+    layers = range(2, proxy.num_layers + 1, 2)
     spans = (("draft", "mean"), ("question", "mean"), ("all", "last"))
-    blocks = [(layer, span, pooling) for span, pooling in spans for layer in layers]
+    pooled = [PooledLayer(layer, span, pooling) for span, pooling in spans for layer in layers]
     found = []
     for at in range(0, len(examples), 256):
         values = [{"question": e.question} for e in examples[at : at + 256]]
-        found += [h.states for h in proxy.hidden(ANSWER, values, drafts[at : at + 256], blocks)]
+        found += [h.states for h in proxy.hidden(ANSWER, values, drafts[at : at + 256], pooled)]
     states = np.stack(found)
     table = Table(box=None)
     for column in ("layer", *(f"{pooling} of {span}" for span, pooling in spans)):

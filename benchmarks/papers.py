@@ -29,6 +29,7 @@ from rgate_integrations.evaluation import auc
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.adapters import train_adapter
 from rgate_integrations.training.examples import records
@@ -198,9 +199,9 @@ def transfer(data: Path) -> None:
     kept = OUT / "songs.npy"
     if not kept.exists():
         proxy = shared_proxy(MODEL)
-        blocks = [(layer, "question", "mean") for layer in range(14, 19)]
+        layers = [PooledLayer(layer, "question", "mean") for layer in range(14, 19)]
         values = [{"question": r["question"].rstrip("?") + "?"} for r in rows]
-        np.save(kept, np.stack([h.states for h in proxy.hidden(ANSWER, values, None, blocks)]))
+        np.save(kept, np.stack([h.states for h in proxy.hidden(ANSWER, values, None, layers)]))
     states = np.load(kept)
     table = Table(title="AUC of a question probe trained on one LLM's labels (row) for each LLM", box=None)
     table.add_column("trained on")

@@ -185,7 +185,7 @@ def main() -> None:
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
     rows += loading()
-    blocks = gate.trained.blocks if hasattr(gate, "trained") else ()
+    layers = gate.trained.blocks if hasattr(gate, "trained") else ()
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)
@@ -193,10 +193,10 @@ def main() -> None:
             {
                 "draft": lambda values=values: proxy.generate(ANSWER, values, tokens=32),
                 "one pass": lambda values=values: proxy.generate_hidden(
-                    ANSWER, values, tokens=32, blocks=blocks
+                    ANSWER, values, tokens=32, layers=layers
                 ),
                 "reading again": lambda values=values, drafts=drafts: proxy.hidden(
-                    ANSWER, values, drafts, blocks
+                    ANSWER, values, drafts, layers
                 ),
             },
             2 * arguments.rounds + 1,

@@ -62,11 +62,11 @@ class ScriptedProxy(Proxy):
             )
         return read
 
-    def hidden(self, prompt, values, drafts, blocks):
+    def hidden(self, prompt, values, drafts, layers):
         self._called("hidden", values)
         return [
             HiddenStates(
-                np.array([[self._unit(f"{v['question']}{b}{i}") for i in range(4)] for b in blocks]), 9
+                np.array([[self._unit(f"{v['question']}{b}{i}") for i in range(4)] for b in layers]), 9
             )
             for v in values
         ]

@@ -109,9 +109,9 @@ def test_hidden_states_are_pooled_over_the_span(smollm2):
     import torch
 
     draft = Draft(text="It is Paris.")
-    blocks = ((20, "draft", "mean"), (20, "question", "mean"), (30, "all", "last"))
+    layers = ((20, "draft", "mean"), (20, "question", "mean"), (30, "all", "last"))
     both = smollm2.hidden(
-        ANSWER, VALUES[:2], [draft, Draft(text="William Shakespeare, in about 1600.")], blocks
+        ANSWER, VALUES[:2], [draft, Draft(text="William Shakespeare, in about 1600.")], layers
     )
     assert both[0].states.shape == (3, 576)
     prompt = smollm2._enc.encode(ANSWER, VALUES[0])
@@ -266,19 +266,19 @@ def test_names_that_cannot_be_loaded(tmp_path):
 
 
 def test_states_kept_while_drafting_are_those_of_a_second_pass(smollm2):
-    blocks = ((14, "draft", "mean"), (18, "draft", "last"), (16, "question", "mean"), (20, "all", "mean"))
+    layers = ((14, "draft", "mean"), (18, "draft", "last"), (16, "question", "mean"), (20, "all", "mean"))
     before = smollm2.calls
-    both = smollm2.generate_hidden(ANSWER, VALUES, tokens=6, blocks=blocks)
+    both = smollm2.generate_hidden(ANSWER, VALUES, tokens=6, layers=layers)
     assert smollm2.calls - before == 1
     drafts = smollm2.generate(ANSWER, VALUES, tokens=6)
     assert [d.model_dump(exclude={"logprobs", "entropies"}) for d, _ in both] == [
         d.model_dump(exclude={"logprobs", "entropies"}) for d in drafts
     ]
-    read = smollm2.hidden(ANSWER, VALUES, drafts, blocks)
+    read = smollm2.hidden(ANSWER, VALUES, drafts, layers)
     for (_, kept), again in zip(both, read, strict=True):
         np.testing.assert_allclose(kept.states, again.states, rtol=1e-3, atol=2e-3)
         assert (kept.prompt_tokens, again.prompt_tokens > 0) == (0, True)
-    last = ((smollm2.layers, "draft", "mean"),)  # after the final norm: a pass of its own
+    last = ((smollm2.num_layers, "draft", "mean"),)  # after the final norm: a pass of its own
     before = smollm2.calls
     ((_, states),) = smollm2.generate_hidden(ANSWER, VALUES[:1], tokens=3, blocks=last)
     assert smollm2.calls - before == 2
@@ -335,7 +335,7 @@ def test_the_beginning_of_a_prompt_is_read_once(smollm2, monkeypatch):
     from rgate_integrations.proxy import engine as module
 
     values = [{**v, "draft": "It is Paris."} for v in VALUES]
-    blocks = ((14, "question", "mean"), (18, "all", "mean"), (20, "draft", "last"))
+    layers = ((14, "question", "mean"), (18, "all", "mean"), (20, "draft", "last"))
     drafts = [Draft(text="It is Paris."), *[Draft(text="") for _ in VALUES[1:]]]
     read: list[int] = []
 
@@ -346,7 +346,7 @@ def test_the_beginning_of_a_prompt_is_read_once(smollm2, monkeypatch):
         return (
             smollm2.score(SELF_EVAL, values, ["True", "False"]),
             smollm2.generate(ANSWER, VALUES, tokens=6),
-            smollm2.hidden(ANSWER, VALUES, drafts, blocks),
+            smollm2.hidden(ANSWER, VALUES, drafts, layers),
             smollm2.read(ANSWER, VALUES[:2], [Draft(text="It is Paris."), Draft(text="No.")]),
         )
 

@@ -207,8 +207,8 @@ def test_what_is_clearly_known_is_not_drafted(artifact, tmp_path):
 
 def test_a_probe_for_another_model_retrieves_and_says_so(artifact, tmp_path):
     class Wide(ScriptedProxy):
-        def hidden(self, prompt, values, drafts, blocks):
-            found = super().hidden(prompt, values, drafts, blocks)
+        def hidden(self, prompt, values, drafts, layers):
+            found = super().hidden(prompt, values, drafts, layers)
             return [type(f)(np.zeros((2, 9), np.float32), 1) for f in found]
 
     decision = load_gate(str(save_artifact(artifact, tmp_path / "g")), proxy=Wide()).decide("who?")

@@ -5,16 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import PromptTemplate
 
+__all__ = ["HiddenStates", "PooledLayer", "Pooling", "Proxy", "Span", "TargetScores", "Values"]
+
 Values: TypeAlias = Mapping[str, str]
+"""The fields of a prompt template by name."""
+
+Pooling = Literal["mean", "last"]
+Span = Literal["question", "draft", "all"]
+
+
+class PooledLayer(NamedTuple):
+    """Hidden states of one layer, pooled to a single vector. A plain tuple of the three will do in its place.
+
+    Attributes:
+        layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
+        span: Whose tokens: those of the question, of the draft, or of the whole text with its control tokens.
+            Without a draft, ``"draft"`` is the whole prompt.
+        pooling: ``"mean"`` over the span, or its ``"last"`` token.
+    """
+
+    layer: int
+    span: Span
+    pooling: Pooling
 
 
 @dataclass(frozen=True)
@@ -35,7 +55,7 @@ class HiddenStates:
     """Pooled hidden states of one prompt.
 
     Attributes:
-        states: Shape (blocks, hidden size), float32.
+        states: Shape (layers asked for, hidden size), float32.
         prompt_tokens: Length of the text read, in tokens; 0 if they were kept while a draft was written.
     """
 
@@ -47,10 +67,15 @@ class Proxy(ABC):
     """A model that drafts answers and scores continuations.
 
     Every method takes a batch and returns results in its order, equal (within rounding) to those of one
-    call an item. Implementations apply their own greatest batch size and are safe to call from threads.
+    call an item. Implementations apply their own maximum batch size and are safe to call from threads.
     """
 
     name: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the weights apart from those of other models; empty when they cannot be known (a served model)."""
+        return ""
 
     @abstractmethod
     def generate(
@@ -61,7 +86,7 @@ class Proxy(ABC):
         Args:
             prompt: The template.
             values: The template's fields, one mapping a prompt.
-            tokens: Greatest number of new tokens, >= 0; 0 gives empty drafts without a model call.
+            tokens: Maximum number of new tokens, >= 0; 0 gives empty drafts without a model call.
             adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
         """
 
@@ -104,9 +129,16 @@ class Proxy(ABC):
         prompt: PromptTemplate,
         values: Sequence[Values],
         drafts: Sequence[Draft] | None,
-        blocks: Sequence[tuple[int, Span, Pooling]],
+        layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over the prompt with the draft as the assistant's turn."""
+        """Pool hidden states over the prompt with the draft as the assistant's turn.
+
+        Args:
+            prompt: The template.
+            values: The template's fields, one mapping a prompt.
+            drafts: One a prompt, or None for the prompts alone.
+            layers: Which layers, and how each is pooled.
+        """
 
     def generate_hidden(
         self,
@@ -114,14 +146,14 @@ class Proxy(ABC):
         values: Sequence[Values],
         *,
         tokens: int,
-        blocks: Sequence[tuple[int, Span, Pooling]],
+        layers: Sequence[PooledLayer],
     ) -> list[tuple[Draft, HiddenStates]]:
         """Continue prompts greedily, and pool hidden states over prompt and continuation.
 
         In two passes, unless a proxy can keep the states while it writes.
         """
         drafts = self.generate(prompt, values, tokens=tokens)
-        return list(zip(drafts, self.hidden(prompt, values, drafts, blocks), strict=True))
+        return list(zip(drafts, self.hidden(prompt, values, drafts, layers), strict=True))
 
     def generate_scored(
         self,
@@ -140,7 +172,7 @@ class Proxy(ABC):
         Args:
             prompt: The template of the draft.
             values: Its fields, one mapping a prompt.
-            tokens: Greatest number of new tokens.
+            tokens: Maximum number of new tokens.
             follow_up: The template of the whole, with the field ``draft``; it `PromptTemplate.follows` ``prompt``.
             targets: Continuations of the whole.
             adapter: Folder or Hub id of a LoRA adapter that judges, or None for the base model.

@@ -18,9 +18,10 @@ from transformers.cache_utils import DynamicLayer
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.decoding import Recorder, StopAt, batches, pad_left
 from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.proxy.hidden import Block, layer_states, pooled, spans_of, watching
+from rgate_integrations.proxy.hidden import layer_states, pooled, spans_of, watching
 
 _log = logging.getLogger(__name__)
 
@@ -184,7 +185,7 @@ class Engine:
         prompt: PromptTemplate,
         rows: Sequence[EncodedPrompt],
         texts: Sequence[Sequence[int]],
-        blocks: Sequence[Block],
+        blocks: Sequence[PooledLayer],
     ) -> list[npt.NDArray[np.float32]]:
         """Read prompts and the texts that continue them; pooled hidden states, each (blocks, hidden size)."""
         whole = [(*r.ids, *t) for r, t in zip(rows, texts, strict=True)]
@@ -210,7 +211,7 @@ class Engine:
         *,
         temperature: float | None = None,
         seeds: Sequence[int] = (),
-        watch: Sequence[Block] = (),
+        watch: Sequence[PooledLayer] = (),
         then: Callable[[Written], None] | None = None,
     ) -> list[Draft]:
         """Write a draft a row.
@@ -432,5 +433,5 @@ class Engine:
         return self._newlines
 
 
-def _layers(blocks: Sequence[Block]) -> tuple[int, ...]:
+def _layers(blocks: Sequence[PooledLayer]) -> tuple[int, ...]:
     return tuple(sorted({layer for layer, _, _ in blocks}))

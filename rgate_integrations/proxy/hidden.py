@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from rgate_integrations.evidence import Pooling, Span
-
-Block: TypeAlias = tuple[int, Span, Pooling]
+from rgate_integrations.proxy.base import PooledLayer, Span
 
 
 class _Enough(Exception):
@@ -67,11 +65,11 @@ def layer_states(model: Any, inputs: Mapping[str, Any], layers: Sequence[int]) -
 
 
 def pooled(
-    states: Mapping[int, torch.Tensor], spans: Mapping[Span, range], blocks: Sequence[Block]
+    states: Mapping[int, torch.Tensor], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
 ) -> npt.NDArray[np.float32]:
-    """Pool the states of one text by layer, each (tokens, hidden size), to shape (blocks, hidden size)."""
+    """Pool the states of one text by layer, each (tokens, hidden size), to shape (layers, hidden size)."""
     parts = []
-    for layer, span, pooling in blocks:
+    for layer, span, pooling in layers:
         part = states[layer][spans[span].start : spans[span].stop].float()
         parts.append(part.mean(0) if pooling == "mean" else part[-1])
     return torch.stack(parts).cpu().numpy()

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
-from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
+from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
 from rgate_integrations.proxy.download import resolve_model
-from rgate_integrations.proxy.fingerprint import check_adapter, fingerprint
+from rgate_integrations.proxy.fingerprint import fingerprint
 from rgate_integrations.proxy.progress import quiet
 
 if TYPE_CHECKING:
@@ -304,14 +303,14 @@ class LocalProxy(Proxy):
         prompt: PromptTemplate,
         values: Sequence[Values],
         drafts: Sequence[Draft] | None,
-        blocks: Sequence[tuple[int, Span, Pooling]],
+        layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
         rows = self._encode(prompt, values)
         given: Sequence[Draft | None] = drafts or [None] * len(rows)
         texts = [self._draft_ids(row, draft) for row, draft in zip(rows, given, strict=True)]
         with self._adapter(None) as engine:
-            states = engine.read_states(prompt, rows, texts, blocks)
+            states = engine.read_states(prompt, rows, texts, layers)
         return [
             HiddenStates(found, len(row.ids) + len(text))
             for found, row, text in zip(states, rows, texts, strict=True)
@@ -323,12 +322,12 @@ class LocalProxy(Proxy):
         values: Sequence[Values],
         *,
         tokens: int,
-        blocks: Sequence[tuple[int, Span, Pooling]],
+        layers: Sequence[PooledLayer],
     ) -> list[tuple[Draft, HiddenStates]]:
         """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
         from rgate_integrations.proxy.hidden import can_watch, pooled, spans_of
 
-        layers = [layer for layer, _, _ in blocks]
+        numbers = [layer for layer, _, _ in layers]
         rows = self._encode(prompt, values)
         states: dict[int, HiddenStates] = {}
 
@@ -337,12 +336,12 @@ class LocalProxy(Proxy):
                 length, written = len(rows[i].ids), len(draft.token_ids)
                 found = done.batch.row(done.states, k, length, written)
                 spans = spans_of(rows[i].question, length, written)
-                states[i] = HiddenStates(pooled(found, spans, blocks), 0)
+                states[i] = HiddenStates(pooled(found, spans, layers), 0)
 
         with self._adapter(None) as engine:
-            if not (tokens and values and can_watch(engine.model.base_model, layers)):
-                return super().generate_hidden(prompt, values, tokens=tokens, blocks=blocks)
-            drafts = engine.decode(prompt, rows, tokens, watch=blocks, then=keep)
+            if not (tokens and values and can_watch(engine.model.base_model, numbers)):
+                return super().generate_hidden(prompt, values, tokens=tokens, layers=layers)
+            drafts = engine.decode(prompt, rows, tokens, watch=layers, then=keep)
         return [(draft, states[i]) for i, draft in enumerate(drafts)]
 
     def generate_scored(
@@ -408,7 +407,7 @@ class LocalProxy(Proxy):
         return int(self._enc.tokenizer.pad_token_id)
 
     @property
-    def layers(self) -> int:
+    def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
         return int(self._model.config.get_text_config().num_hidden_layers)
 
@@ -449,7 +448,6 @@ class LocalProxy(Proxy):
         engine = self._ready
         with self._lock:
             if adapter not in self._adapters:
-                check_adapter(adapter, self.name, self._fingerprint)
                 name = f"rgate_{len(self._adapters)}"
                 try:
                     import transformers

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
-from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
+from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
 
 _T = TypeVar("_T")
 _BUSY = {408, 429, 500, 502, 503, 504}
@@ -171,7 +170,7 @@ class ServedProxy(Proxy):
         prompt: PromptTemplate,
         values: Sequence[Values],
         drafts: Sequence[Draft] | None,
-        blocks: Sequence[tuple[int, Span, Pooling]],
+        layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Refused: servers do not give hidden states.
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
-from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.training.card import adapter_card, probe_card
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ProbeArtifact:
 
     weight: npt.NDArray[np.float32] = field(repr=False)
     bias: float
-    blocks: tuple[tuple[int, Span, Pooling], ...]
+    blocks: tuple[PooledLayer, ...]
     tokens: int
     source: DraftSource
     base_model: str
@@ -80,7 +80,7 @@ class ProbeArtifact:
     provenance: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def question_blocks(self) -> tuple[tuple[int, Span, Pooling], ...]:
+    def question_blocks(self) -> tuple[PooledLayer, ...]:
         """The blocks that need no draft."""
         return tuple(block for block in self.blocks if block[1] == "question")
 
@@ -364,7 +364,9 @@ def _read(folder: str, changed: int) -> ProbeArtifact:
         return ProbeArtifact(
             weight=tensors["weight"],
             bias=float(config["bias"]),
-            blocks=tuple((int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
+            blocks=tuple(
+                PooledLayer(int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]
+            ),
             tokens=int(evidence["tokens"]),
             source=evidence["source"],
             base_model=config["base_model"],

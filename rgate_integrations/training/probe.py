@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.evidence import HiddenSpec, Pooling, Span
+from rgate_integrations.evidence import HiddenSpec
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.training.artifact import EarlyExit, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
@@ -215,7 +216,7 @@ def train_probe(
     known = check_labels(examples, folds)
     sets = [e.dataset for e in examples]
     views = _VIEWS[draft]
-    chosen = {view: tuple(layers or middle_layers(proxy.layers, view[0])) for view in views}
+    chosen = {view: tuple(layers or middle_layers(proxy.num_layers, view[0])) for view in views}
     blocks, parts = _blocks(chosen)
     states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
     held_out = np.stack([cross_validate(states[:, p], known, folds, seed, sets) for p in parts], axis=1)
@@ -259,9 +260,9 @@ def train_probe(
 
 def _blocks(
     chosen: Mapping[View, Sequence[int]],
-) -> tuple[tuple[tuple[int, Span, Pooling], ...], list[npt.NDArray[np.int64]]]:
+) -> tuple[tuple[PooledLayer, ...], list[npt.NDArray[np.int64]]]:
     """Return the blocks to read, and the positions of each view's among them."""
-    blocks = tuple((layer, *view) for view, layers in chosen.items() for layer in layers)
+    blocks = tuple(PooledLayer(layer, *view) for view, layers in chosen.items() for layer in layers)
     return blocks, [np.array([i for i, b in enumerate(blocks) if b[1:] == view]) for view in chosen]
 
 
