@@ -11,16 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rgate_integrations.decision import Decision, Draft
+    from rgate_integrations.decision import Cost, Decision, Draft
     from rgate_integrations.engine import DecisionEngine
     from rgate_integrations.gates import Gate, list_gates
     from rgate_integrations.loading import load_gate
 
 __version__ = "0.1.0"
 
-__all__ = ["Decision", "DecisionEngine", "Draft", "Gate", "list_gates", "load_gate"]
+__all__ = ["Cost", "Decision", "DecisionEngine", "Draft", "Gate", "list_gates", "load_gate"]
 
 _HOME = {
+    "Cost": "decision",
     "Decision": "decision",
     "DecisionEngine": "engine",
     "Draft": "decision",

@@ -214,7 +214,7 @@ def _unfinished(result: str) -> str:
 
 
 def _loaded(gate: Gate | str | None) -> Gate:
-    from rgate_integrations.gates import load_gate
+    from rgate_integrations.loading import load_gate
 
     return load_gate(gate) if gate is None or isinstance(gate, str) else gate
 

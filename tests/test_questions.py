@@ -4,7 +4,7 @@ import pytest
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.gates.calling import adecide_safely, as_gate, decide_safely
+from rgate_integrations.calling import adecide_safely, as_gate, decide_safely
 
 BAD = ["", "   \n\t", "a\0b", None, 7, b"bytes", ["list"]]
 

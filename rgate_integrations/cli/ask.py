@@ -136,7 +136,7 @@ def ask(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""
-    from rgate_integrations.gates import load_gate
+    from rgate_integrations.loading import load_gate
 
     notices = Console(stderr=True, highlight=False)
     loaded = load_gate(gate, proxy=proxy)

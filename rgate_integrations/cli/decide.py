@@ -50,7 +50,7 @@ def decide(
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
     and "popularity".
     """
-    from rgate_integrations.gates import load_gate
+    from rgate_integrations.loading import load_gate
 
     loaded = load_gate(gate, proxy=proxy)
     console = Console(highlight=False)

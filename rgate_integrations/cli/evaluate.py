@@ -174,7 +174,7 @@ def _advance(progress: Progress, task: Any, done: int) -> None:
 
 def gate_for(name: str, draft: str, proxy: str | None) -> Any:
     """Load a gate to be evaluated; the shipped default is the one for the kind of draft."""
-    from rgate_integrations.gates import DEFAULT_GATES, Gate, load_gate
+    from rgate_integrations.loading import DEFAULT_GATES, load_gate
 
     if draft not in ("proxy", "recorded", "none"):
         raise ConfigurationError(f"--draft must be proxy, recorded or none, not {draft!r}.")

@@ -26,7 +26,7 @@ def playground(
 ) -> None:
     """Try a gate in the browser: the decision, the draft, claims, passages, and both answers."""
     from rgate_integrations.cli.ask import Pipeline, open_index, open_llm
-    from rgate_integrations.gates import load_gate
+    from rgate_integrations.loading import load_gate
     from rgate_integrations.playground import launch
 
     console = Console(stderr=True, highlight=False)

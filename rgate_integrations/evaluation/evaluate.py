@@ -24,7 +24,7 @@ from rgate_integrations.evaluation.metrics import (
     retrieval_curve,
 )
 from rgate_integrations.evaluation.paired import Paired
-from rgate_integrations.gates.calling import DecidesBatches, decide_safely
+from rgate_integrations.calling import DecidesBatches, decide_safely
 
 DraftKind = Literal["proxy", "recorded", "none"]
 _CHUNK = 64

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.errors import EvidenceError
@@ -34,6 +34,18 @@ class Inputs:
     popularity: float | None = None
 
 
+class MadeBy(NamedTuple):
+    """The model that a piece was computed with.
+
+    Attributes:
+        model: Its name.
+        fingerprint: `Proxy.fingerprint`, which tells its weights apart from others; empty if it cannot be known.
+    """
+
+    model: str = ""
+    fingerprint: str = ""
+
+
 @dataclass(frozen=True)
 class Piece(Generic[_T]):
     """A computed piece of evidence of one question.
@@ -41,13 +53,12 @@ class Piece(Generic[_T]):
     Attributes:
         value: The piece.
         cost: What computing it cost, without what it was made of; milliseconds are filled in by the collector.
-        fingerprint: `Proxy.fingerprint` of the model that it was computed with; empty if none was used, or if it cannot
-            be known. Filled in by the collector.
+        made_by: The model that it was computed with, if one was used; filled in by the collector.
     """
 
     value: _T
     cost: Cost = field(default_factory=Cost)
-    fingerprint: str = ""
+    made_by: MadeBy = MadeBy()
 
 
 class Drafter(Protocol):
@@ -153,12 +164,12 @@ class Evidence:
     Attributes:
         inputs: The question and what the caller gave.
         pieces: The pieces by spec.
-        fingerprints: `Piece.fingerprint` by spec, where a model was used.
+        makers: The model that made each piece, by spec.
     """
 
     inputs: Inputs
     pieces: Mapping[EvidenceSpec[Any], Any] = field(default_factory=dict)
-    fingerprints: Mapping[EvidenceSpec[Any], str] = field(default_factory=dict)
+    makers: Mapping[EvidenceSpec[Any], MadeBy] = field(default_factory=dict)
 
     @property
     def question(self) -> str:
@@ -183,6 +194,6 @@ class Evidence:
         """Return a piece, or None if it was not collected."""
         return self[spec] if spec in self.pieces else None
 
-    def fingerprint(self, spec: EvidenceSpec[Any]) -> str:
-        """Return the fingerprint of the model that a piece was computed with; empty if it is not known."""
-        return self.fingerprints.get(spec, "")
+    def made_by(self, spec: EvidenceSpec[Any]) -> MadeBy:
+        """Return the model that a piece was computed with; with empty names if it is not known."""
+        return self.makers.get(spec, MadeBy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from rgate_integrations.errors import (
     ServerError,
     UnknownNameError,
 )
-from rgate_integrations.evidence.base import Context, Drafter, Evidence, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.base import Context, Drafter, Evidence, EvidenceSpec, Inputs, MadeBy, Piece
 from rgate_integrations.proxy.base import Proxy
 
 _T = TypeVar("_T")
@@ -198,7 +198,7 @@ class _Part(Context):
                 found.append(errors[0])
                 continue
             there = {spec: value for spec, value in pieces.items() if not isinstance(value, Exception)}
-            found.append(Evidence(inputs, there, self._fingerprints(there, self._places[row])))
+            found.append(Evidence(inputs, there, self._makers(there, self._places[row])))
         return found
 
     def also(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T]]) -> None:
@@ -216,23 +216,23 @@ class _Part(Context):
         self, spec: EvidenceSpec[Any], outcomes: Sequence[Piece[Any] | Exception], milliseconds: float
     ) -> None:
         """Keep what was computed, and what came with it, with its cost and the model that made it."""
-        fingerprint = "" if self._model is None else self._model.fingerprint
+        made_by = MadeBy() if self._model is None else MadeBy(self._model.name, self._model.fingerprint)
         for place, outcome in zip(self._places, outcomes, strict=True):
             if isinstance(outcome, Piece):
                 cost = outcome.cost.model_copy(update={"milliseconds": milliseconds})
-                outcome = replace(outcome, cost=cost, fingerprint=fingerprint)
+                outcome = replace(outcome, cost=cost, made_by=made_by)
             self._collector.keep(spec, place, _Entry(outcome, frozenset({spec, *self._used[place]})))
         for other, place, piece in self._brought:
-            piece = replace(piece, fingerprint=fingerprint)
+            piece = replace(piece, made_by=made_by)
             made_of = frozenset({self._collector.stored(other), spec, *self._used[place]})
             self._collector.keep(other, place, _Entry(piece, made_of))
 
-    def _fingerprints(self, specs: Sequence[EvidenceSpec[Any]], place: int) -> dict[EvidenceSpec[Any], str]:
+    def _makers(self, specs: Iterable[EvidenceSpec[Any]], place: int) -> dict[EvidenceSpec[Any], MadeBy]:
         found = {}
         for spec in specs:
             outcome = self._collector.entry(spec, place).outcome
-            if isinstance(outcome, Piece) and outcome.fingerprint:
-                found[spec] = outcome.fingerprint
+            if isinstance(outcome, Piece):
+                found[spec] = outcome.made_by
         return found
 
 

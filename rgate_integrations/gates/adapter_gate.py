@@ -35,4 +35,5 @@ class AdapterGate(Gate):
             ModelLoadError: It was another model.
         """
         if self.adapter is not None and self._trained_on is not None:
-            check_fingerprint(self.adapter, self._trained_on, self.proxy, evidence.fingerprint(spec))
+            used = evidence.made_by(spec)
+            check_fingerprint(self.adapter, self._trained_on, used.model, used.fingerprint)

@@ -14,7 +14,7 @@ from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.evidence.hidden import HiddenSpec, States
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.saved.folder import check_fingerprint
+from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe
 
 
@@ -121,11 +121,13 @@ class ProbeGate(Gate):
     def _states(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> States:
         """Return states, if they are of the model that the probe was trained on."""
         trained, states = self.trained, evidence[spec]
-        check_fingerprint(self.artifact, trained.trained_on, self.proxy, evidence.fingerprint(spec))
+        base = TrainedOn(trained.base_model, trained.fingerprint)
+        used = evidence.made_by(spec)
+        check_fingerprint(self.artifact, base, used.model, used.fingerprint)
         if states.shape != shape:
             raise ModelLoadError(
                 f"The probe {self.artifact!r} was trained on {trained.base_model!r} (states of shape {shape}), but "
-                f"{self.proxy!r} gives {states.shape}.",
+                f"{used.model!r} gives {states.shape}.",
                 hint=f"Load it with proxy={trained.base_model!r}, or train a probe for this model.",
             )
         return states

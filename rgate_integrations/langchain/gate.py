@@ -15,8 +15,8 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.gates import DEFAULT_GATES
-from rgate_integrations.gates.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.questions import history_of, is_follow_up, question_of
 

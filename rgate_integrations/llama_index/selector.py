@@ -12,7 +12,7 @@ from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.calling import DecidesBatches
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.llama_index.deciding import Decider
 
 
