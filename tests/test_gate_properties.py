@@ -34,19 +34,19 @@ def labelled(tmp_path_factory):
 def probe_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.training.artifact import ProbeArtifact, save_artifact
+    from rgate_integrations.saved import ProbeArtifact, save_probe
 
     artifact = ProbeArtifact(
         weight=np.ones((2, 4), dtype=np.float32),
         bias=-4.0,
-        blocks=((1, "draft", "mean"), (2, "draft", "mean")),
+        layers=((1, "draft", "mean"), (2, "draft", "mean")),
         tokens=8,
         source="proxy",
         base_model="scripted",
         llm="a test",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )
-    return str(save_artifact(artifact, tmp_path_factory.mktemp("probe") / "p"))
+    return str(save_probe(artifact, tmp_path_factory.mktemp("probe") / "p"))
 
 
 class Neighbourless:

@@ -14,7 +14,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknow
 from rgate_integrations.gates.base import Gate, GateInfo, Score, decide_together
 from rgate_integrations.gates.collector import Drafter
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.training.artifact import read_config, shipped
+from rgate_integrations.saved import read_config, shipped
 
 __all__ = [
     "Drafter",
@@ -27,6 +27,7 @@ __all__ = [
     "gate_from_json",
     "list_gates",
     "load_gate",
+    "prompt_hashes",
 ]
 
 DEFAULT_GATE = "default"
@@ -135,13 +136,17 @@ def _trained(name: str, *, proxy: Proxy | str | None, llm: Drafter | None, **par
 
 def _calibrated(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
     gate = gate_from_config({**config["config"], **parameters})
-    now = {s.prompt.name: s.prompt.hash for s in gate.all_specs if hasattr(s, "prompt")}
-    if now != config["prompts"]:
+    if prompt_hashes(gate) != config["prompts"]:
         raise ModelLoadError(
             f"The gate {name!r} was calibrated with other prompts than the current ones.",
             hint="Calibrate it again: its threshold would mean nothing.",
         )
     return gate
+
+
+def prompt_hashes(gate: Gate) -> dict[str, str]:
+    """Return the hash of each prompt that a gate reads under, by its name."""
+    return {spec.prompt.name: spec.prompt.hash for spec in gate.all_specs if hasattr(spec, "prompt")}
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evidence import Evidence, EvidenceSpec, Neighbour, NeighboursSpec
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 
 
@@ -54,22 +53,14 @@ class LabelledQuestions:
 
 def _read_labels(path: str) -> tuple[list[str], list[bool]]:
     questions, known = [], []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataFormatError(f"The file {path!r} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            label = record["known"] if "known" in record else record["closed_book_correct"]
-            if not isinstance(label, bool) or not isinstance(record["question"], str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataFormatError(
-                f"{path}, line {number}: no labelled question.",
-                hint='Each line needs {"question": "…", "known": true|false}.',
-            ) from error
-        questions.append(record["question"])
+    hint = 'Each line needs {"question": "…", "known": true|false}.'
+    for number, record in read_jsonl(path, hint=hint):
+        fields = record if isinstance(record, dict) else {}
+        question = fields.get("question")
+        label = fields.get("known", fields.get("closed_book_correct"))
+        if not isinstance(question, str) or not isinstance(label, bool):
+            raise DataFormatError(f"{path}, line {number}: no labelled question.", hint=hint)
+        questions.append(question)
         known.append(label)
     if not questions:
         raise DataFormatError(f"{path} holds no labelled questions.")

@@ -9,14 +9,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence import DraftSpec, Evidence, EvidenceSpec, HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 from rgate_integrations.gates.collector import Collector
-from rgate_integrations.proxy.fingerprint import check_base
-from rgate_integrations.training.artifact import ProbeArtifact, read_artifact
+from rgate_integrations.saved import ProbeArtifact, TrainedOn, check_fingerprint, read_probe
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,11 +47,13 @@ class ProbeGate(Gate):
     artifact: str
     early_exit: bool = True
 
+    _trained: ProbeArtifact = PrivateAttr()
+
     @model_validator(mode="before")
     @classmethod
     def _from_artifact(cls, values: Any) -> Any:
         if isinstance(values, dict) and isinstance(values.get("artifact"), str):
-            trained = read_artifact(values["artifact"])
+            trained = read_probe(values["artifact"])
             return {"threshold": trained.threshold, "proxy": trained.base_model, **values}
         return values
 
@@ -61,10 +62,14 @@ class ProbeGate(Gate):
         """Read ``probe:FOLDER``."""
         return cls(artifact=argument, **options)
 
+    def model_post_init(self, context: Any) -> None:
+        """Read the trained probe, once: a gate does not change while it is used."""
+        self._trained = read_probe(self.artifact)
+
     @property
     def trained(self) -> ProbeArtifact:
         """The trained probe."""
-        return read_artifact(self.artifact)
+        return self._trained
 
     @property
     def _draft_spec(self) -> DraftSpec | None:
@@ -73,7 +78,7 @@ class ProbeGate(Gate):
 
     @property
     def _hidden(self) -> HiddenSpec:
-        return HiddenSpec(self.trained.blocks, self._draft_spec)
+        return HiddenSpec(self.trained.layers, self._draft_spec)
 
     @property
     def specs(self) -> tuple[EvidenceSpec, ...]:
@@ -88,15 +93,15 @@ class ProbeGate(Gate):
     @property
     def _first_look(self) -> HiddenSpec | None:
         trained = self.trained
-        return HiddenSpec(trained.question_blocks) if self.early_exit and trained.early_exit else None
+        return HiddenSpec(trained.question_layers) if self.early_exit and trained.early_exit else None
 
     def scores(self, collector: Collector, indices: Sequence[int]) -> dict[int, Score | Exception]:
         """Look at the questions alone, then draft for those that are not clearly known."""
         trained = self.trained
         if trained.fingerprint and indices:
             proxy = self.get_proxy()
-            found_weights = getattr(proxy, "fingerprint", "")
-            check_base(self.artifact, trained.base_model, trained.fingerprint, proxy.name, found_weights)
+            trained_on = TrainedOn(trained.base_model, trained.fingerprint)
+            check_fingerprint(self.artifact, trained_on, proxy.name, getattr(proxy, "fingerprint", ""))
         first, early = self._first_look, trained.early_exit
         if first is None or early is None:
             return super().scores(collector, indices)

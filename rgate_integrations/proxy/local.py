@@ -15,8 +15,9 @@ from rgate_integrations.evidence import Pooling, Span
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
 from rgate_integrations.proxy.download import resolve_model
-from rgate_integrations.proxy.fingerprint import check_adapter, fingerprint
+from rgate_integrations.proxy.fingerprint import fingerprint
 from rgate_integrations.proxy.progress import quiet
+from rgate_integrations.saved import check_fingerprint, trained_on
 
 if TYPE_CHECKING:
     import torch
@@ -449,7 +450,8 @@ class LocalProxy(Proxy):
         engine = self._ready
         with self._lock:
             if adapter not in self._adapters:
-                check_adapter(adapter, self.name, self._fingerprint)
+                if (trained := trained_on(adapter)) is not None:
+                    check_fingerprint(adapter, trained, self.name, self._fingerprint)
                 name = f"rgate_{len(self._adapters)}"
                 try:
                     import transformers

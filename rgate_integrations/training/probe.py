@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.evidence import HiddenSpec, Pooling, Span
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.training.artifact import EarlyExit, ProbeArtifact
+from rgate_integrations.saved import EarlyExit, PooledLayer, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 
@@ -232,7 +232,7 @@ def train_probe(
             np.float32
         ),
         bias=float(sum(f.bias * w for f, w in zip(fitted, weights, strict=True)) + bias),
-        blocks=blocks,
+        layers=blocks,
         tokens=0 if draft == "none" else tokens,
         source="recorded" if draft == "recorded" else "proxy",
         base_model=proxy.name,
@@ -259,7 +259,7 @@ def train_probe(
 
 def _blocks(
     chosen: Mapping[View, Sequence[int]],
-) -> tuple[tuple[tuple[int, Span, Pooling], ...], list[npt.NDArray[np.int64]]]:
+) -> tuple[tuple[PooledLayer, ...], list[npt.NDArray[np.int64]]]:
     """Return the blocks to read, and the positions of each view's among them."""
     blocks = tuple((layer, *view) for view, layers in chosen.items() for layer in layers)
     return blocks, [np.array([i for i, b in enumerate(blocks) if b[1:] == view]) for view in chosen]
