@@ -20,8 +20,8 @@ from rgate_integrations import Gate
 from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.probe import ProbeGate
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
+from rgate_integrations.saved import save_probe
 from rgate_integrations.training.adapters import train_adapter
-from rgate_integrations.training.artifact import save_artifact
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import DataFile, Example, read_examples
 from rgate_integrations.training.probe import auc_by_set, train_probe
@@ -45,7 +45,7 @@ def parts(files: list[DataFile], train: int, test: int, seed: int) -> tuple[list
 def probe(files: list[DataFile], proxy: LocalProxy, tokens: int, seed: int) -> Path:
     """Train a probe on the same questions."""
     out = OUT / f"probe-{sum(len(f.examples) for f in files)}-{seed}"
-    save_artifact(train_probe(files, proxy, draft="recorded", tokens=tokens, seed=seed), out)
+    save_probe(train_probe(files, proxy, draft="recorded", tokens=tokens, seed=seed), out)
     return out
 
 

@@ -20,12 +20,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.index import SentenceEmbedder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.drafts import drafts_for
-from rgate_integrations.training.examples import Example, read_examples, records
+from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.probe import auc_by_set, cross_validate, fit_probe, question_folds
 
 OUT = Path(__file__).parent / "out" / "attempts"
@@ -145,7 +146,7 @@ def plot(a: Attempts, paths: list[Path], target: Path) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "rgate", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
-    rag = {r["question"].strip(): bool(r["rag_correct"]) for p in paths for _, r in records(p)}
+    rag = {r["question"].strip(): bool(r["rag_correct"]) for p in paths for _, r in read_jsonl(p)}
     opened = np.array([rag[e.question] for e in a.examples])
     figure, axis = plt.subplots(figsize=(6.4, 3.6))
     rates = np.arange(len(opened) + 1) / len(opened)

@@ -21,7 +21,7 @@ from rich.table import Table
 from rgate_integrations.calibration import Band, choose_band
 from rgate_integrations.calibration.bands import cascaded
 from rgate_integrations.evaluation.metrics import auc, paired_interval
-from rgate_integrations.training.examples import records
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.training.probe import combine, question_folds
 
 CONSOLE = Console(width=140, highlight=False)
@@ -34,7 +34,7 @@ class Cascade:
 
     def __init__(self, paths: list[Path], draft: str) -> None:
         attempts = Attempts(paths)
-        rag = {r["question"].strip(): bool(r["rag_correct"]) for p in paths for _, r in records(p)}
+        rag = {r["question"].strip(): bool(r["rag_correct"]) for p in paths for _, r in read_jsonl(p)}
         self.closed = attempts.known
         self.rag = np.array([rag[e.question] for e in attempts.examples])
         question = attempts.probe(SMOL, "question")

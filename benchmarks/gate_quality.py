@@ -16,7 +16,7 @@ from rich.table import Table
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.artifact import read_artifact, shipped
+from rgate_integrations.saved import read_probe, shipped
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.probe import auc_by_set, cross_validate
@@ -26,7 +26,7 @@ CONSOLE = Console(width=140)
 
 def show_shipped() -> None:
     table = Table(box=None)
-    rows = {name: read_artifact(name) for name in shipped()}
+    rows = {name: read_probe(name) for name in shipped()}
     sets = list(next(iter(rows.values())).provenance["metrics"]["auc"])
     for column in ("gate", "proxy", "reads", *sets, "mean", "pooled"):
         table.add_column(column, justify="left" if column in ("gate", "proxy", "reads") else "right")

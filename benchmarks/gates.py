@@ -7,7 +7,6 @@ The data files have one record a question with ``question`` and ``closed_book_co
 """
 
 import argparse
-import gzip
 import json
 import math
 import time
@@ -20,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.evaluation import auc
 from rgate_integrations.engine import decide_together
+from rgate_integrations.evaluation import auc
+from rgate_integrations.files import read_jsonl
 
 # Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.
 SAMPLES = {"samples": 5, "tokens": 12}
@@ -48,9 +48,7 @@ OUT = Path(__file__).parent / "out"
 
 
 def read(path: Path) -> list[dict]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [record for _, record in read_jsonl(path)]
 
 
 def set_name(path: Path) -> str:

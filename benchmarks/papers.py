@@ -11,7 +11,6 @@ Answers and trained gates are kept under benchmarks/out/, and a run that is star
 """
 
 import argparse
-import json
 import random
 import shutil
 import time
@@ -26,13 +25,13 @@ from rgate_integrations import load_gate
 from rgate_integrations.answer import answer_all
 from rgate_integrations.decision import Decision
 from rgate_integrations.evaluation import auc
+from rgate_integrations.files import JsonlLog, json_line, read_jsonl, write_atomically
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.adapters import train_adapter
-from rgate_integrations.training.examples import records
 from rgate_integrations.training.labels import correct, sampled_accuracy, sampled_certainty
 from rgate_integrations.training.trainer import RECIPES
 
@@ -50,9 +49,7 @@ def halves(rows: list[dict]) -> tuple[list[dict], list[dict]]:
 
 
 def written(rows: list[dict], name: str) -> Path:
-    path = OUT / name
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
+    return write_atomically(OUT / name, "".join(json_line(row) for row in rows))
 
 
 def trained(gate: str, name: str, train: list[dict], label: str, **options: Any) -> Path:
@@ -72,7 +69,7 @@ def trained(gate: str, name: str, train: list[dict], label: str, **options: Any)
 def slimplm(data: Path) -> None:
     """SlimPLM, section 3.2 and table 5: the judgment model, with the settings of section 4.4."""
     keys = ("id", "question", "closed_book_text", "known", "dataset")
-    train, test = halves([{k: r[k] for k in keys} for _, r in records(data)])
+    train, test = halves([{k: r[k] for k in keys} for _, r in read_jsonl(data)])
     folder = trained("slimplm", "slimplm", train, "known", draft="recorded", tokens=64)
     known = np.array([r["known"] for r in test])
     table = Table(title=f"SlimPLM judgments: {len(train)} to train on, {len(test)} to test", box=None)
@@ -94,42 +91,43 @@ def slimplm(data: Path) -> None:
 def answered(data: Path, corpus: Path, n: int, samples: int) -> list[dict]:
     """The LLM's answers to ``n`` questions: without and with passages, and sampled."""
     path = OUT / f"answers.{n}.jsonl"
-    done = [r for _, r in records(path)] if path.exists() else []
-    rows = sorted((r for _, r in records(data)), key=lambda r: r["id"])
+    log = JsonlLog(path)
+    done = log.values()
+    rows = sorted((r for _, r in read_jsonl(data)), key=lambda r: r["id"])
     random.Random(SEED).shuffle(rows)  # noqa: S311
     missing = rows[len(done) : n]
     if not missing:
         return done
-    passages = [Passage(r["id"], r["text"], title=r["title"]) for _, r in records(corpus)]
+    passages = [Passage(r["id"], r["text"], title=r["title"]) for _, r in read_jsonl(corpus)]
     index, llm = BM25Index(passages), shared_proxy(MODEL)
-    with path.open("a") as file:
-        for at in range(0, len(missing), 20):
-            some = missing[at : at + 20]
-            asked = [r["question"] for r in some]
-            values = [{"question": q} for q in asked]
-            closed = llm.generate(ANSWER, values, tokens=24)
-            found = [[hit.passage for hit in hits] for hits in index.search(asked, 2)]
-            decisions = [Decision(question=q, retrieve=True, p_known=0.0) for q in asked]
-            opened = answer_all(llm, decisions, found, tokens=24)
-            many = llm.sample(ANSWER, values, n=samples, tokens=16, temperature=1.0, seed=SEED)
-            for row, c, o, each, context in zip(some, closed, opened, many, found, strict=True):
-                gold, texts = row["gold_answers"], [s.text for s in each]
-                record = {
-                    "id": row["id"],
-                    "question": row["question"],
-                    "gold_answers": gold,
-                    "context": context[0].text if context else "",
-                    "closed_book_text": c.text,
-                    "closed_book_correct": correct(c.text, gold),
-                    "rag_correct": correct(o, gold),
-                    "accuracy": float(sampled_accuracy(texts, gold)),
-                    "certainty": float(sampled_certainty(texts)),
-                    "dataset": row["dataset"],
-                }
-                done.append(record)
-                file.write(json.dumps(record) + "\n")
-            file.flush()
-            CONSOLE.print(f"answered {len(done)} of {n}")
+    for at in range(0, len(missing), 20):
+        some = missing[at : at + 20]
+        asked = [r["question"] for r in some]
+        values = [{"question": q} for q in asked]
+        closed = llm.generate(ANSWER, values, tokens=24)
+        found = [[hit.passage for hit in hits] for hits in index.search(asked, 2)]
+        decisions = [Decision(question=q, retrieve=True, p_known=0.0) for q in asked]
+        opened = answer_all(llm, decisions, found, tokens=24)
+        many = llm.sample(ANSWER, values, n=samples, tokens=16, temperature=1.0, seed=SEED)
+        new = []
+        for row, c, o, each, context in zip(some, closed, opened, many, found, strict=True):
+            gold, texts = row["gold_answers"], [s.text for s in each]
+            record = {
+                "id": row["id"],
+                "question": row["question"],
+                "gold_answers": gold,
+                "context": context[0].text if context else "",
+                "closed_book_text": c.text,
+                "closed_book_correct": correct(c.text, gold),
+                "rag_correct": correct(o, gold),
+                "accuracy": float(sampled_accuracy(texts, gold)),
+                "certainty": float(sampled_certainty(texts)),
+                "dataset": row["dataset"],
+            }
+            new.append(record)
+        log.append(new)
+        done += new
+        CONSOLE.print(f"answered {len(done)} of {n}")
     return done
 
 
@@ -193,7 +191,7 @@ def transfer(data: Path) -> None:
     """KBM, the plug-in table: the gate of one LLM for another one."""
     from rgate_integrations.training.probe import cross_validate
 
-    rows = [r for _, r in records(data)]
+    rows = [r for _, r in read_jsonl(data)]
     llms = list(rows[0]["answers"])
     known = {llm: np.array([r["answers"][llm]["correct"] for r in rows]) for llm in llms}
     kept = OUT / "songs.npy"

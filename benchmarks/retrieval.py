@@ -8,7 +8,6 @@ answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt
 """
 
 import argparse
-import gzip
 import json
 from collections.abc import Callable
 from datetime import date
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.claims import plan_queries
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.index import (
     BM25Index,
     Hit,
@@ -38,9 +38,7 @@ Search = Callable[[list[str], int], list[list[Hit]]]
 
 
 def read(path: Path) -> list[dict]:
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    return [record for _, record in read_jsonl(path)]
 
 
 def index_of(data: Path) -> PassageIndex:

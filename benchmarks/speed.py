@@ -185,7 +185,7 @@ def main() -> None:
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
     rows += loading()
-    layers = gate.trained.blocks if hasattr(gate, "trained") else ()
+    layers = gate.trained.layers if hasattr(gate, "trained") else ()
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)

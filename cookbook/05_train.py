@@ -17,7 +17,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.evaluation import auc
 from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.artifact import save_artifact
+from rgate_integrations.saved import save_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.probe import train_probe
 
@@ -89,7 +89,7 @@ train, test = records[:110], records[110:]
 artifact = train_probe(
     read_examples([folder / "train.jsonl"]), llm, draft="none", folds=5, llm="smollm2-135m-instruct"
 )
-save_artifact(artifact, folder / "my-gate")
+save_probe(artifact, folder / "my-gate")
 print({k: round(v, 3) for k, v in artifact.provenance["metrics"].items() if k != "auc"})
 
 # %% [markdown]

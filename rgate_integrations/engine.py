@@ -131,9 +131,7 @@ class DecisionEngine:
     ) -> Self:
         """Return a copy with other options, or with other parameters of its gate."""
         gate = self.gate.changed(**parameters) if parameters else self.gate
-        return self.with_gate(
-            gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout
-        )
+        return self.with_gate(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)
 
     def with_gate(
         self,
@@ -337,9 +335,7 @@ class DecisionEngine:
         if self.on_error == "raise":
             raise error
         question = request.inputs.question if isinstance(request.inputs, Inputs) else ""
-        return retrieve_instead(
-            error, question=question, threshold=request.threshold, gate=self.gate.name
-        )
+        return retrieve_instead(error, question=question, threshold=request.threshold, gate=self.gate.name)
 
 
 def decide_together(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.files import json_line, read_jsonl, write_atomically
 
 try:
     import ray
@@ -142,22 +141,17 @@ class _Decides:
         self.gate, self.batch_size = _loaded(gate), batch_size
 
     def run(self, path: str, result: str) -> None:
-        from rgate_integrations.training.examples import records
-
         rows = []
-        for number, record in records(Path(path)):
+        for number, record in read_jsonl(path):
             if not isinstance(record, dict) or not isinstance(record.get("question"), str):
                 raise DataFormatError(f"{path}, line {number}: no question.")
             rows.append(record)
-        made = _unfinished(result)
-        with open(made, "w", encoding="utf-8") as file:
-            for at in range(0, len(rows), self.batch_size):
-                some = rows[at : at + self.batch_size]
-                for row, found in zip(
-                    some, _decisions(self.gate, [r["question"] for r in some]), strict=True
-                ):
-                    file.write(json.dumps(row | found, ensure_ascii=False) + "\n")
-        os.replace(made, result)
+        lines = []
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
+            decisions = _decisions(self.gate, [row["question"] for row in batch])
+            lines += [json_line(row | decided) for row, decided in zip(batch, decisions, strict=True)]
+        write_atomically(result, "".join(lines))
 
 
 class _Collects:
@@ -171,9 +165,10 @@ class _Collects:
     def run(self, path: str, result: str) -> None:
         from rgate_integrations.evaluation.collect import collect, read_questions
 
-        made = _unfinished(result)  # it goes on from there after a kill
-        collect(read_questions(path), self.llm, Path(made), index=self.index, k=self.k, tokens=self.tokens)
-        os.replace(made, result)
+        # A run that is killed leaves its answers here and goes on from them; the name of the result stays free.
+        unfinished = Path(result).with_name(f".{Path(result).name}.unfinished")
+        collect(read_questions(path), self.llm, unfinished, index=self.index, k=self.k, tokens=self.tokens)
+        unfinished.replace(result)
 
 
 def _over_files(
@@ -205,12 +200,6 @@ def _over_files(
             if report is not None:
                 report(done, len(paths))
     return list(results.values())
-
-
-def _unfinished(result: str) -> str:
-    """Return where a result is made; a run that is killed leaves it there, and the name stays free."""
-    path = Path(result)
-    return str(path.with_name(f".{path.name}.unfinished"))
 
 
 def _loaded(gate: Gate | str | None) -> Gate:

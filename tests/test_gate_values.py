@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.engine import decide_together
+from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.boundary import certainty
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.gates.neighbours import vote

@@ -3,8 +3,8 @@
 import pytest
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.calling import adecide_safely, as_gate, decide_safely
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 
 BAD = ["", "   \n\t", "a\0b", None, 7, b"bytes", ["list"]]
 

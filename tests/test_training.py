@@ -1,26 +1,15 @@
-"""Examples, probes and artefacts: bad files first, then numbers, then what is saved."""
+"""Examples and probes: bad files first, then numbers, then the command line."""
 
-import dataclasses
 import json
-import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import DataFormatError, ModelLoadError
-from rgate_integrations.training.artifact import (
-    EarlyExit,
-    ProbeArtifact,
-    push_to_hub,
-    read_artifact,
-    save_artifact,
-    shipped,
-)
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.saved import read_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.probe import cross_validate, fit_probe, middle_layers
-from tests.scripted_proxy import ScriptedProxy
 
 
 def write(path, *lines):
@@ -137,129 +126,6 @@ def test_middle_layers():
     assert max(middle_layers(24)) < 24
 
 
-@pytest.fixture
-def artifact():
-    return ProbeArtifact(
-        weight=np.full((2, 4), 0.5, dtype=np.float32),
-        bias=-1.0,
-        blocks=((1, "question", "mean"), (2, "question", "mean")),
-        tokens=0,
-        source="proxy",
-        base_model="scripted",
-        llm="an LLM",
-        threshold=0.4,
-        provenance={"data": [], "metrics": {"auc": {"x": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
-    )
-
-
-def test_artefacts_are_saved_whole_and_checked(artifact, tmp_path):
-    folder = save_artifact(artifact, tmp_path / "g")
-    loaded = read_artifact(str(folder))
-    assert loaded.weight.tolist() == artifact.weight.tolist()
-    assert (loaded.threshold, loaded.blocks, loaded.tokens) == (0.4, artifact.blocks, 0)
-    save_artifact(artifact, folder)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["g"]
-    assert "0.700" in (folder / "README.md").read_text()
-    gate = load_gate(str(folder), proxy=ScriptedProxy())
-    assert gate.threshold == 0.4
-    decision = gate.decide("who?")
-    assert decision.error is None
-    assert 0 < decision.p_known < 1
-    assert load_gate(str(folder), threshold=0.9).threshold == 0.9
-    (folder / "probe.safetensors").write_bytes(b"x" + (folder / "probe.safetensors").read_bytes())
-    config = json.loads((folder / "gate.json").read_text())
-    (folder / "gate.json").write_text(json.dumps(config) + " ")
-    with pytest.raises(ModelLoadError, match="checksum"):
-        load_gate(str(folder))
-    for change, why in (
-        ({"format": 9}, "newer"),
-        ({"prompt": {**config["prompt"], "hash": "0"}}, "another|not the current"),
-        ({"bias": "x"}, "cannot be read"),
-    ):
-        save_artifact(artifact, folder)
-        (folder / "gate.json").write_text(json.dumps({**config, **change}))
-        with pytest.raises(ModelLoadError, match=why):
-            load_gate(str(folder))
-
-
-def test_what_is_clearly_known_is_not_drafted(artifact, tmp_path):
-    def gate_that_exits_from(p, **options):
-        early = EarlyExit(np.zeros((1, 4), np.float32), math.log(0.7 / 0.3), p)
-        blocks = ((1, "draft", "mean"), (1, "question", "mean"))
-        both = dataclasses.replace(artifact, blocks=blocks, tokens=8, early_exit=early)
-        proxy = ScriptedProxy()
-        return load_gate(str(save_artifact(both, tmp_path / "g")), proxy=proxy, **options), proxy
-
-    gate, proxy = gate_that_exits_from(0.65)
-    decision = gate.decide("who?")
-    assert (decision.p_known, decision.draft, decision.retrieve) == (pytest.approx(0.7), None, False)
-    assert proxy.calls == ["hidden"]
-    assert decision.cost.model_calls == 1
-    assert gate.decide("who?", draft="me").draft is not None
-    for other, options in ((0.75, {}), (0.65, {"threshold": 0.8}), (0.65, {"early_exit": False})):
-        gate, proxy = gate_that_exits_from(other, **options)
-        decision = gate.decide("who?")
-        assert decision.draft is not None
-        assert "generate" in proxy.calls
-        assert decision.p_known != pytest.approx(0.7)
-        assert decision.cost.model_calls == len(proxy.calls)
-
-
-def test_a_probe_for_another_model_retrieves_and_says_so(artifact, tmp_path):
-    class Wide(ScriptedProxy):
-        def hidden(self, prompt, values, drafts, layers):
-            found = super().hidden(prompt, values, drafts, layers)
-            return [type(f)(np.zeros((2, 9), np.float32), 1) for f in found]
-
-    decision = load_gate(str(save_artifact(artifact, tmp_path / "g")), proxy=Wide()).decide("who?")
-    assert decision.retrieve
-    assert "was trained on 'scripted'" in decision.reason
-
-
-def test_there_is_no_gate_there(tmp_path, monkeypatch):
-    with pytest.raises(ModelLoadError, match="no trained gate"):
-        load_gate(str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ModelLoadError, match="from the Hub"):
-        load_gate("nobody/no-such-gate")
-
-
-def test_a_gate_goes_to_the_hub_and_comes_back(artifact, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    folder = save_artifact(artifact, tmp_path / "g")
-    sent = {}
-
-    class Api:
-        def __init__(self, token=None):
-            sent["token"] = token
-
-        def create_repo(self, repo_id, private, exist_ok):
-            sent["private"] = private
-
-        def upload_folder(self, repo_id, folder_path):
-            sent["files"] = sorted(p.name for p in Path(folder_path).iterdir())
-            return type("Commit", (), {"commit_url": f"https://hub/{repo_id}"})
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    assert push_to_hub(folder, "you/gate", private=True) == "https://hub/you/gate"
-    assert sent == {"token": None, "private": True, "files": ["README.md", "gate.json", "probe.safetensors"]}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, allow_patterns: str(folder))
-    assert load_gate("you/gate", proxy=ScriptedProxy()).threshold == 0.4
-    with pytest.raises(ModelLoadError):
-        push_to_hub(tmp_path, "you/gate")
-
-
-def test_what_ships_is_small_and_documented():
-    assert "default" in shipped()
-    for name in shipped():
-        trained = read_artifact(name)
-        assert trained.weight.nbytes < 8e6
-        assert trained.provenance["metrics"]["auc_mean"] > 0.6
-        assert all(len(d["sha256"]) == 64 for d in trained.provenance["data"])
-        assert load_gate(name).proxy == trained.base_model
-
-
 @pytest.mark.model
 def test_the_default_gate_decides(smollm2):
     gate = load_gate()
@@ -301,7 +167,7 @@ def test_training_from_the_command_line(smollm2, tmp_path, monkeypatch):
         assert json.loads(new)["question"] == json.loads(old)["question"]
         assert new_draft["token_ids"] == old_draft["token_ids"]
         assert new_draft["logprobs"] == pytest.approx(old_draft["logprobs"], abs=1e-3)
-    first, second = read_artifact(str(tmp_path / "proxy")), read_artifact(str(tmp_path / "again"))
+    first, second = read_probe(str(tmp_path / "proxy")), read_probe(str(tmp_path / "again"))
     assert first.weight.tobytes() == second.weight.tobytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
     failed = CliRunner().invoke(app, ["train", "--data", str(one_class), "--out", str(tmp_path / "x")])

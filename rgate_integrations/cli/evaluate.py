@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.files import json_text, write_atomically
 
 Data = Annotated[list[Path], typer.Option("--data", help="Paired JSONL; several may follow.")]
 More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")]
@@ -88,10 +88,7 @@ def evaluate(
             }
             for q, d in zip(questions, judged.decisions, strict=True)
         ]
-        temporary = out.with_name(f".{out.name}.part")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        temporary.replace(out)
+        write_atomically(out, json_text(result))
         console.print(f"Written to {out}.", soft_wrap=True)
 
 
@@ -125,7 +122,8 @@ def calibrate(
     from rgate_integrations.calibration import Budget, Cost, MaxLoss, Policy, calibrate_band
     from rgate_integrations.calibration import calibrate as run
     from rgate_integrations.evaluation.paired import read_paired
-    from rgate_integrations.training.artifact import save_calibrated
+    from rgate_integrations.gates.registry import prompt_hashes
+    from rgate_integrations.saved import save_calibrated
 
     if sum(option is not None for option in (budget, max_loss, cost, band)) != 1:
         raise ConfigurationError("Give one policy.", hint="--budget, --max-loss, --cost or --band")
@@ -148,7 +146,10 @@ def calibrate(
             found = run(loaded, files, policy, method=probability, **options)  # type: ignore[arg-type]
         else:
             found = calibrate_band(loaded, files, loss=band or 0.0, confidence=confidence, **options)
-    save_calibrated(found.gate, found.provenance, out)
+    calibrated = found.gate
+    save_calibrated(
+        calibrated.config(), prompt_hashes(calibrated), calibrated.threshold, found.provenance, out
+    )
     console = Console(highlight=False)
     facts = found.provenance
     console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")

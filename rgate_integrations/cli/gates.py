@@ -37,14 +37,14 @@ def gates(
 
 
 def _shipped(as_json: bool) -> None:
-    from rgate_integrations.training.artifact import read_artifact
-    from rgate_integrations.training.artifact import shipped as names
+    from rgate_integrations.saved import read_probe
+    from rgate_integrations.saved import shipped as names
 
     table = Table(title="trained gates of the package", title_justify="left")
     for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name in names():
-        trained = read_artifact(name)
+        trained = read_probe(name)
         reads = f"question, {trained.tokens} tokens ({trained.source})" if trained.tokens else "question"
         facts = trained.provenance
         auc, licence = round(facts["metrics"]["auc_mean"], 3), facts["licence"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import read_jsonl, write_atomically
 
 
 def collect(
@@ -55,7 +55,7 @@ def collect(
             judge=shared_proxy(judge) if judge else None,
             report=lambda n: progress.update(task, completed=n),
         )
-    found = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    found = [record for _, record in read_jsonl(out)]
     closed = sum(r["closed_book_correct"] for r in found) / len(found)
     text = f"{len(found)} questions in {out}: right without retrieval {closed:.1%}"
     if not closed_book:
@@ -74,10 +74,7 @@ def report(
     from rgate_integrations.evaluation.report import read_results, report_page
 
     page = report_page(read_results(results), texts=texts)
-    html.parent.mkdir(parents=True, exist_ok=True)
-    temporary = html.with_name(f".{html.name}.part")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(html)
+    write_atomically(html, page)
     Console(highlight=False).print(f"Written to {html}: open it in a browser.", soft_wrap=True)
 
 
@@ -87,13 +84,12 @@ def monitor(
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
     from rgate_integrations.evaluation.drift import drift
-    from rgate_integrations.training.artifact import read_config
-    from rgate_integrations.training.examples import records
+    from rgate_integrations.saved import read_config
 
     config = read_config(str(gate))
     if config["method"] != "calibrated":
         raise DataFormatError(f"{str(gate)!r} is not a calibrated gate.", hint="rgate calibrate … --out DIR")
-    logged = [_p_known(record) for _, record in records(log)]
+    logged = [_p_known(record) for _, record in read_jsonl(log)]
     found = drift(
         config["provenance"]["scores"], [p for p in logged if p is not None], float(config["threshold"])
     )

@@ -87,12 +87,12 @@ def train(
         }
         if gate == "probe":
             from rgate_integrations.proxy.local import shared_proxy
-            from rgate_integrations.training.artifact import save_artifact
+            from rgate_integrations.saved import save_probe
             from rgate_integrations.training.probe import train_probe
 
             folds = 5 if folds is None else folds
             artifact = train_probe(files, shared_proxy(model), folds=folds, **common)
-            save_artifact(artifact, out)
+            save_probe(artifact, out)
             metrics = artifact.provenance["metrics"]
         else:
             from rgate_integrations.training.adapters import train_adapter

@@ -10,10 +10,10 @@ from typing import Any
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import judged_correct
+from rgate_integrations.files import JsonlLog, read_jsonl
 from rgate_integrations.index import Searches
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.training.examples import records
 from rgate_integrations.training.labels import judge as labels_of
 
 _CHUNK = 16
@@ -66,7 +66,7 @@ def read_questions(source: str, limit: int | None = None) -> list[dict[str, Any]
             f"There is no file {source!r}.", hint=f"Give a JSONL file, or one of {', '.join(DATASETS)}."
         )
     found = []
-    for number, record in records(path):
+    for number, record in read_jsonl(path):
         gold = record.get("gold_answers", record.get("answer")) if isinstance(record, dict) else None
         if gold is None or not isinstance(record.get("question"), str):
             raise DataFormatError(
@@ -162,28 +162,15 @@ def collect(
     Returns:
         ``out``; its keys are those of `rgate_integrations.evaluation.paired.read_paired`.
     """
-    done = _done(out)
+    log = JsonlLog(out)
+    done = {str(record["id"]) for record in log.values()}
     missing = [q for q in questions if q["id"] not in done]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        for start in range(0, len(missing), _CHUNK):
-            some = missing[start : start + _CHUNK]
-            for record in _answered(some, llm, index, k, tokens, judge):
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
-            if report is not None:
-                report(len(questions) - len(missing) + start + len(some))
+    for start in range(0, len(missing), _CHUNK):
+        some = missing[start : start + _CHUNK]
+        log.append(_answered(some, llm, index, k, tokens, judge))
+        if report is not None:
+            report(len(questions) - len(missing) + start + len(some))
     return out
-
-
-def _done(out: Path) -> set[str]:
-    if not out.exists():
-        return set()
-    text = out.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        out.write_text(whole, encoding="utf-8")
-    return {str(record["id"]) for _, record in records(out)}
 
 
 def _answered(

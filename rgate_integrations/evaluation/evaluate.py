@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rgate_integrations.calling import DecidesBatches, decide_safely
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.evaluation.metrics import (
@@ -24,7 +25,6 @@ from rgate_integrations.evaluation.metrics import (
     retrieval_curve,
 )
 from rgate_integrations.evaluation.paired import Paired
-from rgate_integrations.calling import DecidesBatches, decide_safely
 
 DraftKind = Literal["proxy", "recorded", "none"]
 _CHUNK = 64

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.text import normalise, token_f1
-from rgate_integrations.training.examples import records
 
 Correctness = Literal["in_accuracy", "exact_match", "token_f1"]
 
@@ -84,7 +84,7 @@ def read_paired(
     files = []
     for path in map(Path, paths):
         found: dict[str, Paired] = {}
-        for number, record in records(path):
+        for number, record in read_jsonl(path):
             where = f"{path}, line {number}"
             item = _paired(record, where, number, path, correctness, rag)
             if item.id in found and found[item.id] != item:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.files import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,14 @@ class LabelledQuestions:
 
 def _read_labels(path: str) -> tuple[list[str], list[bool]]:
     questions, known = [], []
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataFormatError(f"The file {path!r} cannot be read: {error.strerror}.") from error
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            label = record["known"] if "known" in record else record["closed_book_correct"]
-            if not isinstance(label, bool) or not isinstance(record["question"], str):
-                raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataFormatError(
-                f"{path}, line {number}: no labelled question.",
-                hint='Each line needs {"question": "…", "known": true|false}.',
-            ) from error
-        questions.append(record["question"])
+    hint = 'Each line needs {"question": "…", "known": true|false}.'
+    for number, record in read_jsonl(path, hint=hint):
+        fields = record if isinstance(record, dict) else {}
+        question = fields.get("question")
+        label = fields.get("known", fields.get("closed_book_correct"))
+        if not isinstance(question, str) or not isinstance(label, bool):
+            raise DataFormatError(f"{path}, line {number}: no labelled question.", hint=hint)
+        questions.append(question)
         known.append(label)
     if not questions:
         raise DataFormatError(f"{path} holds no labelled questions.")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, model_validator
 
-from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.base import Gate, Specs
 from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.scoring import ScoreSpec
 

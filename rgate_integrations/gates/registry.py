@@ -89,7 +89,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
     return make_gate(str(config.get("gate", "")), **parameters)
 
 
-def prompts_of(gate: Gate) -> dict[str, str]:
+def prompt_hashes(gate: Gate) -> dict[str, str]:
     """Return name and hash of every prompt that a gate's evidence comes from."""
     found = {}
     for spec in with_all_that_they_need(gate.specs):
@@ -125,15 +125,20 @@ def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
         return make_gate(f"probe:{name}", **parameters)
     if config["method"] == "calibrated":
         gate = gate_from_config({**config["config"], **parameters})
-        if prompts_of(gate) != config["prompts"]:
+        if prompt_hashes(gate) != config["prompts"]:
             raise ModelLoadError(
                 f"The gate {name!r} was calibrated with other prompts than the current ones.",
                 hint="Calibrate it again: its threshold would mean nothing.",
             )
         return gate
-    given = {"threshold": config["threshold"], "proxy": config["base_model"], **config["parameters"], **parameters}
+    given = {
+        "threshold": config["threshold"],
+        "proxy": config["base_model"],
+        **config["parameters"],
+        **parameters,
+    }
     gate = make_gate(config["method"], adapter=config["folder"], **given)
-    if config["prompt"]["hash"] not in prompts_of(gate).values():
+    if config["prompt"]["hash"] not in prompt_hashes(gate).values():
         raise ModelLoadError(
             f"The gate {name!r} was trained with version {config['prompt']['version']} of the prompt "
             f"{config['prompt']['name']!r}, not the current one.",

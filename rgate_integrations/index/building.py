@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import write_atomically
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage, read_passages
@@ -47,11 +48,9 @@ def build_resumable(
             vectors = np.load(file, allow_pickle=False)
         else:
             vectors = embedder.embed([p.searchable for p in passages])
-            temporary = file.with_suffix(".part")
-            with temporary.open("wb") as stream:
-                np.save(stream, vectors, allow_pickle=False)
-                os.fsync(stream.fileno())
-            temporary.rename(file)
+            content = io.BytesIO()
+            np.save(content, vectors, allow_pickle=False)
+            write_atomically(file, content.getvalue())
         index.add_vectors(passages, vectors)
         done += len(passages)
         if report is not None:
@@ -71,7 +70,7 @@ def _prepare(parts: Path, made_of: dict[str, object]) -> None:
         return
     shutil.rmtree(parts, ignore_errors=True)
     parts.mkdir(parents=True)
-    about.write_text(text, encoding="utf-8")
+    write_atomically(about, text)
 
 
 def _digest(path: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections import Counter
@@ -24,6 +23,7 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
     missing_dependency,
 )
+from rgate_integrations.files import json_text, write_atomically
 from rgate_integrations.index.approximate import approximate
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passages import Passage, PassageStore
@@ -277,11 +277,7 @@ class PassageIndex:
             "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
             "files": {name: _describe(version / name) for name in (_VECTORS, _PASSAGES)},
         }
-        partial = root / f".{_MANIFEST}-{version.name}"
-        partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(root / _MANIFEST)
+        write_atomically(root / _MANIFEST, json_text(manifest))
         for old in [*root.glob("v-*"), *root.glob(f".{_MANIFEST}-*")]:
             if old.name != version.name:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()

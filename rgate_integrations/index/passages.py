@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sqlite3
 import threading
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import read_jsonl
+
+_LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
 
 
 @dataclass(frozen=True)
@@ -44,27 +46,13 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     Raises:
         DataFormatError: The file cannot be read, or a line is no passage; the message names file and line.
     """
-    path = Path(path)
-    opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _passage(line, f"{path}, line {number}", str(number))
-    except OSError as error:
-        raise DataFormatError(
-            f"The corpus {str(path)!r} cannot be read: {error.strerror or error}."
-        ) from error
+    for number, record in read_jsonl(path, hint=_LINE, errors="replace"):
+        yield _passage(record, f"{path}, line {number}", str(number))
 
 
-def _passage(line: str, where: str, number: str) -> Passage:
-    hint = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+def _passage(record: Any, where: str, number: str) -> Passage:
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise DataFormatError(f"{where}: no text.", hint=hint)
+        raise DataFormatError(f"{where}: no text.", hint=_LINE)
     if not record["text"].strip():
         raise DataFormatError(f"{where}: the text is empty.", hint="Leave the passage out.")
     known = {

@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
+from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
-from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.langchain.questions import question_of
 
 try:

@@ -13,12 +13,12 @@ from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 
+from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.loading import DEFAULT_GATES
-from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.questions import history_of, is_follow_up, question_of
+from rgate_integrations.loading import DEFAULT_GATES
 
 if TYPE_CHECKING:
     from rgate_integrations.langchain.retriever import GatedRetriever

@@ -13,9 +13,9 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations import speculative as searching
+from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
-from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.index import PassageIndex, fuse
 
 

@@ -15,9 +15,9 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.llama_index.deciding import Decider
 

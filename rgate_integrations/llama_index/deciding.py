@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from llama_index.core.llms import LLM
 
-from rgate_integrations.decision import Decision
-from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.decision import Decision
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
+from rgate_integrations.loading import DEFAULT_GATES
 
 
 class Decider:

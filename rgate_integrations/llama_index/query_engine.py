@@ -14,9 +14,9 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
 
 from rgate_integrations import speculative as searching
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.llama_index.deciding import Decider
 from rgate_integrations.llama_index.retriever import fresh
 

@@ -6,8 +6,8 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from rgate_integrations.decision import Decision
 from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.decision import Decision
 from rgate_integrations.index import Searches
 from rgate_integrations.llama_index.deciding import Decider
 

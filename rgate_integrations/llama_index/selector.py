@@ -10,9 +10,9 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.llama_index.deciding import Decider
 
 

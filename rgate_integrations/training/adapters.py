@@ -17,6 +17,7 @@ from rgate_integrations.claims.format import parse_claims, print_claims
 from rgate_integrations.claims.rewriter import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates import Gate, gate_class
 from rgate_integrations.gates.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.boundary import BOUNDARY_QUESTION
@@ -24,9 +25,9 @@ from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
 from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.artifact import save_adapter
+from rgate_integrations.saved import AdapterArtifact, save_adapter
 from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
-from rgate_integrations.training.examples import DataFile, Example, check_labels, records
+from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.probe import auc_by_set, question_folds
 from rgate_integrations.training.trainer import RECIPES, Pair, Recipe, fine_tune
 
@@ -94,7 +95,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """
     pairs = []
     for path in paths:
-        for number, record in records(path):
+        for number, record in read_jsonl(path):
             where, hint = (
                 f"{path}, line {number}",
                 'Each line needs "question", "closed_book_text", "claims".',
@@ -212,8 +213,7 @@ def train_adapter(
         metrics = {"auc": each, "auc_mean": float(np.mean(list(each.values()))), "auc_pooled": pooled}
     pairs = pairs_for(gate, examples, drafts, activated)
     fine_tune(pairs, model, out, how, invocation=invocation, seed=seed, resume=resume, report=say)
-    save_adapter(
-        out,
+    artifact = AdapterArtifact(
         method=gate,
         prompt=verdict_prompt(gate, drafts is not None, activated),
         parameters=parameters,
@@ -232,6 +232,7 @@ def train_adapter(
             "licence": licence,
         },
     )
+    save_adapter(artifact, out)
     return metrics
 
 

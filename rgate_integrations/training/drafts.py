@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.files import JsonlLog
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.download import cache_dir
@@ -44,25 +44,15 @@ def cached_drafts(proxy: Proxy, questions: Sequence[str], tokens: int, report: R
     A line that a kill left half written is dropped and its draft written again.
     """
     name = hashlib.sha256(f"{proxy.name}|{ANSWER.hash}|{tokens}".encode()).hexdigest()[:16]
-    path = cache_dir() / "drafts" / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    known: dict[str, Draft] = {}
-    if path.exists():
-        text = path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            record = json.loads(line)
-            known[record["question"]] = Draft.model_validate(record["draft"])
+    log = JsonlLog(cache_dir() / "drafts" / f"{name}.jsonl")
+    known = {record["question"]: Draft.model_validate(record["draft"]) for record in log.values()}
     missing = [q for q in dict.fromkeys(questions) if q not in known]
     for start in range(0, len(missing), _CHUNK):
         some = missing[start : start + _CHUNK]
         written = proxy.generate(ANSWER, [{"question": q} for q in some], tokens=tokens)
-        with path.open("a", encoding="utf-8") as out:
-            for question, draft in zip(some, written, strict=True):
-                known[question] = draft
-                out.write(json.dumps({"question": question, "draft": draft.model_dump(mode="json")}) + "\n")
+        new = dict(zip(some, written, strict=True))
+        log.append({"question": q, "draft": draft.model_dump(mode="json")} for q, draft in new.items())
+        known |= new
         report("writing drafts", len(questions) - len(missing) + start + len(some), len(questions))
     return [known[q] for q in questions]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import read_jsonl
 from rgate_integrations.text import normalise
 from rgate_integrations.training.labels import match_ratio
 
@@ -83,7 +82,7 @@ def read_examples(paths: Sequence[str | Path], label: str = LABEL) -> list[DataF
     files = []
     for path in map(Path, paths):
         examples = []
-        for number, record in records(path):
+        for number, record in read_jsonl(path):
             where = f"{path}, line {number}"
             example = _example(record, where, path, label)
             key = normalise(example.question) or example.question
@@ -127,28 +126,6 @@ def check_labels(examples: Sequence[Example], folds: int) -> npt.NDArray[np.bool
             hint="Give more data or fewer folds.",
         )
     return known
-
-
-def records(path: Path) -> list[tuple[int, Any]]:
-    """Read a JSONL file, also gzipped: (line number, value) of each line that is not blank.
-
-    Raises:
-        DataFormatError: The file cannot be read, or a line is not JSON.
-    """
-    opened = gzip.open if path.suffix == ".gz" else open
-    found = []
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    found.append((number, json.loads(line)))
-                except ValueError as error:
-                    raise DataFormatError(f"{path}, line {number}: not JSON ({error}).") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataFormatError(f"The file {str(path)!r} cannot be read: {error}.") from error
-    return found
 
 
 def _example(record: Any, where: str, path: Path, label: str) -> Example:

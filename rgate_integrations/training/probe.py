@@ -16,7 +16,7 @@ from rgate_integrations.evidence import HiddenSpec
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
 from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.training.artifact import EarlyExit, ProbeArtifact
+from rgate_integrations.saved import EarlyExit, PooledLayer, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 
@@ -233,7 +233,7 @@ def train_probe(
             np.float32
         ),
         bias=float(sum(f.bias * w for f, w in zip(fitted, weights, strict=True)) + bias),
-        blocks=blocks,
+        layers=blocks,
         tokens=0 if draft == "none" else tokens,
         source="recorded" if draft == "recorded" else "proxy",
         base_model=proxy.name,

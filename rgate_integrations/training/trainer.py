@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.files import rename_folder, write_atomically
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.download import resolve_model
 
@@ -149,7 +150,7 @@ def fine_tune(
     if not resumable:
         shutil.rmtree(checkpoints, ignore_errors=True)
         checkpoints.mkdir(parents=True)
-        marker.write_text(run)
+        write_atomically(marker, run)
     each = min(recipe.per_device, recipe.batch_size, len(rows))
     gathered = max(1, min(recipe.batch_size, len(rows)) // each)
     steps = max(1, round(len(rows) * recipe.epochs / (each * gathered)))
@@ -180,8 +181,7 @@ def fine_tune(
     shutil.rmtree(made, ignore_errors=True)
     tuned.save_pretrained(str(made))
     (made / "README.md").unlink(missing_ok=True)  # peft's empty card
-    shutil.rmtree(out, ignore_errors=True)
-    made.rename(out)
+    rename_folder(made, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
     return out
 

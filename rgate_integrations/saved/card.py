@@ -1,0 +1,76 @@
+"""Model cards: what a trained gate is, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What the card of a trained gate says.
+
+    Attributes:
+        name: Name of the gate.
+        base_model: The model that it reads with.
+        reads: What it reads beside the question, in words.
+        llm: The LLM whose knowledge it judges.
+        threshold: Default threshold.
+        method: How it works: lines of Markdown.
+        provenance: What ``gate.json`` keeps under this name.
+    """
+
+    name: str
+    base_model: str
+    reads: str
+    llm: str
+    threshold: float
+    method: Sequence[str]
+    provenance: dict[str, Any]
+
+    def text(self) -> str:
+        """Return the card."""
+        facts = self.provenance
+        lines = [
+            f"# {self.name}",
+            "",
+            "A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).",
+            "",
+            f"- **Base model**: {self.base_model}; reads the question and {self.reads}.",
+            f"- **Judges**: {self.llm}.",
+            f"- **Label**: {facts.get('label', 'unknown')}. **Seed**: {facts.get('seed')}.",
+            f"- **Recipe**: {facts.get('recipe', 'unknown')}",
+            f"- **Licence of the weights**: {facts.get('licence', 'that of the training data')}.",
+            f"- **Default threshold**: {self.threshold:.3f}.",
+            *self.method,
+            *_data(facts),
+            *_quality(facts),
+            f'Use it as `load_gate("{self.name}")`. Scores for another LLM are a guess: calibrate on your own data.',
+            "",
+        ]
+        return "\n".join(lines)
+
+
+def _data(facts: dict[str, Any]) -> list[str]:
+    lines = ["", "## Training data", ""]
+    for data in facts["data"]:
+        digest = data["sha256"][:16]
+        lines.append(f"- {data['name']}: {data['n']} questions, {data['known']:.1%} known, sha256 `{digest}`")
+    return [*lines, ""]
+
+
+def _quality(facts: dict[str, Any]) -> list[str]:
+    metrics = facts.get("metrics")
+    if not metrics:
+        return ["## Quality", "", "Not measured: trained without cross-validation.", ""]
+    return [
+        f"## Quality ({facts.get('folds')}-fold cross-validation, AUC of P(known) for the label)",
+        "",
+        "| set | AUC |",
+        "|---|---|",
+        *(f"| {name} | {value:.3f} |" for name, value in metrics["auc"].items()),
+        f"| **mean of the sets** | **{metrics['auc_mean']:.3f}** |",
+        f"| pooled | {metrics['auc_pooled']:.3f} |",
+        "",
+    ]

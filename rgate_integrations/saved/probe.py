@@ -1,0 +1,207 @@
+"""A saved linear probe: a weight vector for each hidden state that it reads."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.decision import DraftSource
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.files import json_text, write_folder
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.saved.card import ModelCard
+from rgate_integrations.saved.folder import (
+    CARD,
+    CONFIG,
+    FORMAT,
+    PROBE,
+    checked_weights,
+    parsed_config,
+    prompt_facts,
+    saved_folder,
+    unreadable,
+)
+
+
+@dataclass(frozen=True)
+class EarlyExit:
+    """A probe of the question alone, asked first: what it is sure to be known needs no draft.
+
+    Attributes:
+        weight: Shape (question layers, hidden size), float32, calibrated: P(known) is the sigmoid of the logit.
+        bias: Added to the sum of ``weight * states``.
+        p_known: From this probability on the question is known without a draft.
+    """
+
+    weight: npt.NDArray[np.float32] = field(repr=False, compare=False)
+    bias: float
+    p_known: float
+
+
+@dataclass(frozen=True)
+class ProbeArtifact:
+    """A trained linear probe.
+
+    Attributes:
+        weight: Shape (layers, hidden size), float32; standardisation and projection are folded in.
+        bias: Added to the sum of ``weight * states``.
+        layers: Which hidden states: (layer, span, pooling) each.
+        tokens: Draft tokens that are read; 0 for the question alone.
+        source: Who writes the draft.
+        base_model: The proxy: catalogue name, folder or Hub id.
+        llm: The LLM whose knowledge the labels are about.
+        slope: Platt calibration of the logit, with `intercept`.
+        intercept: See `slope`.
+        threshold: Default threshold.
+        early_exit: The first look, at the question alone, or None.
+        fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
+        provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
+    """
+
+    weight: npt.NDArray[np.float32] = field(repr=False, compare=False)
+    bias: float
+    layers: tuple[PooledLayer, ...]
+    tokens: int
+    source: DraftSource
+    base_model: str
+    llm: str
+    slope: float = 1.0
+    intercept: float = 0.0
+    threshold: float = 0.5
+    early_exit: EarlyExit | None = None
+    fingerprint: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def question_layers(self) -> tuple[PooledLayer, ...]:
+        """The hidden states that need no draft."""
+        return tuple(layer for layer in self.layers if layer[1] == "question")
+
+
+def save_probe(artifact: ProbeArtifact, folder: str | Path) -> Path:
+    """Save a probe; the folder appears whole or not at all, and replaces one that was there.
+
+    Args:
+        artifact: The probe.
+        folder: Where to.
+
+    Returns:
+        The folder.
+    """
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise missing_dependency("safetensors", "local") from error
+    tensors = {"weight": np.ascontiguousarray(artifact.weight, dtype=np.float32)}
+    early = artifact.early_exit
+    if early is not None:
+        tensors["early_exit"] = np.ascontiguousarray(early.weight, dtype=np.float32)
+    weights = save(tensors)
+    config = {
+        "format": FORMAT,
+        "method": "probe",
+        "base_model": artifact.base_model,
+        "fingerprint": artifact.fingerprint,
+        "llm": artifact.llm,
+        "prompt": prompt_facts(ANSWER),
+        # The layers are called blocks in the file, so that gates that were saved before they were renamed load.
+        "evidence": {"tokens": artifact.tokens, "source": artifact.source, "blocks": artifact.layers},
+        "bias": artifact.bias,
+        "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
+        "threshold": artifact.threshold,
+        "early_exit": {"bias": early.bias, "p_known": early.p_known} if early else None,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "provenance": artifact.provenance,
+    }
+    card = _card(artifact, Path(folder).name)
+    return write_folder(folder, {PROBE: weights, CONFIG: json_text(config), CARD: card.text()})
+
+
+def read_probe(name: str | Path) -> ProbeArtifact:
+    """Read and check a saved probe; every call does so anew.
+
+    Args:
+        name: A local folder, the name of a shipped gate, or a Hub id.
+
+    Raises:
+        ModelLoadError: There is none, a file is damaged, or it was trained with another prompt or format.
+    """
+    folder = saved_folder(name)
+    try:
+        config = parsed_config(folder)
+        weights = checked_weights(folder, config)
+        _check_prompt(folder, config["prompt"])
+        return _probe(config, weights)
+    except ConfigurationError:  # a ValueError too, but it says by itself what is wrong
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(folder, error) from error
+
+
+def _check_prompt(folder: Path, trained: dict[str, Any]) -> None:
+    if trained["hash"] != ANSWER.hash:
+        raise ModelLoadError(
+            f"The gate in {str(folder)!r} was trained with version {trained['version']} of the prompt "
+            f"{trained['name']!r}, not the current one.",
+            hint="Train it again: its scores would mean nothing.",
+        )
+
+
+def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+    except ImportError as error:
+        raise missing_dependency("safetensors", "local") from error
+    try:
+        tensors = load(weights)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    evidence, calibration, early = config["evidence"], config["calibration"], config.get("early_exit")
+    if evidence["source"] not in get_args(DraftSource):
+        raise ConfigurationError(f"The draft source {evidence['source']!r} is not known.")
+    early_exit = None
+    if early:
+        early_exit = EarlyExit(tensors["early_exit"], float(early["bias"]), float(early["p_known"]))
+    return ProbeArtifact(
+        weight=tensors["weight"],
+        bias=float(config["bias"]),
+        layers=tuple((int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
+        tokens=int(evidence["tokens"]),
+        source=evidence["source"],
+        base_model=config["base_model"],
+        llm=config["llm"],
+        slope=float(calibration["slope"]),
+        intercept=float(calibration["intercept"]),
+        threshold=float(config["threshold"]),
+        early_exit=early_exit,
+        fingerprint=str(config.get("fingerprint", "")),
+        provenance=config["provenance"],
+    )
+
+
+def _card(artifact: ProbeArtifact, name: str) -> ModelCard:
+    reads = "no draft"
+    if artifact.tokens:
+        reads = f"the first {artifact.tokens} tokens of a draft ({artifact.source})"
+    numbers = ", ".join(str(n) for n in sorted({layer for layer, _, _ in artifact.layers}))
+    poolings = " and ".join(dict.fromkeys(pooling for _, _, pooling in artifact.layers))
+    method = [f"- **Method**: linear probe on {poolings} hidden states of layers {numbers}."]
+    if artifact.early_exit is not None:
+        sure = artifact.early_exit.p_known
+        method.append(f"- **Early exit**: no draft from P(known) {sure:.2f} of the question alone.")
+    return ModelCard(
+        name=name,
+        base_model=artifact.base_model,
+        reads=reads,
+        llm=artifact.llm,
+        threshold=artifact.threshold,
+        method=method,
+        provenance=artifact.provenance,
+    )
