@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -261,9 +261,8 @@ class DecisionEngine:
         if isinstance(questions, str):
             raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
         n = len(questions)
-        if threshold is None or isinstance(threshold, Real | str):
-            thresholds: list[Any] = [threshold] * n
-        else:
+        thresholds: list[Any] = [threshold] * n
+        if isinstance(threshold, Iterable) and not isinstance(threshold, str):
             thresholds = list(threshold)
         given: dict[str, list[Any]] = {
             "thresholds": thresholds,
@@ -434,7 +433,8 @@ def _judge_together(gates: Sequence[Gate], batch: Sequence[Inputs], sources: Sou
     found = []
     for spec in specs:
         judged = []
-        for place, score in enumerate(collector.context().find(spec)):
+        scores = collector.context().find(spec)
+        for place, score in enumerate(scores):
             question, cost = inputs[place].question, collector.cost(spec, place)
             judged.append(_Judged(question, score, cost, warnings[place]))
         found.append(judged)
@@ -446,7 +446,8 @@ def _fitting(
 ) -> tuple[list[Inputs], list[tuple[str, ...]]]:
     """Cut questions that no model should read whole; returns them all, and a warning for each that was cut."""
     reads = any(spec.reads_model for spec in with_all_that_they_need(specs))
-    inputs, warnings = [], []
+    inputs: list[Inputs] = []
+    warnings: list[tuple[str, ...]] = []
     for each in batch:
         short = _cut(each.question, sources) if reads else each.question[:_MAX_QUESTION_CHARACTERS]
         said = f"The question was cut from {len(each.question):,} to {len(short):,} characters."

@@ -89,7 +89,8 @@ class RememberedScore(EvidenceSpec[Score]):
         found |= memory.near(vectors, self.similarity or 1.0)
         outcomes: dict[int, Piece[Score] | Exception] = {p: Piece(score) for p, score in found.items()}
         new = [place for place in range(len(context.inputs)) if place not in found]
-        for place, score in zip(new, context.part(new).find(self.judged), strict=True):
+        scores = context.part(new).find(self.judged)
+        for place, score in zip(new, scores, strict=True):
             if isinstance(score, Exception):
                 outcomes[place] = score
                 continue

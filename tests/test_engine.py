@@ -1,0 +1,263 @@
+"""The engine: nothing that a caller gives can stop it, and whatever fails retrieves."""
+
+import asyncio
+import pickle
+import shutil
+import threading
+
+import numpy as np
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.batching import Batcher
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, OverloadedError
+from rgate_integrations.saved import EarlyExit, ProbeArtifact, save_probe
+from tests.scripted_proxy import ScriptedProxy
+
+PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
+BAD_THRESHOLDS = [float("nan"), -1, -0.1, float("inf"), "high", object()]
+
+
+class Waiting(ScriptedProxy):
+    """Scores when it is told to, so that a question can be made to wait for its turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.busy = threading.Event()
+        self.go_on = threading.Event()
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        self.busy.set()
+        assert self.go_on.wait(PATIENCE)
+        return super().score(prompt, values, targets, adapter=adapter)
+
+
+CALLS = {
+    "decide": lambda gate, **options: gate.decide("who?", **options),
+    "adecide": lambda gate, **options: asyncio.run(gate.adecide("who?", **options)),
+    "decide_batch": lambda gate, **options: gate.decide_batch(["who?"], **options)[0],
+    "adecide_batch": lambda gate, **options: asyncio.run(gate.adecide_batch(["who?"], **options))[0],
+}
+
+
+@pytest.fixture(params=CALLS)
+def call(request):
+    return CALLS[request.param]
+
+
+@pytest.mark.parametrize("threshold", BAD_THRESHOLDS, ids=repr)
+def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
+    gate = load_gate("prompt", proxy=scripted, queue_timeout=0.001)
+    with pytest.raises(ConfigurationError, match="threshold|thresholds"):
+        call(gate, threshold=threshold)
+    assert scripted.calls == [], "it never reached the worker"
+    assert call(load_gate("prompt", proxy=scripted), threshold=0.3).error is None
+
+
+def test_an_overdue_question_with_a_bad_threshold_does_not_end_the_worker():
+    """It raised in the worker, which died with its place still taken: every later call waited for ever."""
+    proxy = Waiting()
+    gate = load_gate("prompt", proxy=proxy, queue_timeout=0.01)
+    found = []
+    first = threading.Thread(target=lambda: found.append(gate.decide("first?")), daemon=True)
+    first.start()
+    assert proxy.busy.wait(PATIENCE)
+    overdue = threading.Thread(target=lambda: found.append(gate.decide("second?")), daemon=True)
+    overdue.start()
+    with pytest.raises(ConfigurationError):
+        gate.decide("third?", threshold=float("nan"))
+    threading.Event().wait(0.05)  # longer than the queue's limit
+    proxy.go_on.set()
+    for thread in (first, overdue):
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    late = next(d for d in found if d.question == "second?")
+    assert (late.retrieve, late.error.type) == (True, "OverloadedError")
+    after = []
+    last = threading.Thread(target=lambda: after.append(gate.decide("after?")), daemon=True)
+    last.start()
+    last.join(PATIENCE)
+    assert [d.question for d in after] == ["after?"]
+
+
+class Unprintable:
+    def __str__(self):
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("question", [None, 5, b"who?", "", "  ", "who\0", Unprintable()], ids=type)
+def test_what_is_no_question_is_refused_and_harms_nobody(scripted, question):
+    gate = load_gate("prompt", proxy=scripted)
+    with pytest.raises(InvalidQuestionError):
+        gate.decide(question)
+    bad, good = gate.decide_batch([question, "who?"])
+    assert (bad.retrieve, bad.error.type, good.error) == (True, "InvalidQuestionError", None)
+
+
+@pytest.mark.parametrize("given", [{"drafts": [5]}, {"popularity": ["much"]}, {"drafts": [Unprintable()]}])
+def test_what_is_no_evidence_is_an_error_of_its_question(scripted, given):
+    (decision,) = load_gate("ik", proxy=scripted).decide_batch(["who?"], **given)
+    assert (decision.retrieve, decision.error.type) == (True, "EvidenceError")
+    assert scripted.calls == []
+
+
+def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):
+    gate = load_gate("prompt", proxy=scripted)
+    start = threading.Thread.start
+    refused = []
+
+    def once(thread):
+        if thread.name == "rgate-batcher" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    first = call(gate)
+    assert (first.retrieve, first.error.message) == (True, "can't start new thread")
+    assert call(gate).error is None
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), MemoryError("full"), RecursionError()], ids=type
+)
+def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_on(error):
+    failing = [error]
+
+    def run(items):
+        if failing:
+            raise failing.pop()
+        return items
+
+    batcher = Batcher(run)
+    with pytest.raises(Exception, match=".*"):
+        batcher.submit([1])[0].result(PATIENCE)
+    assert batcher.submit([2])[0].result(PATIENCE) == 2
+
+
+def test_a_worker_that_dies_leaves_nobody_waiting(monkeypatch):
+    """Nothing should end it between two batches; if something does, who waits gets an error."""
+    batcher = Batcher(lambda items: list(items))
+    broken = [MemoryError("no room")]
+    gather = Batcher._gather
+
+    def once(self, *arguments):
+        if broken:
+            raise broken.pop()
+        return gather(self, *arguments)
+
+    monkeypatch.setattr(Batcher, "_gather", once)
+    with pytest.raises(MemoryError):
+        batcher.submit([1])[0].result(PATIENCE)
+    assert batcher.submit([2])[0].result(PATIENCE) == 2
+
+
+def test_overdue_items_get_a_typed_error():
+    entered, go_on = threading.Event(), threading.Event()
+
+    def run(items):
+        entered.set()
+        assert go_on.wait(PATIENCE)
+        return items
+
+    batcher = Batcher(run, timeout=0.01)
+    (first,) = batcher.submit([1])
+    assert entered.wait(PATIENCE)
+    (late,) = batcher.submit([2])
+    threading.Event().wait(0.05)  # longer than the timeout
+    go_on.set()
+    assert first.result(PATIENCE) == 1
+    with pytest.raises(OverloadedError, match="waited"):
+        late.result(PATIENCE)
+
+
+class OtherModel(ScriptedProxy):
+    """The same shapes, other weights."""
+
+    fingerprint = "another model's"
+
+
+class OwnModel(ScriptedProxy):
+    fingerprint = "the probe's own"
+
+
+@pytest.fixture
+def probe(tmp_path):
+    """A probe that finds everything known."""
+    artifact = ProbeArtifact(
+        weight=np.zeros((1, 4), dtype=np.float32),
+        bias=9.0,
+        layers=((1, "question", "mean"),),
+        tokens=0,
+        source="proxy",
+        base_model="scripted",
+        llm="a test",
+        fingerprint="the probe's own",
+        provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
+    )
+    return str(save_probe(artifact, tmp_path / "probe"))
+
+
+@pytest.fixture
+def drafting_probe(tmp_path):
+    """A probe of question and draft, with a first look at the question alone."""
+    artifact = ProbeArtifact(
+        weight=np.zeros((2, 4), dtype=np.float32),
+        bias=9.0,
+        layers=((1, "draft", "mean"), (1, "question", "mean")),
+        tokens=8,
+        source="proxy",
+        base_model="scripted",
+        llm="a test",
+        early_exit=EarlyExit(np.zeros((1, 4), dtype=np.float32), 9.0, 0.5),
+        fingerprint="the probe's own",
+        provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
+    )
+    return str(save_probe(artifact, tmp_path / "drafting"))
+
+
+WRAPPED = {
+    "bare": lambda probe, **o: load_gate(probe, **o),
+    "cached": lambda probe, **o: load_gate("cached", inner=probe, **o),
+    "calibrated": lambda probe, **o: load_gate("calibrated", inner=probe, **o),
+    "cascade": lambda probe, **o: load_gate("cascade", first=probe, second=probe, **o),
+    "ensemble": lambda probe, **o: load_gate("ensemble", gates=(probe, probe), **o),
+    "nested": lambda probe, **o: load_gate("cached", inner=load_gate("calibrated", inner=probe), **o),
+}
+
+
+@pytest.mark.parametrize("kind", ["probe", "drafting_probe"])
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(request, kind, wrapped):
+    """The inner gate asked its own proxy for a fingerprint, so a foreign model skipped silently."""
+    make, folder = WRAPPED[wrapped], request.getfixturevalue(kind)
+    own = make(folder, proxy=OwnModel()).decide("who?")
+    assert (own.error, own.retrieve) == (None, False)
+    foreign = make(folder, proxy=OtherModel()).decide("who?")
+    assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
+    assert "another model's" in foreign.reason
+
+
+def test_a_gate_reads_its_artefact_once_when_it_is_made(probe, monkeypatch):
+    gate = load_gate(probe, proxy=OwnModel())
+    shutil.rmtree(probe)
+    assert gate.decide("who?").error is None
+    assert gate.with_options(threshold=0.2).decide("who?").error is None
+    assert pickle.loads(pickle.dumps(gate)).decide("who?").error is None  # noqa: S301
+
+
+def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
+    inner = load_gate(probe, threshold=0.3).gate
+    assert load_gate("cached", inner=inner).threshold == 0.3
+    assert load_gate("cached", inner=inner).proxy_name == "scripted"
+    assert load_gate("cached", inner=inner, threshold=0.6).threshold == 0.6
+    assert load_gate(f"cascade:{probe},{probe}").proxy_name == "scripted"
+
+
+def test_options_of_the_engine_are_checked():
+    with pytest.raises(ConfigurationError, match="on_error"):
+        load_gate("prompt", on_error="ignore")
+    with pytest.raises(ConfigurationError, match="queue_timeout"):
+        load_gate("prompt", queue_timeout=0)

@@ -1,0 +1,106 @@
+"""A gate of the user's own, and an evidence of the user's own: one class each, and no edit elsewhere."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from rgate_integrations import Gate, load_gate
+from rgate_integrations.calling import as_gate
+from rgate_integrations.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates import Score
+
+
+class Hedging(Gate):
+    """A draft that hedges does not know."""
+
+    words: tuple[str, ...] = ("perhaps", "maybe", "not sure")
+
+    @property
+    def specs(self):
+        return (DraftSpec(tokens=16),)
+
+    def score(self, evidence: Evidence) -> Score:
+        draft = evidence[DraftSpec(tokens=16)]
+        hedges = [word for word in self.words if word in draft.text.lower()]
+        return Score(1.0 if not hedges else 0.1, f"It hedges: {hedges}.", draft)
+
+
+@dataclass(frozen=True)
+class RareWords(EvidenceSpec[float]):
+    """The share of a question's words that the other questions of the batch do not have."""
+
+    reads_model: ClassVar[bool] = False
+
+    def compute(self, context: Context) -> list[Piece[float]]:
+        seen = Counter(word for each in context.inputs for word in set(each.question.lower().split()))
+        pieces = []
+        for each in context.inputs:
+            words = each.question.lower().split()
+            pieces.append(Piece(sum(seen[word] == 1 for word in words) / len(words)))
+        return pieces
+
+
+class Rare(Gate):
+    """Questions of rare words are unknown."""
+
+    @property
+    def specs(self):
+        return (RareWords(),)
+
+    def score(self, evidence: Evidence) -> Score:
+        rare = evidence[RareWords()]
+        return Score(1 - rare, f"{rare:.0%} of its words are rare.")
+
+
+def test_an_own_gate_decides_in_every_way(scripted):
+    scripted.fixed = "Perhaps it was Marlowe."
+    gate = load_gate(Hedging(), proxy=scripted)
+    one = gate.decide("who wrote hamlet?")
+    assert (one.retrieve, one.p_known, one.draft.text) == (True, 0.1, "Perhaps it was Marlowe.")
+    assert one.gate == "Hedging"
+    assert one.cost.model_calls == 1
+    found = [one, *gate.decide_batch(["who wrote hamlet?"])]
+    found += [asyncio.run(gate.adecide("who wrote hamlet?"))]
+    found += asyncio.run(gate.adecide_batch(["who wrote hamlet?"]))
+    assert {(d.retrieve, d.p_known) for d in found} == {(True, 0.1)}
+    assert not load_gate(Hedging(words=()), proxy=scripted).decide("who?").retrieve
+    assert load_gate(Hedging(threshold=0.05), proxy=scripted).decide("who?").retrieve is False
+
+
+def test_adapters_take_an_own_gate(scripted):
+    assert as_gate(Hedging()).gate == Hedging()
+
+
+def test_an_own_gate_works_inside_of_others(scripted):
+    scripted.fixed = "Perhaps."
+    inner = Hedging()
+    assert load_gate("cached", inner=inner, proxy=scripted).decide("who?").p_known == 0.1
+    both = load_gate("ensemble", gates=(inner, Hedging(words=())), proxy=scripted)
+    assert 0.1 < both.decide("who?").p_known < 1
+    assert scripted.calls.count("generate") == 2, "each engine drafts once"
+
+
+def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
+    gate = load_gate(Rare(), proxy="/no/such/model")
+    common, rare = gate.decide_batch(["who wrote it", "who wrote it twice over"])
+    assert (common.p_known, rare.p_known) == (1.0, pytest.approx(0.6))
+    assert "40% of its words" in rare.reason
+
+
+def test_an_own_gate_that_fails_retrieves():
+    class Broken(Rare):
+        def score(self, evidence):
+            raise KeyError("oops")
+
+    decision = load_gate(Broken()).decide("who?")
+    assert decision.retrieve
+    assert decision.error.type == "KeyError"
+
+    class Silent(Rare):
+        def score(self, evidence):
+            return None
+
+    assert "gave no score" in load_gate(Silent()).decide("who?").reason
