@@ -93,9 +93,24 @@ SMALL = {
 }
 
 
+class Maker:
+    """Makes the gate of a case, and holds the questions that it is asked."""
+
+    def __init__(self, build, questions):
+        self.build = build
+        self.questions = questions
+
+    def __call__(self, case, **options):
+        return self.build(case, **options)
+
+    def decide(self, gate, questions=None, **options):
+        asked = self.questions if questions is None else questions
+        return gate.decide_batch(asked, popularity=POPULARITY[: len(asked)], **options)
+
+
 @pytest.fixture
 def make(labelled, probe_folder):
-    def make(case, proxy=None, **options):
+    def build(case, proxy=None, **options):
         if case == "slimplm-generate":
             proxy = proxy or ScriptedProxy(fixed="Known(True) because it is.")
         case, given = VARIANTS.get(case, (case, {}))
@@ -106,13 +121,17 @@ def make(labelled, probe_folder):
             case = probe_folder
         return load_gate(case, proxy=proxy or ScriptedProxy(), **options)
 
-    return make
+    return Maker(build, QUESTIONS)
 
 
 @pytest.fixture(scope="module")
 def make_real(smollm2):
     """The same gates on the real model, small enough for a CPU; one proxy, so that weights are loaded once."""
-    return lambda case, **options: load_gate(case, proxy=smollm2, **SMALL[case], **options)
+
+    def build(case, **options):
+        return load_gate(case, proxy=smollm2, **SMALL[case], **options)
+
+    return Maker(build, QUESTIONS[2:])
 
 
 def close(values, gate):
@@ -120,15 +139,10 @@ def close(values, gate):
     return pytest.approx(values, abs=1e-6 if isinstance(gate.get_proxy(), ScriptedProxy) else 1e-3)
 
 
-def decide(gate, questions=QUESTIONS, **options):
-    popularity = (POPULARITY * 10)[: len(questions)]
-    return gate.decide_batch(questions, popularity=popularity, **options)
-
-
 @pytest.mark.parametrize("case", CASES)
 class TestEveryGate:
     def test_scores_are_probabilities_and_decide_by_the_threshold(self, make, case):
-        for d in decide(make(case)):
+        for d in make.decide(make(case)):
             assert d.error is None, d.error
             assert 0 <= d.p_known <= 1
             assert d.retrieve == (d.p_known < d.threshold)
@@ -137,24 +151,28 @@ class TestEveryGate:
 
     def test_threshold_zero_never_retrieves_and_above_one_always(self, make, case):
         gate = make(case)
-        assert [d.retrieve for d in decide(gate, threshold=0.0)] == [False] * len(QUESTIONS)
-        assert [d.retrieve for d in decide(gate, threshold=1.01)] == [True] * len(QUESTIONS)
+        assert [d.retrieve for d in make.decide(gate, threshold=0.0)] == [False] * len(make.questions)
+        assert [d.retrieve for d in make.decide(gate, threshold=1.01)] == [True] * len(make.questions)
 
     def test_is_deterministic(self, make, case):
-        assert [d.p_known for d in decide(make(case))] == [d.p_known for d in decide(make(case))]
+        assert [d.p_known for d in make.decide(make(case))] == [d.p_known for d in make.decide(make(case))]
 
     def test_batch_equals_single(self, make, case):
         gate = make(case)
-        together = [d.p_known for d in decide(gate)]
-        alone = [gate.decide(q, popularity=p).p_known for q, p in zip(QUESTIONS, POPULARITY, strict=True)]
+        together = [d.p_known for d in make.decide(gate)]
+        alone = [
+            gate.decide(q, popularity=p).p_known for q, p in zip(make.questions, POPULARITY, strict=False)
+        ]
         assert together == close(alone, gate)
 
     def test_a_permuted_batch_gives_permuted_results(self, make, case):
-        gate, order = make(case), list(range(len(QUESTIONS)))
+        gate, order = make(case), list(range(len(make.questions)))
         random.Random(3).shuffle(order)
-        straight = {d.question: d.p_known for d in decide(gate)}
-        shuffled = gate.decide_batch([QUESTIONS[i] for i in order], popularity=[POPULARITY[i] for i in order])
-        assert [d.question for d in shuffled] == [QUESTIONS[i] for i in order]
+        straight = {d.question: d.p_known for d in make.decide(gate)}
+        shuffled = gate.decide_batch(
+            [make.questions[i] for i in order], popularity=[POPULARITY[i] for i in order]
+        )
+        assert [d.question for d in shuffled] == [make.questions[i] for i in order]
         assert [d.p_known for d in shuffled] == close([straight[d.question] for d in shuffled], gate)
 
     def test_empty_batch(self, make, case):
@@ -164,36 +182,36 @@ class TestEveryGate:
         gate = make(case)
         again = gate_from_json(gate.to_json()).with_options(proxy=gate.get_proxy())
         assert again.config() == gate.config()
-        assert [d.p_known for d in decide(again)] == [d.p_known for d in decide(gate)]
+        assert [d.p_known for d in make.decide(again)] == [d.p_known for d in make.decide(gate)]
 
     def test_is_picklable(self, make, case):
         gate = make(case)
-        decide(gate)
+        make.decide(gate)
         again = pickle.loads(pickle.dumps(gate))  # noqa: S301
         assert again.config() == gate.config()
-        assert [d.p_known for d in decide(again)] == close([d.p_known for d in decide(gate)], gate)
+        assert [d.p_known for d in make.decide(again)] == close([d.p_known for d in make.decide(gate)], gate)
 
     def test_decisions_go_to_json_and_back(self, make, case):
-        for d in decide(make(case)):
+        for d in make.decide(make(case)):
             assert Decision.model_validate_json(d.model_dump_json()) == d
 
     def test_a_failing_model_retrieves_and_spares_the_others(self, make, case):
         gate = make(case)
         if not any(spec.reads_model for spec in with_all_that_they_need(gate.gate.specs)):
             pytest.skip("asks no model")
-        bad = decide(gate, [QUESTIONS[0], "RAISE this", QUESTIONS[1]])
+        bad = make.decide(gate, [make.questions[0], "RAISE this", make.questions[1]])
         assert [d.error is None for d in bad] == [True, False, True]
         assert bad[1].retrieve
         assert "scripted failure" in bad[1].reason
         with pytest.raises(RuntimeError, match="scripted failure"):
-            decide(gate.with_options(on_error="raise"), ["RAISE this"])
+            make.decide(gate.with_options(on_error="raise"), ["RAISE this"])
 
     def test_costs_count_model_calls(self, make, case):
         gate = make(case)
-        calls = [d.cost.model_calls for d in decide(gate)]
+        calls = [d.cost.model_calls for d in make.decide(gate)]
         named = [type(spec).__name__ for spec in with_all_that_they_need(gate.gate.specs)]
         free = all(name in ("PopularitySpec", "ScoreSpec", "RememberedScore") for name in named)
-        assert calls == [0] * len(QUESTIONS) if free else all(c >= 1 for c in calls)
+        assert calls == [0] * len(make.questions) if free else all(c >= 1 for c in calls)
 
 
 READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "cascade", "ensemble", "ik-question"]
@@ -255,24 +273,28 @@ def test_unknown_names_suggest_the_nearest():
         load_gate("constant:random:often")
 
 
-# What the suite asks of every gate, asked of the real model; the failing and the lengthy ones are left out.
+# What the suite asks of every gate, asked of the real model; what does not depend on the model in the slow run only.
 REAL_CHECKS = [
     "test_scores_are_probabilities_and_decide_by_the_threshold",
-    "test_threshold_zero_never_retrieves_and_above_one_always",
     "test_is_deterministic",
     "test_batch_equals_single",
     "test_a_permuted_batch_gives_permuted_results",
+    "test_is_picklable",
+    "test_costs_count_model_calls",
+]
+SLOW_CHECKS = [
+    "test_threshold_zero_never_retrieves_and_above_one_always",
     "test_empty_batch",
     "test_goes_to_json_and_back",
-    "test_is_picklable",
     "test_decisions_go_to_json_and_back",
-    "test_costs_count_model_calls",
 ]
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("case", SMALL)
-@pytest.mark.parametrize("check", REAL_CHECKS)
+@pytest.mark.parametrize(
+    "check", [*REAL_CHECKS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CHECKS)]
+)
 def test_the_real_proxy_keeps_the_properties(make_real, case, check):
     getattr(TestEveryGate(), check)(make_real, case)
 
@@ -280,7 +302,7 @@ def test_the_real_proxy_keeps_the_properties(make_real, case, check):
 @pytest.mark.model
 @pytest.mark.parametrize("case", SMALL)
 def test_decisions_of_the_real_proxy_carry_their_cost(make_real, case):
-    for d in decide(make_real(case), QUESTIONS[:2]):
+    for d in make_real.decide(make_real(case)):
         assert d.cost.tokens_in > 5
         assert d.cost.milliseconds > 0
         if case != "boundary":  # one sampled answer may be cut off at its first newline
