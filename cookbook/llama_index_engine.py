@@ -17,6 +17,7 @@ from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.local import shared_proxy
 
+TOKENS = 48  # an answer has at most so many
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 TEXTS = [
     "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892.",
@@ -33,13 +34,13 @@ class SmallLLM(CustomLLM):
     @property
     def metadata(self) -> LLMMetadata:
         """What LlamaIndex asks of an LLM."""
-        return LLMMetadata(model_name=self.model, context_window=2_048, num_output=48)
+        return LLMMetadata(model_name=self.model, context_window=2_048, num_output=TOKENS)
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a prompt."""
         (draft,) = shared_proxy(self.model).generate(
-            PLAIN, [{"text": prompt}], tokens=kwargs.get("max_tokens", 48)
+            PLAIN, [{"text": prompt}], tokens=kwargs.get("max_tokens", TOKENS)
         )
         return CompletionResponse(text=draft.text)
 

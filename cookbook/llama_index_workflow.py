@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index_engine import TEXTS, SmallEmbedding, SmallLLM
 
-from rgate_integrations import Gate, load_gate
+from rgate_integrations import DecisionEngine, load_gate
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.index import fuse
 
@@ -42,7 +42,7 @@ class Found(Event):
 class GatedWorkflow(Workflow):
     """Start it with ``run(question=...)``; the result is the answer."""
 
-    def __init__(self, gate: Gate, retriever: BaseRetriever, llm: LLM) -> None:
+    def __init__(self, gate: DecisionEngine, retriever: BaseRetriever, llm: LLM) -> None:
         super().__init__(timeout=120)
         self.gate, self.retriever, self.llm = gate, retriever, llm
 

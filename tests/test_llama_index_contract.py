@@ -1,29 +1,34 @@
 """Every LlamaIndex composition in every call style: answers, sources, model batches, events, a free event loop."""
 
 import asyncio
-import time
+import functools
+import threading
+from pathlib import Path
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
+from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import load_gate
+from rgate_integrations.index import Hit, Passage
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryEngine,
     ClaimQueryTransform,
     GatedQueryEngine,
     GatedRetriever,
+    IndexRetriever,
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
+from tests.llama_index_parts import CLAIMS, PATIENCE, aask, ask, every_style, runs_meanwhile, vector_index
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS
 
@@ -36,17 +41,51 @@ COMPOSITIONS = (
     "transform",
     "claim fusion",
 )
-DRAFT = "Oulu lies far up north. Jupiter has many moons."
+WITH_CLAIMS = ("transform", "claim fusion")
+
+# The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-class Slow(ScriptedProxy):
-    """Takes its time over each model batch, as a model does: in the gate's thread."""
+def compose(name, gate, *, streaming=False, llm=None, index=None):
+    llm, index = llm or MockLLM(), index or vector_index()
+    inner = index.as_query_engine(llm=llm, streaming=streaming)
+    if name == "transform":
+        return ClaimQueryEngine(inner, claim_transform(gate))
+    if name == "context chat":
+        return ContextChatEngine.from_defaults(GatedRetriever(index.as_retriever(), gate), llm=llm)
+    if name == "condense chat":
+        return CondensePlusContextChatEngine.from_defaults(
+            GatedRetriever(index.as_retriever(), gate), llm=llm
+        )
+    synthesizer = get_response_synthesizer(llm=llm, streaming=streaming)
+    if name == "retriever engine":
+        return RetrieverQueryEngine(GatedRetriever(index.as_retriever(), gate), synthesizer)
+    if name == "claim fusion":
+        return RetrieverQueryEngine(ClaimFusionRetriever([index.as_retriever()], gate), synthesizer)
+    gated = GatedQueryEngine.from_defaults(inner, gate, llm=llm, streaming=streaming)
+    if name == "gated":
+        return gated
+    tools = [
+        QueryEngineTool.from_defaults(gated.direct, name="direct", description="d"),
+        QueryEngineTool.from_defaults(inner, name="docs", description="r"),
+    ]
+    return RouterQueryEngine(RetrievalGateSelector(gate, retrieve="docs"), tools, llm=llm)
 
-    wait = 0.0
 
-    def _called(self, name, values):
-        time.sleep(self.wait)
-        super()._called(name, values)
+def claim_transform(gate):
+    with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
+        return ClaimQueryTransform(gate)
+
+
+@functools.cache
+def an_unknown_and_a_known_question():
+    """What the scripted gate does not know, and what it does."""
+    gate = load_gate("ik", proxy=ScriptedProxy(fixed=CLAIMS.text))
+    decisions = gate.decide_batch([f"What is number {i}?" for i in range(50)])
+    unknown = next(d.question for d in decisions if d.retrieve)
+    known = next(d.question for d in decisions if not d.retrieve)
+    return unknown, known
 
 
 class Decisions(BaseEventHandler):
@@ -65,146 +104,163 @@ def events():
     dispatcher.event_handlers.remove(handler)
 
 
-@pytest.fixture
-def proxy():
-    return Slow(fixed=DRAFT)
-
-
-def questions(proxy):
-    """Return a question that the scripted gate does not know, and one that it does."""
-    decisions = load_gate("ik", proxy=proxy).decide_batch([f"What is number {i}?" for i in range(50)])
-    found = [next(d.question for d in decisions if d.retrieve is retrieve) for retrieve in (True, False)]
-    proxy.calls.clear()
-    return found
-
-
-def compose(name, gate, *, streaming, llm, embedding):
-    index = VectorStoreIndex.from_documents([Document(text=t) for t in TEXTS.values()], embed_model=embedding)
-    inner = index.as_query_engine(llm=llm, streaming=streaming)
-    synthesizer = get_response_synthesizer(llm=llm, streaming=streaming)
-    gated = GatedQueryEngine.from_defaults(inner, gate, llm=llm, streaming=streaming)
-    guarded = GatedRetriever(index.as_retriever(), gate)
-    if name == "router":
-        tools = [
-            QueryEngineTool.from_defaults(gated.direct, name="direct", description="d"),
-            QueryEngineTool.from_defaults(inner, name="docs", description="r"),
-        ]
-        return RouterQueryEngine(RetrievalGateSelector(gate, retrieve="docs"), tools, llm=llm)
-    if name == "transform":
-        with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
-            return ClaimQueryEngine(inner, ClaimQueryTransform(gate))
-    return {
-        "gated": lambda: gated,
-        "retriever engine": lambda: RetrieverQueryEngine(guarded, synthesizer),
-        "context chat": lambda: ContextChatEngine.from_defaults(guarded, llm=llm),
-        "condense chat": lambda: CondensePlusContextChatEngine.from_defaults(guarded, llm=llm),
-        "claim fusion": lambda: RetrieverQueryEngine(
-            ClaimFusionRetriever([index.as_retriever()], gate), synthesizer
-        ),
-    }[name]()
-
-
-async def ask(engine, question, style):
-    """Return the answer and its source nodes."""
-    chat = hasattr(engine, "chat")
-    if style == "query":
-        response = engine.chat(question) if chat else engine.query(question)
-        return str(response), response.source_nodes
-    if style == "aquery":
-        response = await (engine.achat(question) if chat else engine.aquery(question))
-        return str(response), response.source_nodes
-    if style == "streaming":
-        response = engine.stream_chat(question) if chat else engine.query(question)
-        return "".join(response.response_gen), response.source_nodes
-    response = await (engine.astream_chat(question) if chat else engine.aquery(question))
-    tokens = response.async_response_gen() if chat else response.response_gen
-    return "".join([token async for token in tokens]), response.source_nodes
-
-
-async def longest_gap(work):
-    """Return the longest time in seconds that the event loop stood still while ``work`` was awaited."""
-    task, gap, last = asyncio.ensure_future(work), 0.0, time.perf_counter()
-    while not task.done():
-        await asyncio.sleep(0.002)
-        now = time.perf_counter()
-        gap, last = max(gap, now - last), now
-    await task
-    return gap
-
-
-# The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", COMPOSITIONS)
-@pytest.mark.parametrize("style", ["query", "aquery", "streaming", "async streaming"])
-async def test_every_composition_in_every_style(proxy, events, name, style):
+@every_style
+def test_every_composition_in_every_style(events, name, style):
+    proxy = ScriptedProxy(fixed=CLAIMS.text)
     gate = load_gate("ik", proxy=proxy)
-    unknown, known = questions(proxy)
-    parts = {"streaming": "streaming" in style, "llm": MockLLM(), "embedding": MockEmbedding(8)}
-    claims = name in ("transform", "claim fusion")
+    unknown, known = an_unknown_and_a_known_question()
     for question in (unknown, known):
-        engine = compose(
-            name, gate, **parts
-        )  # a chat engine of its own: with a history it asks another question
+        # A chat engine of its own for each question: with a history it asks another one.
+        engine = compose(name, gate, streaming=style.endswith("stream"))
         proxy.calls.clear()
         events.clear()
-        text, sources = await ask(engine, question, style)
+        text, response = ask(engine, question, style)
         assert text
         assert "Empty Response" not in text
-        assert proxy.calls == ["generate", "score"] + ["score"] * claims, (
-            "a batch each: draft, judgment, claims"
-        )
+        batches = ["generate", "score"]
+        if name in WITH_CLAIMS:
+            batches.append("score")  # all claims in one
+        assert proxy.calls == batches
         assert [(d.question, d.retrieve) for d in events] == [(question, question == unknown)]
-        passages = [n for n in sources if "rgate" not in n.node.metadata]
-        assert bool(passages) is (claims or question == unknown)
-    if style in ("aquery", "async streaming"):
-        proxy.wait = 0.1
-        for attempt in range(5):  # other programs on the machine make gaps too, but not five times in a row
-            engine = compose(name, gate, **parts)
-            gap = await longest_gap(ask(engine, f"{unknown} Attempt {attempt}?", style))
-            if gap < 0.05:
-                break
-        assert gap < 0.05
+        passages = [n for n in response.source_nodes if "rgate" not in n.node.metadata]
+        assert bool(passages) is (name in WITH_CLAIMS or question == unknown)
 
 
-async def test_concurrent_queries_share_model_batches(proxy):
-    gate = load_gate("ik", proxy=proxy)
-    engine = compose("gated", gate, streaming=False, llm=MockLLM(), embedding=MockEmbedding(8))
-    proxy.wait = 0.01
-    asked = [f"What is number {i}?" for i in range(64)]
+class Watching(ScriptedProxy):
+    """Finds out at each model batch, in the gate's thread, whether an event loop runs meanwhile."""
+
+    def __init__(self, loop, patience=PATIENCE):
+        super().__init__(fixed=CLAIMS.text)
+        self.loop = loop
+        self.patience = patience
+        self.loop_ran = []
+
+    def _called(self, name, values):
+        super()._called(name, values)
+        self.loop_ran.append(runs_meanwhile(self.loop, self.patience))
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@pytest.mark.parametrize("style", ["aquery", "astream"])
+async def test_the_event_loop_runs_while_the_model_works(name, style):
+    proxy = Watching(asyncio.get_running_loop())
+    unknown, _ = an_unknown_and_a_known_question()
+    engine = compose(name, load_gate("ik", proxy=proxy), streaming=style == "astream")
+    await aask(engine, unknown, style)
+    assert proxy.loop_ran == [True] * (3 if name in WITH_CLAIMS else 2)
+
+
+async def test_in_llama_indexs_own_transform_engine_the_loop_stands_still():
+    # The reason for ClaimQueryEngine. A blocked loop cannot run, however long one waits: no patience is needed.
+    proxy = Watching(asyncio.get_running_loop(), patience=0.05)
+    unknown, _ = an_unknown_and_a_known_question()
+    transform = claim_transform(load_gate("ik", proxy=proxy))
+    inner = vector_index().as_query_engine(llm=MockLLM())
+    assert str(await TransformQueryEngine(inner, transform).aquery(unknown))
+    assert proxy.loop_ran == [False, False, False]
+
+
+async def test_the_event_loop_runs_while_an_index_is_searched():
+    loop = asyncio.get_running_loop()
+
+    class Index:
+        def search(self, queries, k):
+            self.loop_ran = runs_meanwhile(loop)
+            return [[Hit(Passage("1", "text"), 0.5, query)] for query in queries]
+
+    index = Index()
+    (node,) = await IndexRetriever(index).aretrieve(QueryBundle("a question"))
+    assert node.node.text == "text"
+    assert index.loop_ran
+
+
+async def test_concurrent_queries_share_model_batches():
+    n, all_asked = 64, threading.Event()
+
+    class Busy(ScriptedProxy):
+        """Its first batch takes until all questions were asked."""
+
+        def _called(self, name, values):
+            assert all_asked.wait(PATIENCE)
+            super()._called(name, values)
+
+    class Counting:
+        """Counts the questions."""
+
+        def __init__(self, gate):
+            self.decide_batch = gate.decide_batch
+            self.gate = gate
+            self.asked = 0
+
+        async def adecide_batch(self, questions, **options):
+            self.asked += len(questions)
+            if self.asked == n:
+                all_asked.set()
+            return await self.gate.adecide_batch(questions, **options)
+
+    proxy = Busy(fixed=CLAIMS.text)
+    engine = compose("gated", Counting(load_gate("ik", proxy=proxy)))
+    asked = [f"What is number {i}?" for i in range(n)]
     responses = await asyncio.gather(*(engine.aquery(q) for q in asked))
     assert all(q in str(r) for q, r in zip(asked, responses, strict=True))
-    assert len(proxy.calls) < 32
+    assert len(proxy.calls) < n / 2
+
+
+# --- the same on real models -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cookbook():
+    """The cookbook's scripts as modules, with short answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
+        import llama_index_engine
+        import llama_index_workflow
+
+        patch.setattr(llama_index_engine, "TOKENS", 6)
+        yield llama_index_engine, llama_index_workflow
+
+
+@pytest.fixture(scope="module")
+def embedded(cookbook, minilm):
+    """The small corpus, embedded by the real model."""
+    documents = [Document(text=text) for text in TEXTS.values()]
+    return VectorStoreIndex.from_documents(documents, embed_model=cookbook[0].SmallEmbedding())
 
 
 @pytest.mark.model
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["router", "retriever engine", "context chat", "claim fusion"])
-async def test_compositions_on_real_models(smollm2, minilm, events, monkeypatch, name):
-    from pathlib import Path
-
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-    from llama_index_engine import SmallEmbedding, SmallLLM
-
+def test_compositions_on_real_models(smollm2, cookbook, embedded, events, name):
     gate = load_gate("default", proxy=smollm2)
-    engine = compose(name, gate, streaming=False, llm=SmallLLM(), embedding=SmallEmbedding())
+    engine = compose(name, gate, llm=cookbook[0].SmallLLM(), index=embedded)
     before = smollm2.calls
-    text, sources = await ask(engine, "What is the capital of Italy?", "aquery")
+    text, response = ask(engine, "What is the capital of Italy?", "aquery")
     assert text
     assert smollm2.calls > before
     (decision,) = events
     assert decision.error is None
     if decision.retrieve or name == "claim fusion":
-        assert "Rome" in sources[0].node.text
+        assert "Rome" in response.source_nodes[0].node.text
 
 
 @pytest.mark.model
-async def test_the_cookbook_workflow_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
-    from pathlib import Path
+def test_the_cookbook_engine_runs_on_real_models(smollm2, minilm, cookbook, monkeypatch, capsys):
+    module, _ = cookbook
+    engine = module.build_engine()
+    monkeypatch.setattr(module, "build_engine", lambda: engine)
+    module.main()
+    _, known_answer, _, unknown_answer = capsys.readouterr().out.splitlines()[:4]
+    assert "from memory" in known_answer
+    assert "with passages" in unknown_answer
+    (node,) = engine.query_engine.retrieve(QueryBundle("Where was Aarno Maliniemi born?"))
+    assert "Oulu" in node.node.text
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-    import llama_index_workflow
 
-    await llama_index_workflow.main()
+@pytest.mark.model
+async def test_the_cookbook_workflow_runs_on_real_models(smollm2, minilm, cookbook, capsys):
+    _, module = cookbook
+    await module.main()
     _, known, _, unknown = capsys.readouterr().out.splitlines()[:4]
     assert "from memory" in known
     assert "with passages" in unknown

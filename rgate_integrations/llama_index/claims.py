@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptDictType
@@ -16,10 +18,10 @@ from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.claims import QueryPlan, plan_queries
-from rgate_integrations.decision import Decision
+from rgate_integrations.claims.plan import planning
+from rgate_integrations.flow import Call, Each, Flow, arun, run
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.llama_index.deciding import Decider
+from rgate_integrations.llama_index.decider import Decider
 
 
 class ClaimFusionRetriever(BaseRetriever):
@@ -31,9 +33,9 @@ class ClaimFusionRetriever(BaseRetriever):
         retrievers: The retrievers, of any kind.
         gate: Drafts the answer whose claims are searched, and drops the known ones; the default when None.
         llm: Drafts the answer in place of the gate's proxy model; a better model has better claims.
-        tokens: Length of the LLM's draft.
-        similarity_top_k: Greatest number of nodes.
-        max_queries: Greatest number of queries a question.
+        tokens: Maximum number of tokens of the LLM's draft, at least 1.
+        similarity_top_k: Maximum number of nodes, at least 1.
+        max_queries: Maximum number of queries a question, at least 1.
     """
 
     def __init__(
@@ -47,24 +49,26 @@ class ClaimFusionRetriever(BaseRetriever):
         max_queries: int = 6,
     ) -> None:
         self.retrievers = list(retrievers)
-        self.decide = Decider(gate, llm, tokens)
+        self.decider = Decider(gate, llm, tokens)
         self.similarity_top_k = similarity_top_k
         self.max_queries = max_queries
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = self.decide(query_bundle.query_str)
-        queries = _queries(self.decide.gate, decision, self.max_queries)
-        return self._fused([r.retrieve(QueryBundle(q)) for q in queries for r in self.retrievers])
+        return run(self._retrieving(query_bundle.query_str))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = await self.decide.decide(query_bundle.query_str)
-        queries = await asyncio.to_thread(_queries, self.decide.gate, decision, self.max_queries)
-        found = await asyncio.gather(*(r.aretrieve(QueryBundle(q)) for q in queries for r in self.retrievers))
-        return self._fused(found)
+        return await arun(self._retrieving(query_bundle.query_str))
 
-    def _fused(self, rankings: Sequence[Sequence[NodeWithScore]]) -> list[NodeWithScore]:
-        return fuse(rankings, key=lambda n: n.node.node_id, k=self.similarity_top_k)
+    def _retrieving(self, question: str) -> Flow[list[NodeWithScore]]:
+        queries = yield from _querying(self.decider, question, self.max_queries)
+        searches = []
+        for query in queries:
+            for retriever in self.retrievers:
+                # A bundle for each search: LlamaIndex's vector retriever writes the embedding into it.
+                searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
+        rankings: list[list[NodeWithScore]] = yield Each(searches)
+        return fuse(rankings, key=_node_id, k=self.similarity_top_k)
 
 
 class ClaimQueryTransform(BaseQueryTransform):
@@ -78,7 +82,7 @@ class ClaimQueryTransform(BaseQueryTransform):
     Args:
         gate: Drafts the answer and drops known claims; the default gate when None.
         llm: Drafts the answer in place of the gate's proxy model.
-        max_queries: Greatest number of queries a question.
+        max_queries: Maximum number of queries a question, at least 1.
     """
 
     def __init__(
@@ -88,13 +92,12 @@ class ClaimQueryTransform(BaseQueryTransform):
             "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
             stacklevel=2,
         )
-        self.decide = Decider(gate, llm, 64)
+        self.decider = Decider(gate, llm, tokens=64)
         self.max_queries = max_queries
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        decision = self.decide(query_bundle.query_str)
-        queries = _queries(self.decide.gate, decision, self.max_queries)
+        queries = run(_querying(self.decider, query_bundle.query_str, self.max_queries))
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
 
     def _get_prompts(self) -> PromptDictType:
@@ -105,16 +108,43 @@ class ClaimQueryTransform(BaseQueryTransform):
 
 
 class ClaimQueryEngine(TransformQueryEngine):
-    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs."""
+    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs.
+
+    Args:
+        query_engine: Answers the transformed query.
+        query_transform: The transform, such as a `ClaimQueryTransform`.
+        transform_metadata: Passed to the transform.
+        callback_manager: LlamaIndex's callbacks.
+    """
+
+    def __init__(
+        self,
+        query_engine: BaseQueryEngine,
+        query_transform: BaseQueryTransform,
+        transform_metadata: dict[str, Any] | None = None,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
+        super().__init__(query_engine, query_transform, transform_metadata, callback_manager)
+        # LlamaIndex keeps the same three in private attributes.
+        self.query_engine = query_engine
+        self.query_transform = query_transform
+        self.transform_metadata = transform_metadata
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        bundle = await asyncio.to_thread(
-            self._query_transform.run, query_bundle, metadata=self._transform_metadata
+        transformed = await asyncio.to_thread(
+            self.query_transform.run, query_bundle, metadata=self.transform_metadata
         )
-        return await self._query_engine.aquery(bundle)
+        return await self.query_engine.aquery(transformed)
 
 
-def _queries(gate: DecidesBatches, decision: Decision, most: int) -> list[str]:
+def _querying(decider: Decider, question: str, max_queries: int) -> Flow[list[str]]:
+    """Draft an answer and return the queries for its unknown claims, the question itself first."""
+    decision = yield from decider.deciding(question)
+    # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
-    plan: QueryPlan = plan_queries([unknown], gate=gate, max_queries=most)[0]
-    return [q.text for q in plan.queries]
+    (plan,) = yield from planning([unknown], gate=decider.gate, max_queries=max_queries)
+    return [query.text for query in plan.queries]
+
+
+def _node_id(node: NodeWithScore) -> str:
+    return node.node.node_id

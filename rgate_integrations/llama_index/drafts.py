@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.llms import LLM
 
 from rgate_integrations.decision import Draft
+from rgate_integrations.drafting import DraftRequest, says_unsupported
+from rgate_integrations.flow import Call, Flow
 from rgate_integrations.prompts import ANSWER
 
 _log = logging.getLogger("rgate_integrations")
@@ -19,78 +19,61 @@ _log = logging.getLogger("rgate_integrations")
 class LLMDrafter:
     """Lets a LlamaIndex LLM write the first tokens of its answer.
 
-    It is asked with ``max_tokens`` and ``logprobs``; one that refuses them is asked with fewer of them, and what
-    worked is remembered. A question whose draft fails has none.
+    It is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with fewer of
+    them, and what worked is remembered.
 
     Args:
         llm: The answering LLM.
-        tokens: Greatest number of tokens.
+        tokens: Maximum number of tokens of a draft, at least 1.
     """
 
     def __init__(self, llm: LLM, tokens: int = 32) -> None:
         self.llm = llm
         self.tokens = tokens
-        self._attempts: list[dict[str, Any]] = [
-            {"max_tokens": tokens, "logprobs": True},
-            {"max_tokens": tokens},
-            {},
+        self.request = DraftRequest(tokens)
+
+    def drafting(self, question: str) -> Flow[Draft | None]:
+        """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
+        refusal: Exception | None = None
+        for form in self.request.forms:
+            try:
+                response = yield self._asking(question, form)
+            except Exception as error:  # providers raise errors of their own
+                if not says_unsupported(error):
+                    # A timeout says nothing about what the model takes: the next question is asked with everything.
+                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
+                    return None
+                _log.info("The LLM refused %s: %s", ", ".join(form) or "a request without options", error)
+                refusal = error
+            else:
+                self.request.worked(form)
+                return self._draft(response)
+        _log.warning(
+            "The LLM wrote no draft: it refused every form of the request, at last with: %s", refusal
+        )
+        return None
+
+    def _asking(self, question: str, form: dict[str, Any]) -> Call:
+        if not self.llm.metadata.is_chat_model:
+            prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
+            return Call(self.llm.complete, self.llm.acomplete, prompt, **form)
+        messages = [
+            ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system),
+            ChatMessage(role=MessageRole.USER, content=question),
         ]
-
-    def draft(self, questions: Sequence[str]) -> list[Draft | None]:
-        """Write one draft a question."""
-        return [self._one(q) for q in questions]
-
-    async def adraft(self, questions: Sequence[str]) -> list[Draft | None]:
-        """Write one draft a question, side by side, without blocking the event loop."""
-        return list(await asyncio.gather(*(self._aone(q) for q in questions)))
-
-    def _one(self, question: str) -> Draft | None:
-        for options in list(self._attempts):
-            try:
-                if self.llm.metadata.is_chat_model:
-                    return self._draft(self.llm.chat(_messages(question), **options))
-                return self._draft(self.llm.complete(_prompt(question), **options))
-            except Exception as error:  # providers raise errors of their own
-                self._refused(options, error)
-        return None
-
-    async def _aone(self, question: str) -> Draft | None:
-        for options in list(self._attempts):
-            try:
-                if self.llm.metadata.is_chat_model:
-                    return self._draft(await self.llm.achat(_messages(question), **options))
-                return self._draft(await self.llm.acomplete(_prompt(question), **options))
-            except Exception as error:  # providers raise errors of their own
-                self._refused(options, error)
-        return None
-
-    def _refused(self, options: dict[str, Any], error: Exception) -> None:
-        if options and options in self._attempts:
-            _log.info("The LLM does not take %s: %s", ", ".join(options), error)
-            self._attempts.remove(options)
-        elif not options:
-            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
+        return Call(self.llm.chat, self.llm.achat, messages, **form)
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
         text = response.message.content if isinstance(response, ChatResponse) else response.text
-        steps = [step[0] for step in response.logprobs or [] if step]
+        # Each position is a list: the token that was written first, then those that were likely too.
+        written = [position[0] for position in response.logprobs or [] if position]
+        logprobs = tuple(min(token.logprob, 0.0) for token in written)  # some servers round above 0
         draft = Draft(
             text=(text or "").strip(),
-            tokens=tuple(s.token for s in steps),
-            logprobs=tuple(min(s.logprob, 0.0) for s in steps) if steps else None,
+            tokens=tuple(token.token for token in written),
+            logprobs=logprobs or None,
             finished=False,
             source="llm",
             model=self.llm.metadata.model_name,
         )
         return draft.head(self.tokens)
-
-
-def _messages(question: str) -> list[ChatMessage]:
-    return [
-        ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system),
-        ChatMessage(role=MessageRole.USER, content=question),
-    ]
-
-
-def _prompt(question: str) -> str:
-    return f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
@@ -12,12 +9,13 @@ from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
+from llama_index.core.settings import Settings
 
-from rgate_integrations import speculative as searching
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.deciding import Decider
+from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
+from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.retriever import fresh
 
 
@@ -31,10 +29,15 @@ class GatedQueryEngine(BaseQueryEngine):
         query_engine: The engine for unknown questions.
         direct: The engine for known questions.
         gate: A gate, or what `load_gate` takes; the default gate when None.
+        callback_manager: LlamaIndex's callbacks.
         draft_llm: Writes its first tokens, and the gate judges them; the gate's own drafts when None.
-        tokens: How many tokens it writes.
-        speculative: Start searching while the gate decides. When the question is known the search is dropped, and
-            what it raises is logged only. Needs an engine with ``retrieve`` and ``synthesize``.
+        tokens: Maximum number of tokens that it writes, at least 1.
+        speculative: Start searching while the gate decides. When the question is known, or the gate raises, the
+            search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
+            two steps.
+
+    Raises:
+        ConfigurationError: ``speculative=True``, and the engine does not work in two steps.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class GatedQueryEngine(BaseQueryEngine):
             )
         self.query_engine = query_engine
         self.direct = direct
-        self.decide = Decider(gate, draft_llm, tokens)
+        self.decider = Decider(gate, draft_llm, tokens)
         self.speculative = speculative
         super().__init__(callback_manager)
 
@@ -75,68 +78,69 @@ class GatedQueryEngine(BaseQueryEngine):
         Args:
             query_engine: Any query engine.
             gate: A gate, or what `load_gate` takes; the default gate when None.
-            llm: Answers known questions; by default the engine's own.
+            llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Give it the LLM
+                that the engine was made with.
             streaming: Whether the direct arm streams; set it as the engine was made.
-            tokens: Let the LLM itself write so many tokens, and the gate judge them: by far the strongest
-                evidence. None leaves drafts to the gate's proxy model.
+            tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
+                strongest evidence. None leaves drafts to the gate's proxy model.
             speculative: Start searching while the gate decides.
 
         Raises:
-            ConfigurationError: No LLM was given and the engine does not show its own.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
         """
-        chosen = llm or _llm_of(query_engine)
+        chosen = llm or _llm_of_settings()
         direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming)
         return cls(
             query_engine,
             direct,
             gate,
             callback_manager=query_engine.callback_manager,
-            draft_llm=chosen if tokens is not None else None,
-            tokens=tokens or 32,
+            draft_llm=None if tokens is None else chosen,
+            tokens=32 if tokens is None else tokens,
             speculative=speculative,
         )
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        if not self.speculative:
-            decision = self.decide(query_bundle.query_str)
-            return _marked(self._arm(decision).query(fresh(query_bundle)), decision)
-        search = searching.start(self.query_engine.retrieve, fresh(query_bundle))
-        decision = self.decide(query_bundle.query_str)
-        if decision.retrieve:
-            return _marked(self.query_engine.synthesize(fresh(query_bundle), search.result()), decision)
-        searching.drop(search)
-        return _marked(self.direct.query(fresh(query_bundle)), decision)
+        return run(self._answering(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        if not self.speculative:
-            decision = await self.decide.decide(query_bundle.query_str)
-            return _marked(await self._arm(decision).aquery(fresh(query_bundle)), decision)
-        search = asyncio.ensure_future(self.query_engine.aretrieve(fresh(query_bundle)))  # type: ignore[attr-defined]
-        try:
-            decision = await self.decide.decide(query_bundle.query_str)
-            if decision.retrieve:
-                nodes = await search
-                return _marked(await self.query_engine.asynthesize(fresh(query_bundle), nodes), decision)
-            return _marked(await self.direct.aquery(fresh(query_bundle)), decision)
-        finally:
-            searching.drop(search)
+        return await arun(self._answering(query_bundle))
 
-    def _arm(self, decision: Decision) -> BaseQueryEngine:
-        return self.query_engine if decision.retrieve else self.direct
+    def _answering(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
+        if self.speculative:
+            return (yield from self._searching_ahead(bundle))
+        decision = yield from self.decider.deciding(bundle.query_str)
+        arm = self.query_engine if decision.retrieve else self.direct
+        response = yield Call(arm.query, arm.aquery, fresh(bundle))
+        return _marked(response, decision)
+
+    def _searching_ahead(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
+        engine = self.query_engine
+        retrieve = Call(engine.retrieve, getattr(engine, "aretrieve", None), fresh(bundle))
+        search: Background = yield Start(retrieve)
+        try:
+            decision = yield from self.decider.deciding(bundle.query_str)
+            nodes = (yield search) if decision.retrieve else None
+        finally:
+            search.drop()  # for a known question, and when the gate raises or the caller leaves
+        if decision.retrieve:
+            response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes)
+        else:
+            response = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
+        return _marked(response, decision)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
 
 
-def _llm_of(engine: Any) -> LLM:
-    synthesizer = getattr(engine, "_response_synthesizer", None)
-    llm = getattr(synthesizer, "_llm", None)
-    if not isinstance(llm, LLM):
+def _llm_of_settings() -> LLM:
+    try:
+        return Settings.llm
+    except (ImportError, ValueError) as error:  # none is set, and OpenAI's package or key is missing
         raise ConfigurationError(
-            f"{type(engine).__name__} does not show its LLM.",
-            hint="Pass it: GatedQueryEngine.from_defaults(engine, llm=llm).",
-        )
-    return llm
+            "There is no LLM for known questions: none was given, and LlamaIndex's Settings have none.",
+            hint="Pass the engine's own: GatedQueryEngine.from_defaults(engine, llm=llm). Or set Settings.llm.",
+        ) from error
 
 
 def _marked(response: RESPONSE_TYPE, decision: Decision) -> RESPONSE_TYPE:

@@ -1,6 +1,8 @@
-"""`GatedRetriever`, for engines that take a retriever, and a `PassageIndex` as a retriever."""
+"""`GatedRetriever`, for engines that take a retriever, and `IndexRetriever`: this package's indexes as one."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
@@ -8,41 +10,11 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
-from rgate_integrations.index import Searches
-from rgate_integrations.llama_index.deciding import Decider
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.index import Hit, Searches
+from rgate_integrations.llama_index.decider import Decider
 
 KNOWN = "No passages were needed for this question: answer it from what you know."
-
-
-class IndexRetriever(BaseRetriever):
-    """A `PassageIndex` or `HybridIndex` as a LlamaIndex retriever; scores are cosines for a `PassageIndex`.
-
-    Args:
-        index: The index.
-        similarity_top_k: Greatest number of nodes.
-    """
-
-    def __init__(self, index: Searches, *, similarity_top_k: int = 5) -> None:
-        self.index = index
-        self.similarity_top_k = similarity_top_k
-        super().__init__()
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        hits = self.index.search([query_bundle.query_str], self.similarity_top_k)[0]
-        return [
-            NodeWithScore(
-                node=TextNode(
-                    id_=hit.passage.id,
-                    text=hit.passage.text,
-                    metadata={
-                        **hit.passage.metadata,
-                        **({"title": hit.passage.title} if hit.passage.title else {}),
-                    },
-                ),
-                score=hit.score,
-            )
-            for hit in hits
-        ]
 
 
 class GatedRetriever(BaseRetriever):
@@ -56,7 +28,7 @@ class GatedRetriever(BaseRetriever):
         retriever: The guarded retriever.
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
-        tokens: How many tokens it writes.
+        tokens: Maximum number of tokens that it writes, at least 1.
         note: Text of the note; None finds nothing instead.
     """
 
@@ -70,19 +42,24 @@ class GatedRetriever(BaseRetriever):
         note: str | None = KNOWN,
     ) -> None:
         self.retriever = retriever
-        self.decide = Decider(gate, llm, tokens)
+        self.decider = Decider(gate, llm, tokens)
         self.note = note
         super().__init__(callback_manager=retriever.callback_manager)
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = self.decide(query_bundle.query_str)
-        return self.retriever.retrieve(fresh(query_bundle)) if decision.retrieve else self._known(decision)
+        return run(self._retrieving(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = await self.decide.decide(query_bundle.query_str)
-        if decision.retrieve:
-            return await self.retriever.aretrieve(fresh(query_bundle))
-        return self._known(decision)
+        return await arun(self._retrieving(query_bundle))
+
+    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        decision = yield from self.decider.deciding(bundle.query_str)
+        if not decision.retrieve:
+            return self._known(decision)
+        nodes: list[NodeWithScore] = yield Call(
+            self.retriever.retrieve, self.retriever.aretrieve, fresh(bundle)
+        )
+        return nodes
 
     def _known(self, decision: Decision) -> list[NodeWithScore]:
         if self.note is None:
@@ -97,11 +74,39 @@ class GatedRetriever(BaseRetriever):
         return [NodeWithScore(node=node, score=0.0)]
 
 
+class IndexRetriever(BaseRetriever):
+    """A `PassageIndex`, `HybridIndex`, or anything else with ``search(queries, k)``, as a LlamaIndex retriever.
+
+    Args:
+        index: The index. The nodes' scores are its own: cosines for a `PassageIndex`.
+        similarity_top_k: Maximum number of nodes, at least 1.
+    """
+
+    def __init__(self, index: Searches, *, similarity_top_k: int = 5) -> None:
+        self.index = index
+        self.similarity_top_k = similarity_top_k
+        super().__init__()
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return run(self._retrieving(query_bundle))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await arun(self._retrieving(query_bundle))
+
+    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
+        return [_node(hit) for hit in hits]
+
+
+def _node(hit: Hit) -> NodeWithScore:
+    metadata = dict(hit.passage.metadata)
+    if hit.passage.title:
+        metadata["title"] = hit.passage.title
+    return NodeWithScore(
+        node=TextNode(id_=hit.passage.id, text=hit.passage.text, metadata=metadata), score=hit.score
+    )
+
+
 def fresh(bundle: QueryBundle) -> QueryBundle:
     """Copy a bundle: LlamaIndex's vector retriever writes the embedding into the one it is given."""
-    return QueryBundle(
-        query_str=bundle.query_str,
-        image_path=bundle.image_path,
-        custom_embedding_strs=bundle.custom_embedding_strs,
-        embedding=bundle.embedding,
-    )
+    return replace(bundle)

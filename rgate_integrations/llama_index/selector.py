@@ -13,7 +13,8 @@ from llama_index.core.tools import ToolMetadata
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.deciding import Decider
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.llama_index.decider import Decider
 
 
 class RetrievalGateSelector(BaseSelector):
@@ -25,7 +26,7 @@ class RetrievalGateSelector(BaseSelector):
         retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects.
         inner: Selects among several retrieve tools; it is given their metadata only.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
-        tokens: How many tokens it writes.
+        tokens: Maximum number of tokens that it writes, at least 1.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class RetrievalGateSelector(BaseSelector):
         llm: LLM | None = None,
         tokens: int = 32,
     ) -> None:
-        self.decide = Decider(gate, llm, tokens)
+        self.decider = Decider(gate, llm, tokens)
         self.direct = direct
         self.retrieve = (retrieve,) if isinstance(retrieve, str) else tuple(retrieve)
         self.inner = inner
@@ -49,36 +50,23 @@ class RetrievalGateSelector(BaseSelector):
             )
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
-        self._index(choices, self.direct)
-        decision = self.decide(query.query_str)
-        places = self._places(choices, decision)
-        if len(places) == 1 or self.inner is None:
-            return _result(places[0], decision)
-        chosen = self.inner.select([choices[i] for i in places], query)
-        return _result(places[chosen.ind], decision)
+        return run(self._selecting(choices, query))
 
     async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
-        self._index(choices, self.direct)
-        decision = await self.decide.decide(query.query_str)
-        places = self._places(choices, decision)
-        if len(places) == 1 or self.inner is None:
-            return _result(places[0], decision)
-        chosen = await self.inner.aselect([choices[i] for i in places], query)
-        return _result(places[chosen.ind], decision)
+        return await arun(self._selecting(choices, query))
 
-    def _places(self, choices: Sequence[ToolMetadata], decision: Decision) -> list[int]:
-        names = self.retrieve if decision.retrieve else (self.direct,)
-        return [self._index(choices, name) for name in names]
-
-    @staticmethod
-    def _index(choices: Sequence[ToolMetadata], name: str) -> int:
-        names = [c.name for c in choices]
-        if name not in names:
-            raise ConfigurationError(
-                f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
-                hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct= and retrieve=.",
-            )
-        return names.index(name)
+    def _selecting(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
+        # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
+        direct = _index(choices, self.direct)
+        retrieve = [_index(choices, name) for name in self.retrieve]
+        decision = yield from self.decider.deciding(query.query_str)
+        if not decision.retrieve:
+            return _result(direct, decision)
+        if self.inner is None or len(retrieve) == 1:
+            return _result(retrieve[0], decision)
+        tools = [choices[index] for index in retrieve]
+        chosen = yield Call(self.inner.select, self.inner.aselect, tools, query)
+        return _result(retrieve[chosen.ind], decision)
 
     def _get_prompts(self) -> PromptDictType:
         return {}
@@ -90,3 +78,13 @@ class RetrievalGateSelector(BaseSelector):
 def _result(index: int, decision: Decision) -> SelectorResult:
     reason = decision.reason or ("unknown" if decision.retrieve else "known")
     return SelectorResult(selections=[SingleSelection(index=index, reason=reason)])
+
+
+def _index(choices: Sequence[ToolMetadata], name: str) -> int:
+    names = [c.name for c in choices]
+    if name not in names:
+        raise ConfigurationError(
+            f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
+            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct= and retrieve=.",
+        )
+    return names.index(name)

@@ -1,0 +1,142 @@
+"""LlamaIndex: the LLM's own drafts, and what is asked of it after it refused or failed."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from llama_index.core.llms import MockLLM
+
+from rgate_integrations import load_gate
+from rgate_integrations.llama_index import (
+    ClaimFusionRetriever,
+    GatedQueryEngine,
+    GatedRetriever,
+    RetrievalGateSelector,
+)
+from tests.llama_index_parts import PATIENCE, ScriptedGate, ScriptedLLM, both_ways, vector_index
+from tests.scripted_proxy import ScriptedProxy
+from tests.test_llama_index import tools_named
+
+EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
+
+
+@pytest.fixture
+def gate():
+    return ScriptedGate()
+
+
+@both_ways
+@pytest.mark.parametrize("chats", [False, True], ids=["completes", "chats"])
+def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
+    llm, retriever = ScriptedLLM(chats=chats), vector_index().as_retriever()
+    inner = vector_index().as_query_engine(llm=MockLLM())
+    call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "unknown?")
+    call(GatedRetriever(retriever, gate, llm=llm, tokens=2), "retrieve", "unknown?")
+    call(ClaimFusionRetriever([retriever], gate, llm=llm, tokens=2), "retrieve", "unknown?")
+    selector = RetrievalGateSelector(gate, retrieve="docs", llm=llm, tokens=2)
+    call(selector, "select", tools_named("direct", "docs"), "unknown?")
+    drafts = [d for d in gate.drafts if d.source == "llm"]
+    assert [(d.text, d.tokens, d.logprobs, d.model) for d in drafts] == [
+        ("It is", ("It ", "is "), (-0.5, -0.5), "scripted")
+    ] * 4
+    assert llm.asked == [EVERYTHING] * 4
+
+
+class Status(Exception):
+    def __init__(self, status_code):
+        super().__init__(f"status {status_code}")
+        self.status_code = status_code
+
+
+def asking(gate, llm, call, times):
+    """Ask the same question several times; returns the drafts that the gate was given."""
+    guarded = GatedRetriever(vector_index().as_retriever(), gate, llm=llm, tokens=2)
+    for _ in range(times):
+        assert call(guarded, "retrieve", "unknown?")
+    return gate.drafts
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "refusal",
+    [ValueError("unknown parameter"), TypeError("unexpected keyword argument"), Status(400)],
+    ids=repr,
+)
+def test_an_llm_that_refuses_options_is_asked_without_them_and_that_is_remembered(gate, call, refusal):
+    llm = ScriptedLLM(lambda options: refusal if "logprobs" in options else None)
+    drafts = asking(gate, llm, call, 2)
+    assert [(d.text, d.logprobs) for d in drafts] == [("It is", None)] * 2
+    assert llm.asked == [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "outage", [TimeoutError("slow"), ConnectionError("reset"), Status(429), Status(503)], ids=repr
+)
+def test_an_outage_costs_one_draft_and_changes_nothing(gate, call, outage):
+    failing = iter([outage])
+    llm = ScriptedLLM(lambda options: next(failing, None))
+    none, draft = asking(gate, llm, call, 2)
+    assert none is None
+    assert draft.logprobs == (-0.5, -0.5)
+    assert llm.asked == [EVERYTHING, EVERYTHING]
+
+
+@both_ways
+def test_an_outage_after_a_refusal_is_no_proof_that_less_would_work(gate, call):
+    failing = iter([Status(400), TimeoutError("slow")])
+    llm = ScriptedLLM(lambda options: next(failing, None))
+    none, draft = asking(gate, llm, call, 2)
+    assert none is None
+    assert draft.logprobs == (-0.5, -0.5)
+    assert llm.asked == [EVERYTHING, NO_LOGPROBS, EVERYTHING]
+
+
+@both_ways
+def test_a_question_that_is_refused_in_every_form_changes_nothing(gate, call):
+    failing = iter([Status(400)] * 3)
+    llm = ScriptedLLM(lambda options: next(failing, None))
+    none, draft = asking(gate, llm, call, 2)
+    assert none is None
+    assert draft.logprobs == (-0.5, -0.5)
+    assert llm.asked == [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING]
+
+
+@both_ways
+def test_a_gate_that_judges_drafts_retrieves_without_one(call):
+    llm = ScriptedLLM(lambda options: TimeoutError("slow"))
+    gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
+    selector = RetrievalGateSelector(gate, retrieve="docs", llm=llm)
+    chosen = call(selector, "select", tools_named("direct", "docs"), "known?")
+    assert chosen.ind == 1
+    assert "none was given" in chosen.reason
+
+
+@both_ways
+def test_an_answer_that_is_no_draft_retrieves(gate, call):
+    class Odd(ScriptedLLM):
+        def complete(self, prompt, formatted=False, **options):
+            return None
+
+    selector = RetrievalGateSelector(gate, retrieve="docs", llm=Odd())
+    chosen = call(selector, "select", tools_named("direct", "docs"), "known?")
+    assert chosen.ind == 1
+    assert gate.questions == []
+
+
+def test_concurrent_first_calls_agree_on_what_is_left(gate):
+    together = threading.Barrier(8)
+
+    def refuses(options):
+        if "logprobs" not in options:
+            return None
+        together.wait(PATIENCE)  # all have asked before any learns
+        return Status(400)
+
+    llm = ScriptedLLM(refuses)
+    guarded = GatedRetriever(vector_index().as_retriever(), gate, llm=llm, tokens=2)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(guarded.retrieve, ["unknown?"] * 8))
+    assert [d.text for d in gate.drafts] == ["It is"] * 8
+    assert guarded.retrieve("unknown?")
+    assert sorted(llm.asked) == [EVERYTHING] * 8 + [NO_LOGPROBS] * 9
