@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/.ready
 LIGHT := .venv/.light
 
-.PHONY: setup demo test test-extras lint type bench cookbook docs clean
+.PHONY: setup demo test test-slow test-extras lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,11 @@ demo: $(LIGHT)
 test: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	$(BIN)/python -m pytest
+
+# Full-size runs of what `make test` runs small.
+test-slow: $(STAMP)
+	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
+	$(BIN)/python -m pytest -m slow
 
 test-extras:
 	PYTHON=$(PYTHON) tests/extras.sh
