@@ -98,26 +98,25 @@ class Draft(Frozen):
         Args:
             tokens: How many to keep; 0 gives an empty draft.
         """
-        values = {
-            "logprobs": self.logprobs[:tokens] if self.logprobs is not None else None,
-            "entropies": self.entropies[:tokens] if self.entropies is not None else None,
-        }
-        if not self.tokens:
+        if self.tokens:
+            length = len(self.tokens)
+            text = "".join(self.tokens[:tokens]).strip()
+        else:
             words = self.text.split(" ") if self.text else []
-            if len(words) <= tokens and len(self.logprobs or self.entropies or ()) <= tokens:
-                return self
-            return self.model_copy(update={"text": " ".join(words[:tokens]), **values, "finished": False})
-        if len(self.tokens) <= tokens:
+            scored = self.logprobs or self.entropies or ()
+            length = max(len(words), len(scored))
+            text = " ".join(words[:tokens])
+        if length <= tokens:
             return self
-        return self.model_copy(
-            update={
-                "text": "".join(self.tokens[:tokens]).strip(),
-                "token_ids": self.token_ids[:tokens],
-                "tokens": self.tokens[:tokens],
-                **values,
-                "finished": False,
-            }
-        )
+        cut = {
+            "text": text,
+            "token_ids": self.token_ids[:tokens],
+            "tokens": self.tokens[:tokens],
+            "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
+            "entropies": None if self.entropies is None else self.entropies[:tokens],
+            "finished": False,
+        }
+        return self.model_copy(update=cut)
 
 
 class Failure(Frozen):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rgate_integrations import load_gate
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -65,7 +67,7 @@ def test_the_gate_of_the_contributing_guide_works():
     (block,) = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     names = {}
     exec(block, names)  # noqa: S102
-    gate = names["ShortDraftGate"]().with_options(proxy=ScriptedProxy())
+    gate = load_gate(names["ShortDraftGate"](), proxy=ScriptedProxy())
     decision = gate.decide("who?")
     assert decision.error is None
     assert decision.p_known == 1 - len(decision.draft.tokens) / 33
