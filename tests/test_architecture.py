@@ -85,7 +85,7 @@ LAYERS = [
     {"saved"},
     {"evidence"},
     {"gates"},
-    {"engine", "loading", "calling", "drafting"},
+    {"request", "judging", "engine", "loading", "calling", "drafting"},
     {"claims", "pipeline"},
     {"evaluation", "calibration", "training"},
     {"langchain", "llama_index", "ray", "playground"},
