@@ -20,7 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rgate_integrations.index import SentenceEmbedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.drafts import drafts_for

@@ -17,7 +17,8 @@ from rgate_integrations.errors import (
     IndexMismatchError,
     IndexNotFoundError,
 )
-from rgate_integrations.index import Passage, PassageIndex, fuse, read_passages
+from rgate_integrations.index import Passage, PassageIndex, read_passages
+from rgate_integrations.index.fusion import fuse
 
 
 class Letters:

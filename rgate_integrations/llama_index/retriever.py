@@ -8,7 +8,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.calling import DecidesBatches
-from rgate_integrations.index import Searches
+from rgate_integrations.index import Retriever
 from rgate_integrations.llama_index.deciding import Decider
 
 KNOWN = "No passages were needed for this question: answer it from what you know."
@@ -22,7 +22,7 @@ class IndexRetriever(BaseRetriever):
         similarity_top_k: Greatest number of nodes.
     """
 
-    def __init__(self, index: Searches, *, similarity_top_k: int = 5) -> None:
+    def __init__(self, index: Retriever, *, similarity_top_k: int = 5) -> None:
         self.index = index
         self.similarity_top_k = similarity_top_k
         super().__init__()
