@@ -219,11 +219,23 @@ def build(pipeline: Pipeline) -> Any:
     return page
 
 
-def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool) -> None:
-    """Serve the page until Ctrl-C. No telemetry, no share link, and nothing is fetched from elsewhere."""
+def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool, wait: bool = True) -> Any:
+    """Serve the page. No telemetry, no share link, and nothing is fetched from elsewhere.
+
+    Args:
+        pipeline: Gate, index and LLM.
+        host: Address to listen on.
+        port: Port.
+        open_browser: Whether to open the page.
+        wait: Whether to wait for Ctrl-C.
+
+    Returns:
+        The page; its ``close()`` ends the server.
+    """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
-    build(pipeline).queue().launch(
+    page = build(pipeline)
+    page.queue().launch(
         server_name=host,
         server_port=port,
         share=False,
@@ -232,4 +244,6 @@ def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool) -> N
         theme=gradio.themes.Default(**fonts),
         footer_links=[],
         quiet=True,
+        prevent_thread_lock=not wait,
     )
+    return page

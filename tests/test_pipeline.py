@@ -45,7 +45,9 @@ class Index:
     def search(self, queries, k):
         self.calls.append((list(queries), k))
         both = Passage("all", "for all")
-        return [[Hit(Passage(q, f"about {q}"), 0.9, q), Hit(both, 0.1, q)] * ("void" not in q) for q in queries]
+        return [
+            [Hit(Passage(q, f"about {q}"), 0.9, q), Hit(both, 0.1, q)] * ("void" not in q) for q in queries
+        ]
 
 
 class Parrot(ScriptedProxy):
