@@ -118,6 +118,12 @@ def test_claims_are_self_contained():
     assert sentence_claims("who?", Draft(text="I'm sorry, I do not know.")) == []
 
 
+def test_a_subject_with_backslashes_is_taken_literally():
+    draft = Draft(text="It is a folder. Its files are \\d.")
+    claims = sentence_claims(r'What is in "C:\docs\1"?', draft)
+    assert [c.text for c in claims] == [r"C:\docs\1 is a folder.", r"C:\docs\1's files are \d."]
+
+
 def test_a_sentence_that_was_cut_off_is_left_out():
     cut = Draft(text="Oulu is a city. It lies at the mouth of the", finished=False)
     assert [c.text for c in sentence_claims("Where is Oulu?", cut)] == ["Oulu is a city."]

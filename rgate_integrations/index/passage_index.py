@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -19,17 +18,15 @@ from rgate_integrations.errors import (
     DataFormatError,
     IndexCorruptError,
     IndexMismatchError,
-    IndexNotFoundError,
     missing_dependency,
 )
 from rgate_integrations.index.approximate import approximate
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
+from rgate_integrations.index.manifest import FORMAT, MANIFEST, describe_file, read_manifest
 from rgate_integrations.index.passages import Passage, PassageStore
 from rgate_integrations.index.retriever import Hit, check_search
 
-_FORMAT = 1
 EXACT_UP_TO = 100_000
-_MANIFEST = "index.json"
 _VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
 
@@ -257,21 +254,21 @@ class PassageIndex:
         faiss.write_index(flat, str(version / _VECTORS))
         self._store.save(version / _PASSAGES)
         manifest = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": version.name,
             "passages": len(self),
             "next_row": self._next_row,
             "dimension": int(flat.d),
             "approximation": self.approximation,
             "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
-            "files": {name: _describe(version / name) for name in (_VECTORS, _PASSAGES)},
+            "files": {name: describe_file(version / name) for name in (_VECTORS, _PASSAGES)},
         }
-        partial = root / f".{_MANIFEST}-{version.name}"
+        partial = root / f".{MANIFEST}-{version.name}"
         partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
-        partial.replace(root / _MANIFEST)
-        for old in [*root.glob("v-*"), *root.glob(f".{_MANIFEST}-*")]:
+        partial.replace(root / MANIFEST)
+        for old in [*root.glob("v-*"), *root.glob(f".{MANIFEST}-*")]:
             if old.name != version.name:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
         return root
@@ -293,14 +290,8 @@ class PassageIndex:
             IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
         """
         root = Path(folder)
-        manifest = _read_manifest(root)
+        manifest = read_manifest(root)
         version = root / manifest["version"]
-        for name, wanted in manifest["files"].items():
-            if not (version / name).is_file() or _describe(version / name) != wanted:
-                raise IndexCorruptError(
-                    f"The file {name} of the index {str(root)!r} is missing, truncated or changed.",
-                    hint="Build the index again: rgate index build --corpus FILE.jsonl --out DIR",
-                )
         built_with = manifest["embedder"]
         index = cls(embedder or SentenceEmbedder(built_with["name"]))
         if index.embedder.identity != built_with["identity"]:
@@ -311,37 +302,12 @@ class PassageIndex:
             )
         faiss = _faiss()
         flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
-        index._faiss = faiss.read_index(str(version / _VECTORS), flags) if manifest["passages"] else None
+        if manifest["passages"]:  # what is saved of an empty index has no dimension
+            index._faiss = faiss.read_index(str(version / _VECTORS), flags)
         index.approximation = manifest.get("approximation")
         index._store = PassageStore(version / _PASSAGES).writable()
         index._next_row = manifest["next_row"]
         return index
-
-
-def _read_manifest(root: Path) -> dict[str, Any]:
-    path = root / _MANIFEST
-    if not path.is_file():
-        raise IndexNotFoundError(
-            f"There is no index in {str(root)!r}.", hint="rgate index build --corpus FILE.jsonl --out DIR"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        newer = manifest["format"] > _FORMAT
-    except (ValueError, KeyError, TypeError) as error:
-        raise IndexCorruptError(
-            f"The file {_MANIFEST} of the index {str(root)!r} cannot be read.", hint="Build the index again."
-        ) from error
-    if newer:
-        raise IndexMismatchError(
-            f"The index {str(root)!r} has format {manifest['format']}, newer than {_FORMAT}.",
-            hint="Upgrade rgate-integrations.",
-        )
-    return manifest
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _faiss() -> Any:
