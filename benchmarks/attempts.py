@@ -21,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from rgate_integrations.files import read_jsonl
-from rgate_integrations.index import SentenceEmbedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy

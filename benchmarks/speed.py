@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations import Gate, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
@@ -162,7 +163,7 @@ def judgments(asked: Sequence[str]) -> list[tuple[str, float, str]]:
     return rows
 
 
-def at_once(gate: Gate, asked: Sequence[str]) -> None:
+def at_once(gate: Any, asked: Sequence[str]) -> None:
     async def run() -> None:
         await asyncio.gather(*(gate.adecide(q) for q in asked))
 
@@ -180,12 +181,13 @@ def main() -> None:
 
     gate, asked = load_gate(arguments.gate), questions(64)
     proxy = gate.get_proxy()
-    drafting = gate.with_options(early_exit=False) if "early_exit" in type(gate).model_fields else gate
+    probe = getattr(gate, "gate", gate)
+    drafting = gate.with_options(early_exit=False) if "early_exit" in type(probe).model_fields else gate
     drafting.decide_batch(asked[:2])
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
     rows += loading()
-    layers = gate.trained.layers if hasattr(gate, "trained") else ()
+    layers = probe.gate.trained.layers
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)

@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import CompletionResponse, CompletionRespo
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
 
-from rgate_integrations.index import SentenceEmbedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.local import shared_proxy

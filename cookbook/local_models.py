@@ -7,7 +7,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from rgate_integrations.index import SentenceEmbedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.local import shared_proxy
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import RGateError, missing_dependency
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.index import PassageIndex, read_passages
 
 try:
     import gradio
@@ -20,8 +22,8 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from rgate_integrations.claims import QueryPlan
-    from rgate_integrations.cli.ask import Pipeline
-    from rgate_integrations.index import Hit, PassageIndex
+    from rgate_integrations.index import Hit
+    from rgate_integrations.pipeline import Pipeline
 
 EXAMPLES = [
     "What is the capital of France?",
@@ -44,24 +46,72 @@ CSS = """
 """
 
 
+class Playground:
+    """The page's behaviour, without the page.
+
+    Args:
+        pipeline: Gate, index and LLM.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def ask(
+        self, question: str, threshold: float, index: PassageIndex | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Decide, search and answer both ways; yields what the page shows, each time there is more of it.
+
+        Args:
+            question: The question.
+            threshold: Where the slider stands.
+            index: Searched in place of the pipeline's own.
+
+        Yields:
+            (decision, gauge, draft, claims, passages, answer without, answer with passages, times).
+        """
+        pipeline = self.pipeline if index is None else replace(self.pipeline, index=index)
+        route: Any = None
+        for arms in pipeline.stream_arms(question.strip()):
+            # The gauge is drawn once: from then on it is the slider's, which may move while answers come in.
+            route = gauge(arms.decision, threshold) if route is None else gradio.skip()
+            yield (
+                arms.decision,
+                route,
+                draft_html(arms.decision.draft),
+                "" if arms.plan is None else claims_html(arms.plan),
+                "" if arms.plan is None else passages_html(arms.hits),
+                "" if arms.closed_book is None else arms.closed_book.text,
+                "" if arms.with_passages is None else arms.with_passages.text,
+                times_html(arms.timings),
+            )
+
+
 def gauge(decision: Decision | None, threshold: float) -> str:
     """Show P(known) against a threshold, and the route that follows."""
     if decision is None:
         return '<div class="rg">Ask a question.</div>'
-    p, retrieve = decision.p_known, decision.p_known < threshold
+    reason = escape(decision.reason)
     if decision.error is not None:
-        return f'<div class="rg"><span class="route retrieve">retrieve</span> {escape(decision.reason)}</div>'
-    route = "retrieve" if retrieve else "direct"
-    word = "retrieve: it is probably unknown" if retrieve else "answer directly: it is probably known"
+        return f'<div class="rg"><span class="route retrieve">retrieve</span> {reason}</div>'
+    p_known = decision.p_known
+    if p_known < threshold:
+        route, words = "retrieve", "retrieve: it is probably unknown"
+    else:
+        route, words = "direct", "answer directly: it is probably known"
     return (
-        f'<div class="rg"><span id="rg-route" class="route {route}">{word}</span>'
-        f'<div class="gauge" role="img" aria-label="P(known) {p:.2f}, threshold {threshold:.2f}">'
-        f'<span class="mark" style="left:{100 * p:.1f}%"></span>'
-        f'<span class="tip" style="left:{_inside(p)}%;top:-27px">P(known) {p:.2f}</span>'
+        f'<div class="rg"><span id="rg-route" class="route {route}">{words}</span>'
+        f'<div class="gauge" role="img" aria-label="P(known) {p_known:.2f}, threshold {threshold:.2f}">'
+        f'<span class="mark" style="left:{100 * p_known:.1f}%"></span>'
+        f'<span class="tip" style="left:{_inside(p_known)}%;top:-27px">P(known) {p_known:.2f}</span>'
         f'<span class="mark t" style="left:{100 * min(threshold, 1):.1f}%"></span>'
         f'<span class="tip" style="left:{_inside(threshold)}%;top:33px">threshold {threshold:.2f}</span></div>'
-        f"<small>{escape(decision.reason)}</small></div>"
+        f"<small>{reason}</small></div>"
     )
+
+
+def _inside(p: float) -> str:
+    """A position in per cent at which a label stays inside the gauge."""
+    return f"{100 * min(max(p, 0.12), 0.88):.1f}"
 
 
 def draft_html(draft: Draft | None) -> str:
@@ -82,100 +132,39 @@ def claims_html(plan: QueryPlan | None) -> str:
     """Show the queries of a plan, and each claim with what became of it."""
     if plan is None or not plan.queries:
         return '<div class="rg"><small>Nothing to search.</small></div>'
-    queries = "".join(f"<li>{escape(q.text)}</li>" for q in plan.queries)
-    claims = "".join(
-        f'<li class="{"kept" if c.kept else "dropped"}">{escape(c.claim.text)} '
-        f"<small>{'searched' if c.kept else 'dropped'}: {escape(c.reason)}</small></li>"
-        for c in plan.claims
-    )
-    listed = f"<b>Claims</b><ul>{claims}</ul>" if claims else ""
-    return f'<div class="rg"><b>Queries</b><ol>{queries}</ol>{listed}</div>'
+    parts = ["<b>Queries</b><ol>"]
+    for query in plan.queries:
+        parts.append(f"<li>{escape(query.text)}</li>")
+    parts.append("</ol>")
+    if plan.claims:
+        parts.append("<b>Claims</b><ul>")
+        for judged in plan.claims:
+            style, fate = ("kept", "searched") if judged.kept else ("dropped", "dropped")
+            reason = f"<small>{fate}: {escape(judged.reason)}</small>"
+            parts.append(f'<li class="{style}">{escape(judged.claim.text)} {reason}</li>')
+        parts.append("</ul>")
+    return f'<div class="rg">{"".join(parts)}</div>'
 
 
 def passages_html(hits: Sequence[Hit]) -> str:
     """Show passages with their scores."""
-    shown = "".join(
-        f"<li><b>{escape(h.passage.title)}</b> <small>{h.score:.2f}</small><br>{escape(h.passage.text[:400])}</li>"
-        for h in hits
-    )
-    return (
-        f'<div class="rg"><ol>{shown}</ol></div>' if shown else '<div class="rg"><small>None.</small></div>'
-    )
+    if not hits:
+        return '<div class="rg"><small>None.</small></div>'
+    shown = []
+    for hit in hits:
+        title, text = escape(hit.passage.title), escape(hit.passage.text[:400])
+        shown.append(f"<li><b>{title}</b> <small>{hit.score:.2f}</small><br>{text}</li>")
+    return f'<div class="rg"><ol>{"".join(shown)}</ol></div>'
 
 
-def times_html(times: dict[str, float]) -> str:
+def times_html(times: Mapping[str, float]) -> str:
     """Show how long each stage took."""
-    return f'<div class="rg">{" · ".join(f"{escape(k)} {v:.0f} ms" for k, v in times.items())}</div>'
-
-
-class Playground:
-    """The page's behaviour, without the page.
-
-    Args:
-        pipeline: Gate, index and LLM.
-    """
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
-
-    def ask(
-        self, question: str, threshold: float, index: PassageIndex | None = None
-    ) -> Iterator[tuple[Any, ...]]:
-        """Decide, search and answer both ways; yields what the page shows, each time there is more of it.
-
-        Yields:
-            (decision, gauge, draft, claims, passages, answer without, answer with passages, times).
-        """
-        from rgate_integrations.claims import plan_queries
-        from rgate_integrations.index import fuse
-
-        gate, llm = self.pipeline.gate, self.pipeline.llm
-        times: dict[str, float] = {}
-        start = time.perf_counter()
-        (decision,) = gate.decide_batch([question.strip()])
-        times["gate"] = _since(start)
-        shown = [
-            decision,
-            gauge(decision, threshold),
-            draft_html(decision.draft),
-            "",
-            "",
-            "",
-            "",
-            times_html(times),
-        ]
-        yield tuple(shown)
-        shown[1] = gradio.skip()  # from here on the gauge is the slider's
-        if decision.error is not None and not decision.question:
-            return
-        start = time.perf_counter()
-        # Both arms are shown, so passages are searched for known questions too.
-        (plan,) = plan_queries([decision.model_copy(update={"retrieve": True})], gate=gate)
-        times["claims"] = _since(start)
-        start = time.perf_counter()
-        found = (index or self.pipeline.index).search([q.text for q in plan.queries], self.pipeline.k)
-        hits = fuse(found, key=lambda h: h.passage.id, k=self.pipeline.k)
-        times["search"] = _since(start)
-        shown[3:5] = claims_html(plan), passages_html(hits)
-        values = {"question": decision.question}
-        passages = "\n\n".join(f"{h.passage.title}\n{h.passage.text}".strip() for h in hits)
-        for place, name, prompt, fields in (
-            (5, "answer without", ANSWER, values),
-            (6, "answer with passages", ANSWER_WITH_PASSAGES, {**values, "passages": passages}),
-        ):
-            start = time.perf_counter()
-            for text in llm.stream(prompt, fields, tokens=64):
-                times[name] = _since(start)
-                shown[place], shown[7] = text, times_html(times)
-                yield tuple(shown)
+    stages = [f"{escape(stage)} {milliseconds:.0f} ms" for stage, milliseconds in times.items()]
+    return f'<div class="rg">{" · ".join(stages)}</div>'
 
 
 def read_corpus(path: str | None) -> tuple[PassageIndex | None, str]:
     """Index an uploaded JSONL corpus; returns the index, and a line that says what happened."""
-    from itertools import islice
-
-    from rgate_integrations.index import PassageIndex, read_passages
-
     if path is None:
         return None, "Searching the corpus of the demo."
     try:
@@ -198,9 +187,9 @@ def build(pipeline: Pipeline) -> Any:
             button = gradio.Button("Ask", variant="primary", elem_id="rg-ask", scale=1)
         gradio.Examples(EXAMPLES, question)
         threshold = gradio.Slider(
-            0,
-            1,
-            pipeline.gate.threshold,
+            minimum=0,
+            maximum=1,
+            value=getattr(pipeline.gate, "threshold", 0.5),  # a gate of the user's own may have none
             step=0.01,
             label="Threshold: retrieve below it",
             elem_id="rg-threshold",
@@ -230,13 +219,23 @@ def build(pipeline: Pipeline) -> Any:
     return page
 
 
-def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool) -> None:
-    """Serve the page until Ctrl-C. No telemetry, no share link, and nothing is fetched from elsewhere."""
-    import os
+def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool, wait: bool = True) -> Any:
+    """Serve the page. No telemetry, no share link, and nothing is fetched from elsewhere.
 
+    Args:
+        pipeline: Gate, index and LLM.
+        host: Address to listen on.
+        port: Port.
+        open_browser: Whether to open the page.
+        wait: Whether to wait for Ctrl-C.
+
+    Returns:
+        The page; its ``close()`` ends the server.
+    """
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
-    build(pipeline).queue().launch(
+    page = build(pipeline)
+    page.queue().launch(
         server_name=host,
         server_port=port,
         share=False,
@@ -245,13 +244,6 @@ def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool) -> N
         theme=gradio.themes.Default(**fonts),
         footer_links=[],
         quiet=True,
+        prevent_thread_lock=not wait,
     )
-
-
-def _inside(p: float) -> str:
-    """A position in per cent at which a label stays inside the gauge."""
-    return f"{100 * min(max(p, 0.12), 0.88):.1f}"
-
-
-def _since(start: float) -> float:
-    return (time.perf_counter() - start) * 1e3
+    return page

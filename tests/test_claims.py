@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations import Decision, Draft
-from rgate_integrations.claims import Claim, ModelRewriter, parse_claims, plan_queries, print_claims
-from rgate_integrations.claims.format import without_tags
+from rgate_integrations.claims import Claim, ModelRewriter, plan_queries
+from rgate_integrations.claims.format import parse_claims, print_claims, without_tags
 from rgate_integrations.claims.sentences import entities, sentence_claims, split_sentences, subject
 from tests.scripted_proxy import ScriptedProxy
 
@@ -116,6 +116,12 @@ def test_claims_are_self_contained():
     ]
     assert sentence_claims("who?", None) == []
     assert sentence_claims("who?", Draft(text="I'm sorry, I do not know.")) == []
+
+
+def test_a_subject_with_backslashes_is_taken_literally():
+    draft = Draft(text="It is a folder. Its files are \\d.")
+    claims = sentence_claims(r'What is in "C:\docs\1"?', draft)
+    assert [c.text for c in claims] == [r"C:\docs\1 is a folder.", r"C:\docs\1's files are \d."]
 
 
 def test_a_sentence_that_was_cut_off_is_left_out():

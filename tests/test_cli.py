@@ -1,54 +1,70 @@
-"""The command line, as a user runs it."""
+"""The command line, as a user runs it; what needs a model runs in this process, which has it loaded already."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from rgate_integrations.cli.main import app
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
+ZORBLAT = (
+    '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
+    '{"id": "2", "title": "Bread", "text": "Bread is baked."}\n'
+)
 
 
 def rgate(*arguments, stdin=""):
-    return subprocess.run([*RGATE, *arguments], input=stdin, capture_output=True, text=True, check=False)
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
 
 
-def test_gates_lists_all_with_their_papers():
-    done = rgate("gates", "--json")
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0
-    assert len(found) >= 18
-    assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
-    assert "IK score" in rgate("gates").stdout
+def objects(done):
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_errors_have_a_hint_and_exit_code_one():
-    done = rgate("decide", "--gate", "ikk", "who?")
+    done = subprocess.run(
+        [*RGATE, "decide", "--gate", "ikk", "who?"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "error: There is no gate named 'ikk'." in done.stderr
     assert "Did you mean ik" in done.stderr
     assert "Traceback" not in done.stderr
     assert rgate("--version").stdout.startswith("rgate ")
-    missing = rgate("index", "search", "/no/such/index", "q")
-    assert missing.returncode == 1
-    assert "rgate index build" in missing.stderr
+    missing = rgate("index", "search", "/no/such/index", "q").exception
+    assert "rgate index build" in missing.hint
+
+
+def test_gates_lists_all_with_their_papers():
+    done = rgate("gates", "--json")
+    found = objects(done)
+    assert done.exit_code == 0
+    assert len(found) >= 18
+    assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
+    assert "IK score" in rgate("gates").stdout
+    shipped = objects(rgate("gates", "--shipped", "--json"))
+    assert {"default", "default-question"} <= {g["name"] for g in shipped}
+    assert "default-question" in rgate("gates", "--shipped").stdout
 
 
 def test_decide_streams_and_goes_on_after_an_error():
     done = rgate("decide", "--gate", "constant:never", "--json", stdin="who?\n\nwhat?\n")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = objects(done)
     assert [line["question"] for line in lines] == ["who?", "", "what?"]
     assert lines[1]["error"]["type"] == "InvalidQuestionError"
     assert lines[1]["error"]["hint"]
     assert [line["retrieve"] for line in lines] == [False, True, False]
-    assert done.returncode == 1
-    assert rgate("decide", "--gate", "constant:never", "who?").returncode == 0
+    assert done.exit_code == 1
+    assert rgate("decide", "--gate", "constant:never", "who?").exit_code == 0
 
 
 def test_decide_reads_json_lines():
     lines = '{"question": "who?", "popularity": 5000}\n{"question": "what?", "popularity": 3}\n{not json\n'
-    done = rgate("decide", "--gate", "popularity", "--json", stdin=lines)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = objects(rgate("decide", "--gate", "popularity", "--json", stdin=lines))
     assert [f["retrieve"] for f in found] == [False, True, True]
     assert "error" in found[2]
     assert found[2]["question"] == "{not json"
@@ -56,7 +72,7 @@ def test_decide_reads_json_lines():
 
 def test_doctor_reports_and_says_how_to_mend(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
-    found = json.loads(rgate("doctor", "--json").stdout)
+    (found,) = objects(rgate("doctor", "--json"))
     assert found["cache"]["entries"]["smollm2-135m-instruct"] is False
     assert found["missing"]["smollm2-135m-instruct"] == "rgate download smollm2-135m-instruct"
     assert found["packages"]["torch"]
@@ -64,40 +80,65 @@ def test_doctor_reports_and_says_how_to_mend(tmp_path, monkeypatch):
     assert "smollm2-135m-instruct" in rgate("download").stdout
 
 
+def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
+    from rich.console import Console
+
+    from rgate_integrations.cli.opening import open_index, open_llm
+    from rgate_integrations.cli.options import DEFAULT_LLM
+
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
+    notices = Console(record=True, quiet=True)
+    assert open_llm(DEFAULT_LLM, scripted, notices) is scripted, "the proxy answers in its place"
+    with pytest.raises(ModelLoadError):
+        open_llm("smollm2-135m-instruct", scripted, notices)
+    with pytest.raises(ModelLoadError, match="no index") as caught:
+        open_index(None, notices)
+    assert "rgate download encyclopedia-leads" in caught.value.hint
+
+
+def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "who?"}\n')
+    done = rgate("collect", "--questions", tmp_path / "q.jsonl", "--out", tmp_path / "out.jsonl")
+    assert "line 1: no gold_answers" in str(done.exception)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 @pytest.mark.model
 def test_decide_with_the_real_proxy(smollm2):
     done = rgate("decide", "--json", stdin="who wrote hamlet?\n\nwhere was Aarno Maliniemi born?\n")
-    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    first, second, third = objects(done)
     assert "error" in second
     for found in (first, third):
         assert 0 <= found["p_known"] <= 1
         assert found["cost"]["model_calls"] >= 1
-    assert done.returncode == 1
+    assert done.exit_code == 1
+
+
+@pytest.fixture(scope="module")
+def zorblat(minilm, tmp_path_factory):
+    """The folder of a small index, built by the command."""
+    folder = tmp_path_factory.mktemp("zorblat")
+    (folder / "corpus.jsonl").write_text(ZORBLAT)
+    built = rgate("index", "build", "--corpus", folder / "corpus.jsonl", "--out", folder / "index")
+    assert built.exit_code == 0, built.output
+    return folder / "index"
 
 
 @pytest.mark.model
-def test_ask_with_an_own_index(smollm2, minilm, tmp_path):
-    corpus = tmp_path / "corpus.jsonl"
-    corpus.write_text(
-        '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
-        '{"id": "2", "title": "Bread", "text": "Bread is baked."}\n'
-    )
-    built = rgate("index", "build", "--corpus", str(corpus), "--out", str(tmp_path / "i"))
-    assert built.returncode == 0, built.stderr
-    found = json.loads(rgate("index", "search", str(tmp_path / "i"), "zorblat capital", "--json").stdout)
+def test_searching_an_own_index(zorblat):
+    (found,) = objects(rgate("index", "search", zorblat, "zorblat capital", "--json"))
     assert found["passages"][0]["title"] == "Zorblat"
-    options = [
-        "--index",
-        str(tmp_path / "i"),
-        "--llm",
-        "smollm2-135m-instruct",
-        "--threshold",
-        "1.01",
-        "-k",
-        "1",
-    ]
-    done = rgate("ask", "--json", *options, "What is the capital of Zorblat?")
-    answered = json.loads(done.stdout)
+    assert "Zorblat: The capital" in rgate("index", "search", zorblat, "zorblat capital").stdout
+    assert isinstance(
+        rgate("index", "search", zorblat, "q", "-k", "0").exception, SystemExit | ConfigurationError
+    )
+
+
+@pytest.mark.model
+def test_ask_with_an_own_index(smollm2, zorblat):
+    options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "default-question"]
+    retrieving = [*options, "--threshold", "1.01"]
+    (answered,) = objects(rgate("ask", "--json", *retrieving, "What is the capital of Zorblat?"))
     keys = {
         "question",
         "retrieve",
@@ -111,12 +152,14 @@ def test_ask_with_an_own_index(smollm2, minilm, tmp_path):
     }
     assert keys <= set(answered)
     assert answered["retrieve"] is True
-    assert answered["passages"][0]["title"] == "Zorblat"
+    assert [p["title"] for p in answered["passages"]] == ["Zorblat"]
     assert "Quimbo" in answered["answer"]
-    skipped = json.loads(rgate("ask", "--json", *options[:-4], "--threshold", "0", "What is bread?").stdout)
+    (skipped,) = objects(rgate("ask", "--json", *options, "--threshold", "0", "What is bread?"))
     assert skipped["passages"] == []
     assert skipped["queries"] == []
     assert skipped["answer"]
-    shown = rgate("ask", *options, "What is the capital of Zorblat?").stdout
-    assert "retrieve" in shown
-    assert "Quimbo" in shown
+    done = rgate("ask", *retrieving, stdin="What is the capital of Zorblat?\n\n")
+    assert "retrieve" in done.stdout
+    assert "Quimbo" in done.stdout
+    assert "error" in done.stdout
+    assert done.exit_code == 1

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex, SentenceEmbedder, slimplm_search
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.proxy.download import cached_path
 
 pytestmark = pytest.mark.model

@@ -4,14 +4,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.index import (
-    BM25Index,
-    HybridIndex,
-    Passage,
-    PassageIndex,
-    build_resumable,
-    slimplm_search,
-)
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index.building import build_resumable
+from rgate_integrations.index.hybrid import slimplm_search
 
 TEXTS = {
     "paris": "Paris is the capital of France.",

@@ -226,8 +226,8 @@ def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
     import pathlib
 
     from rgate_integrations import load_gate
-    from rgate_integrations.cli.ask import Pipeline
     from rgate_integrations.index import Passage, PassageIndex
+    from rgate_integrations.pipeline import Pipeline
 
     monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "cookbook"))
     from langchain_chain import build_chain

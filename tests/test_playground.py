@@ -9,15 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from rgate_integrations import Decision, Draft
+from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.claims import plan_queries
 from rgate_integrations.decision import Failure
+from rgate_integrations.index import Hit, Passage, PassageIndex
+from rgate_integrations.pipeline import Pipeline
+from tests.scripted_proxy import ScriptedProxy
 
 pytest.importorskip("gradio", reason="gradio comes with the dev extra")
 from rgate_integrations.playground import (
+    Playground,
     claims_html,
     draft_html,
     gauge,
+    launch,
     passages_html,
     read_corpus,
     times_html,
@@ -60,49 +65,85 @@ def test_a_corpus_that_cannot_be_read_is_said(tmp_path):
     assert "line 1" in note
 
 
+def test_the_page_fills_up_as_the_pipeline_goes():
+    class Nothing:
+        def search(self, queries, k):
+            return [[Hit(Passage("1", SLY, title="T"), 0.5, query)] for query in queries]
+
+    class Streamer(ScriptedProxy):
+        def stream(self, prompt, values, *, tokens):
+            yield "a"
+            yield "a b"
+
+    playground = Playground(Pipeline(load_gate("constant:never"), Nothing(), Streamer(), k=1))
+    shown = list(playground.ask(" who? ", 0.3))
+    decision, route, *rest = shown[0]
+    assert decision.question == "who?"
+    assert "threshold 0.30" in route
+    assert rest[1:5] == ["", "", "", ""]
+    assert all(not isinstance(values[1], str) for values in shown[1:]), (
+        "the gauge is the slider's from then on"
+    )
+    assert list(shown[-1][5:7]) == ["a b", "a b"]
+    assert "&lt;script&gt;" in shown[-1][4]
+    assert "answer with passages" in shown[-1][7]
+    assert len(list(playground.ask("  ", 0.5))) == 1, "an empty question says so, and nothing is answered"
+
+
+def test_the_command_opens_what_the_page_needs(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from rgate_integrations.cli.main import app
+
+    seen = []
+    monkeypatch.setattr(
+        "rgate_integrations.playground.launch", lambda *a, **options: seen.append((a, options))
+    )
+    monkeypatch.setattr(
+        "rgate_integrations.cli.playground.open_pipeline", lambda *a, **options: (a[0], options)
+    )
+    done = CliRunner().invoke(app, ["playground", "--gate", "ik", "--port", "7", "-k", "2", "--no-browser"])
+    assert done.exit_code == 0, done.output
+    ((opened, host, port), options) = seen[0]
+    assert (opened[0], opened[1]["k"], host, port) == ("ik", 2, "127.0.0.1", 7)
+    assert options == {"open_browser": False}
+
+
 @pytest.mark.model
 def test_an_uploaded_corpus_is_searched(tmp_path, smollm2, minilm):
-    from rgate_integrations import load_gate
-    from rgate_integrations.cli.ask import Pipeline
-    from rgate_integrations.playground import Playground
-
     lines = [{"text": "The capital of Zorblat is Quimbo.", "title": "Zorblat"}, {"text": "Bread is baked."}]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     index, note = read_corpus(str(tmp_path / "mine.jsonl"))
     assert note == "Searching 2 passages of yours."
-    playground = Playground(Pipeline(load_gate(), index, smollm2, k=1))
-    shown = list(playground.ask("What is the capital of Zorblat?", 0.5, index))
+    pipeline = Pipeline(load_gate("default-question"), None, smollm2, k=1, tokens=8)
+    shown = list(Playground(pipeline).ask("What is the capital of Zorblat?", 0.5, index))
     assert len(shown) > 3
     assert isinstance(shown[0][0], Decision)
     assert "Quimbo" in shown[-1][4]
     assert shown[-1][5]
     assert shown[-1][6]
-    assert len(list(playground.ask("  ", 0.5))) == 1, "an empty question says so, and nothing is answered"
 
 
-@pytest.fixture
-def page(tmp_path, smollm2, minilm):
-    """Start the command in a process of its own, on a small index; yields its address."""
-    from rgate_integrations.index import Passage, PassageIndex
-
+@pytest.fixture(params=["in this process", pytest.param("by the command", marks=pytest.mark.slow)])
+def page(request, tmp_path, smollm2, minilm):
+    """The address of a page on a small index, served in this process or by `rgate playground` in its own."""
     passages = [
         Passage("1", "The capital of Zorblat is Quimbo.", title="Zorblat"),
         Passage("2", "Bread is baked."),
     ]
-    PassageIndex.build(passages).save(tmp_path / "index")
+    index = PassageIndex.build(passages)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    if request.param == "in this process":
+        pipeline = Pipeline(load_gate(), index, smollm2, tokens=16)
+        served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
+        yield f"http://127.0.0.1:{port}"
+        served.close()
+        return
+    folder = index.save(tmp_path / "index")
     command = [sys.executable, "-c", "from rgate_integrations.cli.main import main; main()", "playground"]
-    command += [
-        "--index",
-        str(tmp_path / "index"),
-        "--llm",
-        smollm2.name,
-        "--port",
-        str(port),
-        "--no-browser",
-    ]
+    command += ["--index", folder, "--llm", smollm2.name, "--port", str(port), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
@@ -135,26 +176,34 @@ def test_in_a_browser(page, browser):
     box = wait.until(lambda b: b.find_element(By.CSS_SELECTOR, "#rg-question textarea, #rg-question input"))
     box.send_keys("What is the capital of <b>Zorblat</b>?", Keys.ENTER)
     wait.until(lambda b: "P(known)" in text("rg-gauge"))
-    wait.until(lambda b: "answer with passages" in text("rg-times") and "Quimbo" in text("rg-passages"))
-    wait.until(lambda b: value("rg-with"))
-    assert value("rg-without")
+    wait.until(lambda b: value("rg-without"))
     assert "<b>Zorblat</b>" in text("rg-claims"), "the question is shown as text"
+    assert "Quimbo" in text("rg-passages")
     route = text("rg-gauge").splitlines()[0]
 
+    # While answers come in, the threshold is moved; the keyboard is enough.
     slider = browser.find_element(By.CSS_SELECTOR, "#rg-threshold input[type=range]")
-    slider.send_keys(Keys.HOME if route.startswith("retrieve") else Keys.END)  # the keyboard is enough
+    slider.send_keys(Keys.HOME if route.startswith("retrieve") else Keys.END)
     wait.until(lambda b: text("rg-gauge").splitlines()[0] != route)
+    wait.until(lambda b: "answer with passages" in text("rg-times") and value("rg-with"))
+    assert text("rg-gauge").splitlines()[0] != route, "answers that come in later leave the threshold alone"
+
     BUILD.mkdir(parents=True, exist_ok=True)
     browser.save_screenshot(str(BUILD / "1280.png"))
     browser.set_window_size(375, 1400)
-    time.sleep(3)
-    assert text("rg-gauge").splitlines()[0] != route, "answers that come in later leave the threshold alone"
+    fits = "return document.documentElement.scrollWidth <= window.innerWidth + 1"
+    wait.until(lambda b: b.execute_script(fits))
     browser.save_screenshot(str(BUILD / "375.png"))
-    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
-    urls = {
-        json.loads(e["message"])["message"]["params"]["request"]["url"].split("/")[2]
-        for e in browser.get_log("performance")
-        if json.loads(e["message"])["message"]["method"] == "Network.requestWillBeSent"
-        and json.loads(e["message"])["message"]["params"]["request"]["url"].startswith("http")
-    }
-    assert urls == {page.removeprefix("http://")}, "nothing is fetched from elsewhere"
+    assert requested_hosts(browser) == {page.removeprefix("http://")}, "nothing is fetched from elsewhere"
+
+
+def requested_hosts(browser):
+    hosts = set()
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] != "Network.requestWillBeSent":
+            continue
+        url = message["params"]["request"]["url"]
+        if url.startswith("http"):
+            hosts.add(url.split("/")[2])
+    return hosts

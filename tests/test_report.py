@@ -106,15 +106,16 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tmp_path):
     passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
     PassageIndex.build(passages).save(tmp_path / "index")
     data, runner = str(tmp_path / "paired.jsonl"), CliRunner()
-    options = ["--llm", smollm2.name, "--index", str(tmp_path / "index"), "--tokens", "12"]
+    options = ["--llm", smollm2.name, "--index", str(tmp_path / "index"), "--tokens", "3", "-k", "1"]
     done = runner.invoke(app, ["collect", "--questions", str(questions), "--out", data, *options])
     assert done.exit_code == 0, done.output
     assert "24 questions" in done.output
-    options = ["calibrate", "--data", data, "--budget", "0.9", "--probability", "none"]
+    options = ["calibrate", "--data", data, "--draft", "recorded", "--budget", "0.9", "--probability", "none"]
     done = runner.invoke(app, [*options, "--out", str(tmp_path / "g")])
     assert done.exit_code == 0, done.output
     result = tmp_path / "r.json"
-    options = ["evaluate", "--gate", str(tmp_path / "g"), "--data", data, "--json", str(result)]
+    options = ["evaluate", "--gate", str(tmp_path / "g"), "--draft", "recorded", "--data", data]
+    options += ["--json", str(result)]
     done = runner.invoke(app, options)
     assert done.exit_code == 0, done.output
     assert json.loads(result.read_text())["pooled"]["n"] == 24

@@ -56,13 +56,14 @@ def parse_claims(text: str) -> list[Claim]:
     >>> [c.query for c in parse_claims("<Claim> Paris is in France. <Query> Paris country")]
     ['Paris country']
     """
-    starts = [*_BLOCK.finditer(text)]
-    ends = [m.start() for m in starts[1:]] + [len(text)] * bool(starts)
-    return [
-        claim
-        for match, end in zip(starts, ends, strict=True)
-        if (claim := _claim(text[match.start() : end], match.group(1).lower())) is not None
-    ]
+    blocks = list(_BLOCK.finditer(text))
+    claims = []
+    for number, match in enumerate(blocks):
+        end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
+        claim = _claim(text[match.start() : end], match.group(1).lower())
+        if claim is not None:
+            claims.append(claim)
+    return claims
 
 
 def _claim(block: str, tag: str) -> Claim | None:
@@ -79,8 +80,11 @@ def _claim(block: str, tag: str) -> Claim | None:
 
 
 def _first(block: str, what: str) -> str | None:
+    """Return the first text of a kind in a block, on one line; None where it is missing or empty."""
     match = _TAGGED[what].search(block)
-    return (" ".join(match.group(1).split()) or None) if match else None
+    if match is None:
+        return None
+    return " ".join(match.group(1).split()) or None
 
 
 def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
@@ -89,17 +93,18 @@ def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
     The paper's style has no place for `Claim.needs_search` and for sub-questions, which it leaves out.
     """
     if style == "paper":
-        return " ".join(
-            f"<Claim> {c.text}" + (f" <Query> {c.query}" if c.query else "")
-            for c in claims
-            if c.kind == "claim"
-        )
+        return " ".join(_plain_block(claim) for claim in claims if claim.kind == "claim")
     parts = []
     for kind, tag in (("question", "Question"), ("claim", "Claim")):
-        blocks = [_block(c, tag) for c in claims if c.kind == kind]
+        blocks = [_block(claim, tag) for claim in claims if claim.kind == kind]
         if blocks:
             parts.append(f"<{tag}s> {' '.join(blocks)} </{tag}s>")
     return " ".join(parts)
+
+
+def _plain_block(claim: Claim) -> str:
+    query = f" <Query> {claim.query}" if claim.query else ""
+    return f"<Claim> {claim.text}{query}"
 
 
 def _block(claim: Claim, tag: str) -> str:
@@ -111,6 +116,6 @@ def _block(claim: Claim, tag: str) -> str:
 def without_tags(text: str) -> str:
     """Take the tags' opening marks out of a text, so that quoting it in a prompt cannot plant claims."""
     previous = None
-    while previous != text:
+    while previous != text:  # what is left of a mark inside a mark may be one again
         previous, text = text, _ANY_TAG.sub(" ", text)
     return text

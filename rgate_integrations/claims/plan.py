@@ -116,13 +116,21 @@ def _judging(
     rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None
 ) -> Flow[list[list[JudgedClaim]]]:
     """Let the gate judge the claims of all questions, in one call."""
-    asked = [c for claims in rewritten for c in claims if gate is not None and _is_for_the_gate(c)]
-    answers: dict[int, Decision] = {}
+    asked: list[Claim] = []
+    if gate is not None:
+        for claims in rewritten:
+            asked += [claim for claim in claims if _is_for_the_gate(claim)]
+    # A claim is known by its identity: two claims with the same words may belong to different questions.
+    decisions: dict[int, Decision] = {}
     if gate is not None and asked:
-        drafts = [Draft(text=c.text, source="recorded") for c in asked]
-        found = yield from deciding(gate, [c.query or c.text for c in asked], drafts=drafts)
-        answers = {id(claim): decision for claim, decision in zip(asked, found, strict=True)}
-    return [[_judged(c, answers.get(id(c))) for c in claims] for claims in rewritten]
+        drafts = [Draft(text=claim.text, source="recorded") for claim in asked]
+        found = yield from deciding(gate, [claim.query or claim.text for claim in asked], drafts=drafts)
+        for claim, decision in zip(asked, found, strict=True):
+            decisions[id(claim)] = decision
+    judged = []
+    for claims in rewritten:
+        judged.append([_judged(claim, decisions.get(id(claim))) for claim in claims])
+    return judged
 
 
 def _is_for_the_gate(claim: Claim) -> bool:
@@ -137,37 +145,50 @@ def _judged(claim: Claim, decision: Decision | None) -> JudgedClaim:
     if decision is None:
         reason = "It is part of the question." if claim.kind == "question" else "Claims are not filtered."
         return JudgedClaim(claim=claim, kept=True, reason=reason)
-    p = None if decision.error else decision.p_known
     word = "unknown" if decision.retrieve else "known"
     return JudgedClaim(
-        claim=claim, kept=decision.retrieve, reason=f"Judged {word}: {decision.reason}", p_known=p
+        claim=claim,
+        kept=decision.retrieve,
+        reason=f"Judged {word}: {decision.reason}",
+        p_known=None if decision.error else decision.p_known,
     )
 
 
-def _plan(question: str, claims: Sequence[JudgedClaim], include_question: bool, most: int) -> QueryPlan:
-    queries: list[Query] = [Query(text=question)] if include_question else []
-    shown: list[JudgedClaim] = []
-    for judged in claims:
-        query = judged.claim.query
-        if judged.kept and query:
-            twin = next((q for q in queries if _alike(q.text, query)), None)
-            if twin is not None:
-                judged = judged.model_copy(
-                    update={"kept": False, "reason": f"Much the same as {twin.text!r}."}
-                )
-            elif len(queries) >= most:
-                judged = judged.model_copy(
-                    update={"kept": False, "reason": f"There are {most} queries already."}
-                )
-            else:
-                queries.append(Query(text=query, claim=judged.claim.text))
-        shown.append(judged)
-    return QueryPlan(
-        question=question, queries=tuple(queries) or (Query(text=question),), claims=tuple(shown)
-    )
+def _plan(
+    question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
+) -> QueryPlan:
+    """Take the queries of the claims that are kept, without near duplicates, up to the maximum."""
+    queries: list[Query] = []
+    if include_question:
+        queries.append(Query(text=question))
+    judged = []
+    for claim in claims:
+        text = claim.claim.query
+        if not claim.kept or text is None:
+            judged.append(claim)
+            continue
+        twin = next((query for query in queries if _alike(query.text, text)), None)
+        if twin is not None:
+            judged.append(_dropped(claim, f"Much the same as {twin.text!r}."))
+        elif len(queries) >= max_queries:
+            judged.append(_dropped(claim, f"There are {max_queries} queries already."))
+        else:
+            judged.append(claim)
+            queries.append(Query(text=text, claim=claim.claim.text))
+    if not queries:  # a question that needs retrieval is never left without a query
+        queries.append(Query(text=question))
+    return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
+
+
+def _dropped(claim: JudgedClaim, reason: str) -> JudgedClaim:
+    return claim.model_copy(update={"kept": False, "reason": reason})
 
 
 def _alike(first: str, second: str) -> bool:
     """Whether two queries have at least four fifths of their words in common."""
-    a, b = set(normalise(first).split()), set(normalise(second).split())
-    return first == second or (bool(a | b) and len(a & b) / len(a | b) >= 0.8)
+    if first == second:
+        return True
+    words = set(normalise(first).split())
+    others = set(normalise(second).split())
+    together = words | others
+    return bool(together) and len(words & others) / len(together) >= 0.8

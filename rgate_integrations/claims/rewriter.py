@@ -90,14 +90,14 @@ class ModelRewriter:
 
     def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
         """Rewrite with the model, falling back sentence by sentence where it failed."""
-        values = [
-            {"question": without_tags(q), "draft": without_tags(d.text) if d else ""}
-            for q, d in zip(questions, drafts, strict=True)
-        ]
+        values = []
+        for question, draft in zip(questions, drafts, strict=True):
+            text = draft.text if draft else ""
+            values.append({"question": without_tags(question), "draft": without_tags(text)})
         outputs = self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
         found = []
         for question, draft, output in zip(questions, drafts, outputs, strict=True):
-            claims = [c for c in parse_claims(output.text) if c.query]
+            claims = [claim for claim in parse_claims(output.text) if claim.query]
             if not claims:
                 _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
                 claims = sentence_claims(question, draft)

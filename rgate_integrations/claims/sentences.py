@@ -33,6 +33,7 @@ _QUESTION_WORDS = frozenset(
         in on at the a an name of for from to by with and or if i""",
     )
 )
+_MOST_NAMES = 4  # sub-questions of one question
 
 
 def split_sentences(text: str) -> list[str]:
@@ -77,29 +78,43 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     is a last sentence that the token limit cut off, unless it is the only one.
     """
     topic = subject(question)
-    claims: list[Claim] = []
-    sentences = split_sentences(draft.text) if draft else []
-    if draft and not draft.finished and len(sentences) > 1 and sentences[-1][-1:] not in ".!?":
-        sentences = sentences[:-1]
-    for sentence in sentences:
+    literal = topic.replace("\\", r"\\")  # in a replacement a backslash begins a reference to a group
+    claims = []
+    for sentence in _whole_sentences(draft):
+        # Twice: "So, however, …" has two lead-ins.
         text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
         if not text.strip(" .") or _EMPTY.search(text):
             continue
-        text = _POSSESSIVE.sub(f"{topic}'s", _PRONOUN.sub(topic, text))
+        text = _PRONOUN.sub(literal, text)
+        text = _POSSESSIVE.sub(f"{literal}'s", text)
         claims.append(Claim(text=text, query=_with_topic(text.rstrip("."), topic)))
     names = entities(question)
     if len(names) > 1:
-        claims += [
-            Claim(text=f"What is said about {name}?", query=name, kind="question") for name in names[:4]
-        ]
+        for name in names[:_MOST_NAMES]:
+            claims.append(Claim(text=f"What is said about {name}?", query=name, kind="question"))
     return claims
 
 
+def _whole_sentences(draft: Draft | None) -> list[str]:
+    """Return the sentences of a draft, without a last one that the token limit cut off, unless it is the only one."""
+    if draft is None:
+        return []
+    sentences = split_sentences(draft.text)
+    if draft.finished or len(sentences) < 2 or sentences[-1][-1] in ".!?":
+        return sentences
+    return sentences[:-1]
+
+
 def _with_topic(text: str, topic: str) -> str:
+    """Add the topic to a text that mentions none of its words."""
     words = set(re.findall(r"\w+", text.lower()))
-    return text if words & set(re.findall(r"\w{3,}", topic.lower())) else f"{topic} {text}"
+    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
+    return text if words & topic_words else f"{topic} {text}"
 
 
 def rewrite_by_sentence(questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
     """Return `sentence_claims` for each question; needs no model."""
-    return [sentence_claims(q, d) for q, d in zip(questions, drafts, strict=True)]
+    found = []
+    for question, draft in zip(questions, drafts, strict=True):
+        found.append(sentence_claims(question, draft))
+    return found

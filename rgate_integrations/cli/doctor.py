@@ -42,21 +42,16 @@ def examine() -> dict[str, Any]:
         packages[name] = version
         if version is None:
             missing[name] = f'pip install "rgate-integrations[{extra}]"'
-    cached = {name: cached_path(name) is not None for name in CATALOGUE}
-    missing |= {name: f"rgate download {name}" for name, there in cached.items() if not there}
-    root = cache_dir()
-    existing = next(p for p in (root, *root.parents) if p.exists())
+    cache = _cache()
+    for name, there in cache["entries"].items():
+        if not there:
+            missing[name] = f"rgate download {name}"
     return {
         "rgate": __version__,
         "python": platform.python_version(),
         "packages": packages,
         "devices": _devices(),
-        "cache": {
-            "folder": str(root),
-            "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
-            "free_gb": round(shutil.disk_usage(existing).free / 1e9, 1),
-            "entries": cached,
-        },
+        "cache": cache,
         "missing": missing,
     }
 
@@ -87,6 +82,18 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         console.print("\nTo get what is missing (only what you use is needed):")
         for command in dict.fromkeys(found["missing"].values()):
             console.print(f"  {command}", markup=False, soft_wrap=True)
+
+
+def _cache() -> dict[str, Any]:
+    root = cache_dir()
+    # The folder is made on first use: until then its nearest parent says whether there is room for it.
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    return {
+        "folder": str(root),
+        "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
+        "free_gb": round(shutil.disk_usage(existing).free / 1e9, 1),
+        "entries": {name: cached_path(name) is not None for name in CATALOGUE},
+    }
 
 
 def _version(module: str, distributions: tuple[str, ...]) -> tuple[str, str | None]:

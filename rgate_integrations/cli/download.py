@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from rgate_integrations.cli.output import print_error
 from rgate_integrations.errors import RGateError
 from rgate_integrations.proxy.catalog import CATALOGUE, entry
 from rgate_integrations.proxy.download import cache_dir, cached_path
@@ -28,16 +29,16 @@ def download(
     wanted = list(CATALOGUE) if everything else list(dict.fromkeys(names or ()))
     console = Console(stderr=True, highlight=False)
     failed = False
-    for item in [entry(name) for name in wanted]:  # every name is known before the first is fetched
-        if found := cached_path(item.name):
-            console.print(f"{item.name}: already there, {found}", soft_wrap=True, markup=False)
+    items = [entry(name) for name in wanted]  # an unknown name ends it before anything is fetched
+    for item in items:
+        there = cached_path(item.name)
+        if there is not None:
+            console.print(f"{item.name}: already there, {there}", soft_wrap=True, markup=False)
             continue
         start = time.perf_counter()
         try:
             found = bring(item.name)
         except RGateError as error:
-            from rgate_integrations.cli.main import print_error
-
             console.print(f"{item.name}: failed", style="red")
             print_error(error)
             failed = True
@@ -50,8 +51,10 @@ def download(
 
 def _show_catalogue() -> None:
     table = Table(title=f"Catalogue (cache: {cache_dir()})", title_justify="left", box=None, padding=(0, 1))
-    for column in ("name", "cached", "download", "on disk"):
-        table.add_column(column, justify="right" if column in ("download", "on disk") else "left")
+    table.add_column("name")
+    table.add_column("cached")
+    table.add_column("download", justify="right")
+    table.add_column("on disk", justify="right")
     for item in CATALOGUE.values():
         about = f"{item.name}\n  [dim]{item.purpose}; {item.licence}[/]"
         there = "[green]yes[/]" if cached_path(item.name) else "no"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from rgate_integrations.cli.options import AsJson
 from rgate_integrations.gates import list_gates
 
 
 def gates(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: AsJson = False,
     shipped: Annotated[
         bool, typer.Option("--shipped", help="List the trained gates of the package instead.")
     ] = False,
@@ -23,35 +24,51 @@ def gates(
     if shipped:
         _shipped(as_json)
         return
+    infos = list_gates()
     if as_json:
-        for info in list_gates():
+        for info in infos:
             typer.echo(json.dumps(asdict(info)))
         return
-    table = Table(title=f"{len(list_gates())} gates", title_justify="left")
-    table.add_column("name", min_width=max(len(info.name) for info in list_gates()))
+    table = Table(title=f"{len(infos)} gates", title_justify="left")
+    table.add_column("name", min_width=max(len(info.name) for info in infos))
     for column in ("paper", "evidence", "training", "cost"):
         table.add_column(column)
-    for info in list_gates():
+    for info in infos:
         table.add_row(info.name, info.paper, info.evidence, info.training, info.cost)
     Console().print(table)
 
 
 def _shipped(as_json: bool) -> None:
-    from rgate_integrations.saved import read_probe
-    from rgate_integrations.saved import shipped as names
-
+    rows = _shipped_gates()
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+        return
     table = Table(title="trained gates of the package", title_justify="left")
     for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for name in names():
+    for row in rows:
+        auc = f"{row['auc_mean']:.3f}"
+        table.add_row(row["name"], row["proxy"], row["reads"], row["llm"], auc, row["licence"])
+    Console().print(table)
+
+
+def _shipped_gates() -> list[dict[str, Any]]:
+    """Return what each trained gate of the package is, as JSON values."""
+    from rgate_integrations.saved import read_probe, shipped
+
+    rows = []
+    for name in shipped():
         trained = read_probe(name)
         reads = f"question, {trained.tokens} tokens ({trained.source})" if trained.tokens else "question"
-        facts = trained.provenance
-        auc, licence = round(facts["metrics"]["auc_mean"], 3), facts["licence"]
-        if as_json:
-            row = {"name": name, "proxy": trained.base_model, "reads": reads, "llm": trained.llm}
-            typer.echo(json.dumps(row | {"auc_mean": auc, "licence": licence}))
-        else:
-            table.add_row(name, trained.base_model, reads, trained.llm, f"{auc:.3f}", licence)
-    if not as_json:
-        Console().print(table)
+        rows.append(
+            {
+                "name": name,
+                "proxy": trained.base_model,
+                "reads": reads,
+                "llm": trained.llm,
+                "auc_mean": round(trained.provenance["metrics"]["auc_mean"], 3),
+                "licence": trained.provenance["licence"],
+            }
+        )
+    return rows

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rgate_integrations.cli.output import advance, hit_as_json
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,18 +23,19 @@ def build(
     embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
 ) -> None:
     """Embed the passages of a corpus and save the index. Stopped and started again, it continues."""
-    from rgate_integrations.index import SentenceEmbedder, build_resumable, read_passages
+    from rgate_integrations.index import read_passages
+    from rgate_integrations.index.building import build_resumable
+    from rgate_integrations.index.embedder import SentenceEmbedder
 
     total = sum(1 for _ in read_passages(corpus))
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     notices = Console(stderr=True, highlight=False)
     with Progress(*columns, console=notices) as progress:
         task = progress.add_task("embedding", total=total)
-        index = build_resumable(
-            corpus, out, SentenceEmbedder(embedder), lambda done: progress.update(task, completed=done)
-        )
+        index = build_resumable(corpus, out, SentenceEmbedder(embedder), partial(advance, progress, task))
     notices.print(f"{len(index):,} passages in {out}", soft_wrap=True)
-    if (found := index.approximation) is not None:
+    found = index.approximation
+    if found is not None:
         notices.print(
             f"approximate search: {found['probes']} of {found['lists']} lists, recall {found['recall']:.1%}"
         )
@@ -47,13 +51,11 @@ def search(
     """Print the passages nearest to each query."""
     from rgate_integrations.index import PassageIndex
 
+    index = PassageIndex.load(folder)
     console = Console(highlight=False)
-    for query, hits in zip(queries, PassageIndex.load(folder).search(queries, k), strict=True):
+    for query, hits in zip(queries, index.search(queries, k), strict=True):
         if as_json:
-            found = [
-                {"id": h.passage.id, "title": h.passage.title, "text": h.passage.text, "score": h.score}
-                for h in hits
-            ]
+            found = [hit_as_json(hit) for hit in hits]
             typer.echo(json.dumps({"query": query, "passages": found}, ensure_ascii=False))
             continue
         console.print(query, style="bold", markup=False)

@@ -1,4 +1,4 @@
-"""Entry point of ``rgate``: registers the commands and prints typed errors with their hint."""
+"""Entry point of ``rgate``: registers the commands, and turns typed errors into a message with a hint."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.ask import ask
+from rgate_integrations.cli.collect import collect
 from rgate_integrations.cli.decide import decide
 from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
 from rgate_integrations.cli.evaluate import calibrate, evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.output import print_error
 from rgate_integrations.cli.playground import playground
-from rgate_integrations.cli.report import collect, monitor, report
+from rgate_integrations.cli.report import monitor, report
 from rgate_integrations.cli.train import train
 from rgate_integrations.errors import RGateError
 
@@ -62,16 +63,6 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(index, name="index")
-
-
-def print_error(error: RGateError) -> None:
-    """Print an error and its hint to standard error."""
-    console = Console(stderr=True, highlight=False)
-    console.print("error:", style="bold red", end=" ")
-    console.print(error.message, markup=False)
-    if error.hint:
-        console.print("hint:", style="bold", end="  ")
-        console.print(error.hint, markup=False)
 
 
 def main() -> None:

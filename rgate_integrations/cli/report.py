@@ -1,4 +1,4 @@
-"""``rgate collect``, ``rgate report`` and ``rgate monitor``: from answers to a page, and to what changed since."""
+"""``rgate report`` and ``rgate monitor``: what was measured as a page, and what changed since."""
 
 from __future__ import annotations
 
@@ -7,60 +7,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import read_jsonl, write_atomically
-
-
-def collect(
-    questions: Annotated[
-        str, typer.Option(help="JSONL with question and gold_answers, or a data set such as nq_open.")
-    ],
-    out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
-    llm: Annotated[
-        str, typer.Option(help="Answering LLM: catalogue name, folder or Hub id.")
-    ] = "qwen2.5-coder-0.5b-instruct",
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of an index; the demo's corpus when none.")
-    ] = None,
-    closed_book: Annotated[
-        bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
-    ] = False,
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a question.")] = 3,
-    tokens: Annotated[int, typer.Option(min=1, help="Greatest length of an answer.")] = 64,
-    judge: Annotated[
-        str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
-) -> None:
-    """Make paired data: your LLM's answers with and without retrieval. Started again it continues."""
-    from rgate_integrations.cli.ask import open_index
-    from rgate_integrations.evaluation.collect import collect as run
-    from rgate_integrations.evaluation.collect import read_questions
-    from rgate_integrations.proxy.local import shared_proxy
-
-    notices = Console(stderr=True, highlight=False)
-    asked = read_questions(questions, limit)
-    searched = None if closed_book else open_index(index, notices)
-    with Progress(console=notices, transient=True) as progress:
-        task = progress.add_task(f"asking {llm}", total=len(asked))
-        run(
-            asked,
-            shared_proxy(llm),
-            out,
-            index=searched,
-            k=k,
-            tokens=tokens,
-            judge=shared_proxy(judge) if judge else None,
-            report=lambda n: progress.update(task, completed=n),
-        )
-    found = [record for _, record in read_jsonl(out)]
-    closed = sum(r["closed_book_correct"] for r in found) / len(found)
-    text = f"{len(found)} questions in {out}: right without retrieval {closed:.1%}"
-    if not closed_book:
-        text += f", with retrieval {sum(r.get('rag_correct', False) for r in found) / len(found):.1%}"
-    Console(highlight=False).print(f"{text}.", soft_wrap=True)
 
 
 def report(
@@ -89,10 +38,12 @@ def monitor(
     config = read_config(str(gate))
     if config["method"] != "calibrated":
         raise DataFormatError(f"{str(gate)!r} is not a calibrated gate.", hint="rgate calibrate … --out DIR")
-    logged = [_p_known(record) for _, record in read_jsonl(log)]
-    found = drift(
-        config["provenance"]["scores"], [p for p in logged if p is not None], float(config["threshold"])
-    )
+    logged = []
+    for _, record in read_jsonl(log):
+        p_known = _p_known(record)
+        if p_known is not None:
+            logged.append(p_known)
+    found = drift(config["provenance"]["scores"], logged, float(config["threshold"]))
     console = Console(highlight=False)
     console.print(
         f"{found.n} decisions: retrieval rate {found.threshold_rate:.1%}, {found.expected_rate:.1%} at calibration; "
@@ -104,10 +55,7 @@ def monitor(
 
 def _p_known(record: Any) -> float | None:
     """Return the score of a logged decision; decisions that failed have none."""
-    if (
-        not isinstance(record, dict)
-        or record.get("error")
-        or not isinstance(record.get("p_known"), int | float)
-    ):
+    if not isinstance(record, dict) or record.get("error"):
         return None
-    return float(record["p_known"])
+    p_known = record.get("p_known")
+    return float(p_known) if isinstance(p_known, int | float) else None

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import judged_correct
 from rgate_integrations.files import JsonlLog, read_jsonl
-from rgate_integrations.index import Searches
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.index import Retriever
+from rgate_integrations.loading import load_gate
+from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.training.labels import judge as labels_of
+from rgate_integrations.training.labels import judge as judged_by_model
 
-_CHUNK = 16
+_CHUNK = 16  # questions that are lost when a run is killed
 DATASETS: dict[str, dict[str, str]] = {
     "nq_open": {"question": "question", "gold": "answer", "split": "validation"},
     "akariasai/PopQA": {
@@ -67,24 +68,35 @@ def read_questions(source: str, limit: int | None = None) -> list[dict[str, Any]
         )
     found = []
     for number, record in read_jsonl(path):
-        gold = record.get("gold_answers", record.get("answer")) if isinstance(record, dict) else None
-        if gold is None or not isinstance(record.get("question"), str):
-            raise DataFormatError(
-                f"{path}, line {number}: no {'question' if gold is not None else 'gold_answers'}.",
-                hint='Each line is {"question": "…", "gold_answers": ["…"]}.',
-            )
-        item = {
-            "id": str(record.get("id") or number),
-            "question": record["question"].strip(),
-            "gold_answers": [str(g) for g in ([gold] if isinstance(gold, str) else gold)],
-            "dataset": str(record.get("dataset") or path.name.split(".")[0]),
-        }
-        if record.get("popularity") is not None:
-            item["popularity"] = record["popularity"]
-        found.append(item)
+        found.append(_question(record, number, path))
         if limit and len(found) == limit:
             break
     return found
+
+
+def _question(record: Any, number: int, path: Path) -> dict[str, Any]:
+    """Return a line of a JSONL file as a question."""
+    if not isinstance(record, dict) or not isinstance(record.get("question"), str):
+        raise _lacks("question", path, number)
+    gold = record.get("gold_answers", record.get("answer"))
+    if gold is None:
+        raise _lacks("gold_answers", path, number)
+    question = {
+        "id": str(record.get("id") or number),
+        "question": record["question"].strip(),
+        "gold_answers": _texts(gold),
+        "dataset": str(record.get("dataset") or path.name.split(".")[0]),
+    }
+    if record.get("popularity") is not None:
+        question["popularity"] = record["popularity"]
+    return question
+
+
+def _lacks(key: str, path: Path, number: int) -> DataFormatError:
+    return DataFormatError(
+        f"{path}, line {number}: no {key}.",
+        hint='Each line is {"question": "…", "gold_answers": ["…"]}.',
+    )
 
 
 def from_rows(
@@ -99,28 +111,42 @@ def from_rows(
         if limit and number > limit:
             return
         try:
-            gold = _reach(row, columns["gold"])
-            if isinstance(gold, str) and gold.startswith("["):
-                gold = json.loads(gold)  # PopQA keeps its lists as text
-            item: dict[str, Any] = {
-                "id": str(_reach(row, columns["id"]) if "id" in columns else number),
-                "question": str(_reach(row, columns["question"])).strip(),
-                "gold_answers": [str(g) for g in ([gold] if isinstance(gold, str) else gold)],
-                "dataset": dataset,
-            }
-            if "popularity" in columns:
-                item["popularity"] = float(_reach(row, columns["popularity"]))
+            yield _from_row(row, columns, dataset, number)
         except (KeyError, TypeError, ValueError) as error:
             raise DataFormatError(
                 f"Row {number} of {dataset} is not as expected: {type(error).__name__}: {error}."
             ) from error
-        yield item
+
+
+def _from_row(
+    row: Mapping[str, Any], columns: Mapping[str, str], dataset: str, number: int
+) -> dict[str, Any]:
+    gold = _reach(row, columns["gold"])
+    if isinstance(gold, str) and gold.startswith("["):
+        gold = json.loads(gold)  # PopQA keeps its lists as text
+    name = _reach(row, columns["id"]) if "id" in columns else number
+    question: dict[str, Any] = {
+        "id": str(name),
+        "question": str(_reach(row, columns["question"])).strip(),
+        "gold_answers": _texts(gold),
+        "dataset": dataset,
+    }
+    if "popularity" in columns:
+        question["popularity"] = float(_reach(row, columns["popularity"]))
+    return question
 
 
 def _reach(row: Any, column: str) -> Any:
     for part in column.split("."):
         row = row[part]
     return row
+
+
+def _texts(gold: Any) -> list[str]:
+    """Return gold answers, of which there may be one or several, as a list of texts."""
+    if isinstance(gold, str):
+        return [gold]
+    return [str(answer) for answer in gold]
 
 
 def _rows(name: str) -> Any:
@@ -137,7 +163,7 @@ def collect(
     llm: Proxy,
     out: Path,
     *,
-    index: Searches | None = None,
+    index: Retriever | None = None,
     k: int = 3,
     tokens: int = 64,
     judge: Proxy | None = None,
@@ -146,7 +172,7 @@ def collect(
     """Answer questions without and with retrieval, and append what came out, one JSON record a line.
 
     A run that is started again continues after the last whole line; a line that a kill left half written is
-    dropped. Answers are judged by in-accuracy, or by a model.
+    dropped.
 
     Args:
         questions: What `read_questions` returned.
@@ -154,69 +180,73 @@ def collect(
         out: The file.
         index: Finds passages; None asks without retrieval only.
         k: Passages a question.
-        tokens: Greatest length of an answer.
+        tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
-            what it gives no label, such as a refusal, is judged by in-accuracy.
+            what it gives no label, such as a refusal, is judged as without it.
         report: Told how many questions are done.
 
     Returns:
         ``out``; its keys are those of `rgate_integrations.evaluation.paired.read_paired`.
     """
+    # No gate has a say here: both arms are wanted, the one with passages as a plain RAG application has it.
+    pipeline = Pipeline(load_gate("constant:always"), index, llm, k=k, tokens=tokens, claims=False)
     log = JsonlLog(out)
     done = {str(record["id"]) for record in log.values()}
-    missing = [q for q in questions if q["id"] not in done]
+    missing = [question for question in questions if question["id"] not in done]
+    count = len(questions) - len(missing)
     for start in range(0, len(missing), _CHUNK):
         some = missing[start : start + _CHUNK]
-        log.append(_answered(some, llm, index, k, tokens, judge))
+        log.append(_answered(some, pipeline, judge))
+        count += len(some)
         if report is not None:
-            report(len(questions) - len(missing) + start + len(some))
+            report(count)
     return out
 
 
 def _answered(
-    questions: Sequence[Mapping[str, Any]],
-    llm: Proxy,
-    index: Searches | None,
-    k: int,
-    tokens: int,
-    judge: Proxy | None,
+    questions: Sequence[Mapping[str, Any]], pipeline: Pipeline, judge: Proxy | None
 ) -> list[dict[str, Any]]:
-    from rgate_integrations.answer import answer_all
-
-    asked = [str(q["question"]) for q in questions]
-    closed = llm.generate(ANSWER, [{"question": q} for q in asked], tokens=tokens)
-    found: list[dict[str, Any]] = [
-        {
+    """Return questions with both answers and whether they are right."""
+    arms = pipeline.both_arms([str(question["question"]) for question in questions])
+    closed = [each.closed_book or Draft(text="") for each in arms]
+    closed_correct = _correct(questions, [draft.text for draft in closed], judge)
+    found: list[dict[str, Any]] = []
+    for question, draft, right in zip(questions, closed, closed_correct, strict=True):
+        record = {
             **question,
             "closed_book_answer": draft.text,
             "closed_book_text": draft.text,
-            "closed_book_logprobs": [round(v, 4) for v in draft.logprobs or ()],
+            "closed_book_logprobs": [round(logprob, 4) for logprob in draft.logprobs or ()],
             "closed_book_correct": right,
-            "llm": llm.name,
+            "llm": pipeline.llm.name,
         }
-        for question, draft, right in zip(
-            questions, closed, _correct(questions, [d.text for d in closed], judge), strict=True
-        )
-    ]
-    if index is None:
+        found.append(record)
+    if pipeline.index is None:
         return found
-    passages = [[hit.passage for hit in hits] for hits in index.search(asked, k)]
-    decisions = [Decision(question=q, retrieve=True, p_known=0.0) for q in asked]
-    answers = answer_all(llm, decisions, passages, tokens=tokens)
-    for record, answer, right, given in zip(
-        found, answers, _correct(questions, answers, judge), passages, strict=True
-    ):
-        record["rag_answer"], record["rag_correct"] = answer, right
-        record["passage_ids"] = [p.id for p in given]
+    opened = [each.with_passages or Draft(text="") for each in arms]
+    opened_correct = _correct(questions, [draft.text for draft in opened], judge)
+    for record, draft, right, each in zip(found, opened, opened_correct, arms, strict=True):
+        record["rag_answer"] = draft.text
+        record["rag_correct"] = right
+        record["passage_ids"] = [hit.passage.id for hit in each.hits]
     return found
 
 
 def _correct(
     questions: Sequence[Mapping[str, Any]], answers: Sequence[str], judge: Proxy | None
 ) -> list[bool]:
-    gold = [q["gold_answers"] for q in questions]
-    right = [judged_correct(a, g) for a, g in zip(answers, gold, strict=True)]
+    """Judge answers, by a model where there is one and it has a judgment."""
+    gold = [question["gold_answers"] for question in questions]
+    correct = [_is_right(answer, expected) for answer, expected in zip(answers, gold, strict=True)]
     if judge is None:
-        return right
-    labels = labels_of(judge, [str(q["question"]) for q in questions], gold, answers).labels
-    return [r if label is None else label for r, label in zip(right, labels, strict=True)]
+        return correct
+    asked = [str(question["question"]) for question in questions]
+    for position, label in enumerate(judged_by_model(judge, asked, gold, answers).labels):
+        if label is not None:
+            correct[position] = label
+    return correct
+
+
+def _is_right(answer: str, gold: Sequence[str]) -> bool:
+    """Whether an answer is right without a model's judgment: the rule of collected data."""
+    return judged_correct(answer, gold)

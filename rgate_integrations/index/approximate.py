@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
-_QUERIES, _K = 200, 10
+_QUERIES = 200  # sampled to measure the recall
+_K = 10  # neighbours of each that count
+_STEP = 50_000  # vectors copied at a time
 
 
 @dataclass(frozen=True)
@@ -40,31 +42,54 @@ def approximate(exact: Any, faiss: Any, *, target: float = 0.95, seed: int = 0) 
         target: Recall of the ten nearest neighbours to reach, in (0, 1].
         seed: Seed of the samples.
     """
-    n, dimension = int(exact.ntotal), int(exact.d)
     rng = np.random.default_rng(seed)
-    ids = faiss.vector_to_array(exact.id_map)
+    n = int(exact.ntotal)
+    # FAISS advises about 4 sqrt(n) lists, and at least 39 vectors a list to train them.
     lists = max(1, min(int(4 * np.sqrt(n)), n // 40))
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.niter, index.cp.seed = 8, seed + 1
     sample = np.sort(rng.choice(n, min(n, 50 * lists), replace=False))
-    index.train(_take(exact.index, sample))
-    index.set_direct_map_type(faiss.DirectMap.Hashtable)  # for deleting and for reading vectors back
-    step = 50_000
-    for start in range(0, n, step):
-        some = exact.index.reconstruct_n(start, min(step, n - start))
-        index.add_with_ids(some, ids[start : start + step])
-    queries = _take(exact.index, rng.choice(n, min(n, _QUERIES), replace=False))
-    queries += rng.normal(scale=0.5 / np.sqrt(dimension), size=queries.shape).astype(np.float32)
+    index = _inverted_lists(exact, faiss, lists, sample, seed)
+    queries = _noisy_vectors(exact, rng)
     wanted = exact.search(queries, min(_K, n))[1]
-    probes, recall = 1, 0.0
+    probes = 1
     while True:
         index.nprobe = probes
         found = index.search(queries, min(_K, n))[1]
-        recall = float(np.mean([len(set(a) & set(b)) / len(b) for a, b in zip(found, wanted, strict=True)]))
+        recall = _recall(found, wanted)
         if recall >= target or probes >= lists:
             return Tuned(index, lists, probes, recall)
         probes = min(probes * 2, lists)
 
 
+def _inverted_lists(exact: Any, faiss: Any, lists: int, sample: npt.NDArray[np.int64], seed: int) -> Any:
+    """Return an index of inverted lists over the vectors of an exact one, trained on a sample of its rows."""
+    dimension = int(exact.d)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
+    index.cp.niter = 8
+    index.cp.seed = seed + 1
+    index.train(_take(exact.index, sample))
+    index.set_direct_map_type(faiss.DirectMap.Hashtable)  # for deleting and for reading vectors back
+    ids = faiss.vector_to_array(exact.id_map)
+    for start in range(0, len(ids), _STEP):  # in steps, so that the vectors are not in memory a third time
+        some = ids[start : start + _STEP]
+        index.add_with_ids(exact.index.reconstruct_n(start, len(some)), some)
+    return index
+
+
+def _noisy_vectors(exact: Any, rng: np.random.Generator) -> Floats:
+    """Return stored vectors with noise, as queries: without it each would be its own nearest neighbour."""
+    n = int(exact.ntotal)
+    vectors = _take(exact.index, rng.choice(n, min(n, _QUERIES), replace=False))
+    noise = rng.normal(scale=0.5 / np.sqrt(int(exact.d)), size=vectors.shape)
+    return vectors + noise.astype(np.float32)
+
+
+def _recall(found: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> float:
+    """Return the mean share of the wanted neighbours that were found."""
+    shares = []
+    for mine, exact in zip(found, wanted, strict=True):
+        shares.append(len(set(mine) & set(exact)) / len(exact))
+    return float(np.mean(shares))
+
+
 def _take(flat: Any, rows: npt.NDArray[np.int64]) -> Floats:
-    return np.stack([flat.reconstruct(int(r)) for r in rows]).astype(np.float32)
+    return np.stack([flat.reconstruct(int(row)) for row in rows]).astype(np.float32)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.index.passage_index import Hit
+from rgate_integrations.errors import missing_dependency
 from rgate_integrations.index.passages import Passage
+from rgate_integrations.index.retriever import Hit, check_search
 
 
 class BM25Index:
@@ -29,11 +29,10 @@ class BM25Index:
         self.passages = list(passages)
         self._tokenize: Any = bm25s.tokenize
         self._bm25: Any = None
-        if self.passages:
-            tokens = self._tokenized([p.searchable for p in self.passages])
-            if any(tokens):
-                self._bm25 = bm25s.BM25()
-                self._bm25.index(tokens, show_progress=False)
+        tokens = self._tokenized([passage.searchable for passage in self.passages])
+        if any(tokens):  # bm25s cannot index a corpus without a single word
+            self._bm25 = bm25s.BM25()
+            self._bm25.index(tokens, show_progress=False)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -43,21 +42,25 @@ class BM25Index:
 
         Passages that share no word with the query are not found, so there may be fewer.
         """
-        if isinstance(queries, str):
-            raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
-        if k < 1:
-            raise ConfigurationError(f"k must be at least 1, not {k}.")
-        return [self._one(q, tokens, k) for q, tokens in zip(queries, self._tokenized(queries), strict=True)]
+        check_search(queries, k)
+        found = []
+        for query, tokens in zip(queries, self._tokenized(queries), strict=True):
+            found.append(self._search_one(query, tokens, k))
+        return found
 
-    def _one(self, query: str, tokens: list[str], k: int) -> list[Hit]:
+    def _search_one(self, query: str, tokens: list[str], k: int) -> list[Hit]:
         if self._bm25 is None:
             return []
-        known = [t for t in tokens if t in self._bm25.vocab_dict]
+        known = [token for token in tokens if token in self._bm25.vocab_dict]
         if not known:
             return []
         scores = self._bm25.get_scores(known)
         best = np.argsort(-scores, kind="stable")[:k]
-        return [Hit(self.passages[int(i)], float(scores[i]), query) for i in best if scores[i] > 0]
+        hits = []
+        for row in best:
+            if scores[row] > 0:  # the others share no word with the query
+                hits.append(Hit(self.passages[int(row)], float(scores[row]), query))
+        return hits
 
     def _tokenized(self, texts: Sequence[str]) -> list[list[str]]:
         if not texts:

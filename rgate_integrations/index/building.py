@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import write_atomically
@@ -41,26 +42,29 @@ def build_resumable(
     root = Path(out)
     parts = root / ".building"
     _prepare(parts, {"corpus": _digest(Path(corpus)), "embedder": embedder.identity, "part": _PART})
-    index, done = PassageIndex(embedder), 0
+    index = PassageIndex(embedder)
     for number, passages in enumerate(_chunks(read_passages(corpus))):
-        file = parts / f"{number:06d}.npy"
-        if file.is_file():
-            vectors = np.load(file, allow_pickle=False)
-        else:
-            vectors = embedder.embed([p.searchable for p in passages])
-            content = io.BytesIO()
-            np.save(content, vectors, allow_pickle=False)
-            write_atomically(file, content.getvalue())
-        index.add_vectors(passages, vectors)
-        done += len(passages)
+        index.add_vectors(passages, _part(parts / f"{number:06d}.npy", passages, embedder))
         if report is not None:
-            report(done)
-    if not done:
+            report(len(index))
+    if not len(index):
         raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
     index.optimise()
     index.save(root)
     shutil.rmtree(parts)
     return index
+
+
+def _part(file: Path, passages: Sequence[Passage], embedder: Embedder) -> npt.NDArray[np.float32]:
+    """Return the vectors of a part of the corpus: those of an earlier run, or new ones, which are kept."""
+    if file.is_file():
+        kept: npt.NDArray[np.float32] = np.load(file, allow_pickle=False)
+        return kept
+    vectors = embedder.embed([passage.searchable for passage in passages])
+    content = io.BytesIO()
+    np.save(content, vectors, allow_pickle=False)
+    write_atomically(file, content.getvalue())
+    return vectors
 
 
 def _prepare(parts: Path, made_of: dict[str, object]) -> None:

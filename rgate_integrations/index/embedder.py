@@ -16,7 +16,7 @@ from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.proxy.download import resolve_model
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
-_LATEST = 1_024  # queries whose vectors are kept, a model
+_LATEST = 1_024  # queries whose vectors are kept, for each model
 
 
 class Embedder(Protocol):
@@ -92,10 +92,11 @@ class _SharedModel:
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self._latest]
             if new:
-                # Copies: a row would keep the whole batch in memory.
-                self._latest.update((t, v.copy()) for t, v in zip(new, self._encode(new), strict=True))
+                for text, vector in zip(new, self._encode(new), strict=True):
+                    self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
             for text in texts:
                 self._latest.move_to_end(text)
+            # Read before anything is forgotten: a batch may be larger than what is kept.
             vectors = np.stack([self._latest[text] for text in texts])
             while len(self._latest) > _LATEST:
                 self._latest.popitem(last=False)

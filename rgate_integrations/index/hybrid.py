@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,8 @@ import numpy as np
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.index.passage_index import Hit, PassageIndex
+from rgate_integrations.index.passage_index import PassageIndex
+from rgate_integrations.index.retriever import Hit, passage_id
 
 
 class Reranker(Protocol):
@@ -65,18 +66,25 @@ class HybridIndex:
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
         wide = max(self.pool, k)
-        by_meaning, by_words = self.dense.search(queries, wide), self.bm25.search(queries, wide)
+        by_meaning = self.dense.search(queries, wide)
+        by_words = self.bm25.search(queries, wide)
         found = []
         for query, dense, words in zip(queries, by_meaning, by_words, strict=True):
-            fused = fuse([dense, words], key=_key, k=k if self.rerank is None else wide)
+            fused = fuse([dense, words], key=passage_id, k=wide)
             found.append(self._reranked(query, fused)[:k])
         return found
 
     def _reranked(self, query: str, hits: list[Hit]) -> list[Hit]:
         if self.rerank is None or not hits:
             return hits
-        scores = np.asarray(self.rerank(query, [h.passage.searchable for h in hits]))
-        return [hits[int(i)] for i in np.argsort(-scores, kind="stable")]
+        scores = np.asarray(self.rerank(query, [hit.passage.searchable for hit in hits]))
+        order = np.argsort(-scores, kind="stable")
+        return [hits[int(position)] for position in order]
+
+
+def count_words(text: str) -> int:
+    """Return the number of words of a text: its length in tokens, roughly, without a tokenizer."""
+    return len(text.split())
 
 
 def slimplm_search(
@@ -86,7 +94,7 @@ def slimplm_search(
     *,
     k: int = 10,
     token_budget: int = 1_000,
-    count: Callable[[str], int] = lambda text: len(text.split()),
+    count: Callable[[str], int] = count_words,
 ) -> list[Hit]:
     """Search as SlimPLM does (section 4.1): BM25 a query, dense rerank against the question, round-robin, budget.
 
@@ -95,34 +103,49 @@ def slimplm_search(
         question: The question that passages are reranked against.
         queries: Claim queries, and the question if it is one.
         k: Passages a query.
-        token_budget: Greatest length of all passages together.
+        token_budget: Maximum length of all passages together, at least 1.
         count: Counts the tokens of a text; words by default.
 
     Returns:
         The passages, each once, in round-robin order of the queries.
+
+    Raises:
+        ConfigurationError: The budget is less than 1.
     """
     if token_budget < 1:
         raise ConfigurationError(f"token_budget must be at least 1, not {token_budget}.")
-    lists = index.bm25.search(queries, k)
-    ids = list(dict.fromkeys(h.passage.id for hits in lists for h in hits))
-    if not ids:
-        return []
-    asked = index.dense.embed_queries([question])[0]
-    nearness = dict(zip(ids, index.dense.vectors(ids) @ asked, strict=True))
-    ranked = [sorted(hits, key=lambda h: -nearness[h.passage.id]) for hits in lists]
-    chosen: dict[str, Hit] = {}
+    by_words = index.bm25.search(queries, k)
+    similarities = _similarities(index.dense, question, by_words)
+    rankings = []
+    for hits in by_words:
+        rankings.append(sorted(hits, key=lambda hit: -similarities[hit.passage.id]))
+    chosen: list[Hit] = []
     spent = 0
-    for turn in range(max(map(len, ranked))):
-        for hits in ranked:
-            if turn >= len(hits) or hits[turn].passage.id in chosen:
-                continue
-            length = count(hits[turn].passage.searchable)
-            if spent + length > token_budget:
-                return list(chosen.values())
-            spent += length
-            chosen[hits[turn].passage.id] = hits[turn]
-    return list(chosen.values())
+    for hit in _round_robin(rankings):
+        length = count(hit.passage.searchable)
+        if spent + length > token_budget:
+            break
+        spent += length
+        chosen.append(hit)
+    return chosen
 
 
-def _key(hit: Hit) -> str:
-    return hit.passage.id
+def _similarities(dense: PassageIndex, question: str, rankings: Sequence[Sequence[Hit]]) -> dict[str, float]:
+    """Return the cosine similarity to the question of every passage in the rankings, by passage id."""
+    ids = list(dict.fromkeys(hit.passage.id for hits in rankings for hit in hits))
+    if not ids:
+        return {}
+    asked = dense.embed_queries([question])[0]
+    cosines = dense.vectors(ids) @ asked
+    return {name: float(cosine) for name, cosine in zip(ids, cosines, strict=True)}
+
+
+def _round_robin(rankings: Sequence[Sequence[Hit]]) -> Iterator[Hit]:
+    """Yield the first of every ranking, then the second of every ranking, and so on; each passage once."""
+    seen: set[str] = set()
+    longest = max((len(ranking) for ranking in rankings), default=0)
+    for turn in range(longest):
+        for ranking in rankings:
+            if turn < len(ranking) and ranking[turn].passage.id not in seen:
+                seen.add(ranking[turn].passage.id)
+                yield ranking[turn]

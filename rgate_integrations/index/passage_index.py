@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,41 +17,18 @@ from rgate_integrations.errors import (
     DataFormatError,
     IndexCorruptError,
     IndexMismatchError,
-    IndexNotFoundError,
     missing_dependency,
 )
 from rgate_integrations.files import json_text, write_atomically
 from rgate_integrations.index.approximate import approximate
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
+from rgate_integrations.index.manifest import FORMAT, MANIFEST, describe_file, read_manifest
 from rgate_integrations.index.passages import Passage, PassageStore
+from rgate_integrations.index.retriever import Hit, check_search
 
-_FORMAT = 1
 EXACT_UP_TO = 100_000
-_MANIFEST = "index.json"
 _VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A passage that was found.
-
-    Attributes:
-        passage: The passage.
-        score: Cosine similarity of query and passage, in [-1, 1]; higher is nearer.
-        query: The query that found it.
-    """
-
-    passage: Passage
-    score: float
-    query: str = ""
-
-
-class Searches(Protocol):
-    """Whatever searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own."""
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return for each query its ``k`` best passages, best first."""
 
 
 class PassageIndex:
@@ -119,7 +93,7 @@ class PassageIndex:
         """Make a large exact index approximate: inverted lists, probed until the recall is reached.
 
         Args:
-            exact_up_to: Greatest number of passages that stay exact.
+            exact_up_to: Maximum number of passages that stay exact.
             recall: Share of the exact ten nearest neighbours to find, measured on noisy stored vectors.
         """
         if self.approximation is not None or len(self) <= exact_up_to:
@@ -138,9 +112,10 @@ class PassageIndex:
         Raises:
             DataFormatError: An id is there already or twice in the batch, or a text is empty.
         """
-        if passages:
-            self._check(passages, self._store.rows_of([p.id for p in passages]))
-            self._put(passages, self.embedder.embed([p.searchable for p in passages]))
+        if not passages:
+            return
+        self._check(passages, self._store.rows_of([p.id for p in passages]))
+        self._put(passages, self.embedder.embed([p.searchable for p in passages]))
 
     def upsert(self, passages: Sequence[Passage]) -> None:
         """Add passages; those whose id is there already take its place.
@@ -148,11 +123,13 @@ class PassageIndex:
         Raises:
             DataFormatError: An id is twice in the batch, or a text is empty.
         """
-        if passages:
-            self._check(passages, ())
-            vectors = self.embedder.embed([p.searchable for p in passages])
-            self.delete([p.id for p in passages])
-            self._put(passages, vectors)
+        if not passages:
+            return
+        self._check(passages, ())
+        # Embedded before anything is deleted: if that fails, the index is as it was.
+        vectors = self.embedder.embed([p.searchable for p in passages])
+        self.delete([p.id for p in passages])
+        self._put(passages, vectors)
 
     def add_vectors(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
         """Add passages with vectors that were computed elsewhere, by the same embedder.
@@ -167,10 +144,12 @@ class PassageIndex:
         """
         if len(passages) != len(vectors):
             raise ConfigurationError(f"{len(vectors)} vectors do not match {len(passages)} passages.")
-        if passages:
-            self._check(passages, self._store.rows_of([p.id for p in passages]))
-            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-            self._put(passages, np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32))
+        if not passages:
+            return
+        self._check(passages, self._store.rows_of([p.id for p in passages]))
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        normalised = vectors / np.maximum(norms, 1e-12)
+        self._put(passages, np.ascontiguousarray(normalised, dtype=np.float32))
 
     @staticmethod
     def read_vectors(path: str | Path) -> npt.NDArray[np.float32]:
@@ -192,25 +171,29 @@ class PassageIndex:
     def vectors(self, ids: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return the vectors of passages that are there, shape (ids, dimension)."""
         rows = self._store.rows_of(ids)
-        return np.stack([self._faiss.reconstruct(int(rows[i])) for i in ids])
+        return np.stack([self._faiss.reconstruct(int(rows[name])) for name in ids])
 
     @staticmethod
     def _check(passages: Sequence[Passage], there: Iterable[str]) -> None:
-        twice = next((i for i, n in Counter(p.id for p in passages).items() if n > 1), None)
-        twice = twice or next(iter(there), None)
-        if twice is not None:
-            raise DataFormatError(f"The id {twice!r} is there twice.", hint="Ids of passages must differ.")
-        empty = next((p.id for p in passages if not p.text.strip()), None)
-        if empty is not None:
-            raise DataFormatError(f"The passage {empty!r} has no text.", hint="Leave it out.")
+        """Refuse passages whose ids are not new, or without text, before anything is changed."""
+        seen = set(there)
+        for passage in passages:
+            if passage.id in seen:
+                raise DataFormatError(
+                    f"The id {passage.id!r} is there twice.", hint="Ids of passages must differ."
+                )
+            seen.add(passage.id)
+            if not passage.text.strip():
+                raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
 
     def _put(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
         rows = np.arange(self._next_row, self._next_row + len(passages))
         if self._faiss is None:
             faiss = _faiss()
             self._faiss = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
+        # Row numbers are never used again, so that a deleted passage cannot be found under a new one's vector.
         self._faiss.add_with_ids(vectors, rows)
-        self._store.add([int(r) for r in rows], passages)
+        self._store.add([int(row) for row in rows], passages)
         self._next_row += len(passages)
 
     def delete(self, ids: Iterable[str]) -> int:
@@ -226,10 +209,7 @@ class PassageIndex:
 
         Fewer are returned when the index holds fewer.
         """
-        if isinstance(queries, str):
-            raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
-        if k < 1:
-            raise ConfigurationError(f"k must be at least 1, not {k}.")
+        check_search(queries, k)
         if not queries or not len(self):
             return [[] for _ in queries]
         return self.search_vectors(self.embed_queries(queries), k, queries)
@@ -245,13 +225,19 @@ class PassageIndex:
         self, vectors: npt.NDArray[np.float32], k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
         """Search with normalised vectors of shape (queries, dimension) in place of texts."""
-        scores, rows = self._faiss.search(np.ascontiguousarray(vectors, dtype=np.float32), min(k, len(self)))
-        passages = self._store.get({int(r) for r in rows.ravel() if r >= 0})
+        contiguous = np.ascontiguousarray(vectors, dtype=np.float32)
+        scores, rows = self._faiss.search(contiguous, min(k, len(self)))
+        # An approximate index fills up with -1 when the lists it looks into hold fewer than k passages.
+        passages = self._store.get({int(row) for row in rows.ravel() if row >= 0})
         names = queries or [""] * len(vectors)
-        return [
-            [Hit(passages[int(r)], float(s), name) for r, s in zip(found, each, strict=True) if r >= 0]
-            for found, each, name in zip(rows, scores, names, strict=True)
-        ]
+        found = []
+        for own_rows, own_scores, name in zip(rows, scores, names, strict=True):
+            hits = []
+            for row, score in zip(own_rows, own_scores, strict=True):
+                if row >= 0:
+                    hits.append(Hit(passages[int(row)], float(score), name))
+            found.append(hits)
+        return found
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder. An index that was there stays loadable until the new one is complete.
@@ -268,17 +254,17 @@ class PassageIndex:
         faiss.write_index(flat, str(version / _VECTORS))
         self._store.save(version / _PASSAGES)
         manifest = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": version.name,
             "passages": len(self),
             "next_row": self._next_row,
             "dimension": int(flat.d),
             "approximation": self.approximation,
             "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
-            "files": {name: _describe(version / name) for name in (_VECTORS, _PASSAGES)},
+            "files": {name: describe_file(version / name) for name in (_VECTORS, _PASSAGES)},
         }
-        write_atomically(root / _MANIFEST, json_text(manifest))
-        for old in [*root.glob("v-*"), *root.glob(f".{_MANIFEST}-*")]:
+        write_atomically(root / MANIFEST, json_text(manifest))
+        for old in [*root.glob("v-*"), *root.glob(f".{MANIFEST}-*")]:
             if old.name != version.name:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
         return root
@@ -300,14 +286,8 @@ class PassageIndex:
             IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
         """
         root = Path(folder)
-        manifest = _read_manifest(root)
+        manifest = read_manifest(root)
         version = root / manifest["version"]
-        for name, wanted in manifest["files"].items():
-            if not (version / name).is_file() or _describe(version / name) != wanted:
-                raise IndexCorruptError(
-                    f"The file {name} of the index {str(root)!r} is missing, truncated or changed.",
-                    hint="Build the index again: rgate index build --corpus FILE.jsonl --out DIR",
-                )
         built_with = manifest["embedder"]
         index = cls(embedder or SentenceEmbedder(built_with["name"]))
         if index.embedder.identity != built_with["identity"]:
@@ -318,37 +298,12 @@ class PassageIndex:
             )
         faiss = _faiss()
         flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
-        index._faiss = faiss.read_index(str(version / _VECTORS), flags) if manifest["passages"] else None
+        if manifest["passages"]:  # what is saved of an empty index has no dimension
+            index._faiss = faiss.read_index(str(version / _VECTORS), flags)
         index.approximation = manifest.get("approximation")
         index._store = PassageStore(version / _PASSAGES).writable()
         index._next_row = manifest["next_row"]
         return index
-
-
-def _read_manifest(root: Path) -> dict[str, Any]:
-    path = root / _MANIFEST
-    if not path.is_file():
-        raise IndexNotFoundError(
-            f"There is no index in {str(root)!r}.", hint="rgate index build --corpus FILE.jsonl --out DIR"
-        )
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        newer = manifest["format"] > _FORMAT
-    except (ValueError, KeyError, TypeError) as error:
-        raise IndexCorruptError(
-            f"The file {_MANIFEST} of the index {str(root)!r} cannot be read.", hint="Build the index again."
-        ) from error
-    if newer:
-        raise IndexMismatchError(
-            f"The index {str(root)!r} has format {manifest['format']}, newer than {_FORMAT}.",
-            hint="Upgrade rgate-integrations.",
-        )
-    return manifest
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _faiss() -> Any:

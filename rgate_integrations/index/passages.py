@@ -15,6 +15,8 @@ from rgate_integrations.files import read_jsonl
 
 _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
 
+_VARIABLES = 500  # of one statement; old builds of SQLite take 999
+
 
 @dataclass(frozen=True)
 class Passage:
@@ -55,10 +57,10 @@ def _passage(record: Any, where: str, number: str) -> Passage:
         raise DataFormatError(f"{where}: no text.", hint=_LINE)
     if not record["text"].strip():
         raise DataFormatError(f"{where}: the text is empty.", hint="Leave the passage out.")
-    known = {
-        name: record.pop(name, default) for name, default in (("id", number), ("title", ""), ("text", ""))
-    }
-    return Passage(id=str(known["id"]), text=known["text"], title=str(known["title"] or ""), metadata=record)
+    name = str(record.pop("id", number))
+    text = record.pop("text")
+    title = str(record.pop("title", "") or "")
+    return Passage(id=name, text=text, title=title, metadata=record)
 
 
 class PassageStore:
@@ -69,6 +71,7 @@ class PassageStore:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        # One connection serves all threads; SQLite leaves it to us that they take turns.
         self._lock = threading.Lock()
         if path is None:
             self._db = sqlite3.connect(":memory:", check_same_thread=False)
@@ -87,17 +90,17 @@ class PassageStore:
 
     def add(self, rows: Sequence[int], passages: Sequence[Passage]) -> None:
         """Store passages under row numbers; ids that are there already are an error of the caller."""
-        values = [
-            (row, p.id, p.title, p.text, json.dumps(dict(p.metadata), ensure_ascii=False))
-            for row, p in zip(rows, passages, strict=True)
-        ]
+        values = []
+        for row, passage in zip(rows, passages, strict=True):
+            metadata = json.dumps(dict(passage.metadata), ensure_ascii=False)
+            values.append((row, passage.id, passage.title, passage.text, metadata))
         with self._lock:
             self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", values)
             self._db.commit()
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Return the passages in some rows; rows that do not exist are left out."""
-        return {row: passage for row, passage in self._select("row", [int(r) for r in rows])}
+        return dict(self._select("row", [int(row) for row in rows]))
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each id that exists."""
@@ -106,7 +109,7 @@ class PassageStore:
     def delete(self, rows: Iterable[int]) -> None:
         """Remove some rows."""
         with self._lock:
-            self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(r),) for r in rows])
+            self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(row),) for row in rows])
             self._db.commit()
 
     def __iter__(self) -> Iterator[tuple[int, Passage]]:
@@ -131,8 +134,8 @@ class PassageStore:
         return copy
 
     def _select(self, column: str, values: Sequence[Any]) -> Iterator[tuple[int, Passage]]:
-        for start in range(0, len(values), 500):
-            some = values[start : start + 500]
+        for start in range(0, len(values), _VARIABLES):
+            some = values[start : start + _VARIABLES]
             marks = ",".join("?" * len(some))
             with self._lock:
                 query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only

@@ -16,7 +16,8 @@ from rgate_integrations import speculative as searching
 from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
 from rgate_integrations.claims import QueryPlan, plan_queries
 from rgate_integrations.decision import Decision
-from rgate_integrations.index import PassageIndex, fuse
+from rgate_integrations.index import PassageIndex
+from rgate_integrations.index.fusion import fuse
 
 
 class IndexRetriever(BaseRetriever):

@@ -11,7 +11,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Call, Flow, arun, run
-from rgate_integrations.index import Hit, Searches
+from rgate_integrations.index import Hit
+from rgate_integrations.index import Retriever as Index
 from rgate_integrations.llama_index.decider import Decider
 
 KNOWN = "No passages were needed for this question: answer it from what you know."
@@ -82,7 +83,7 @@ class IndexRetriever(BaseRetriever):
         similarity_top_k: Maximum number of nodes, at least 1.
     """
 
-    def __init__(self, index: Searches, *, similarity_top_k: int = 5) -> None:
+    def __init__(self, index: Index, *, similarity_top_k: int = 5) -> None:
         self.index = index
         self.similarity_top_k = similarity_top_k
         super().__init__()

@@ -1,0 +1,97 @@
+"""``rgate collect``: paired data, your LLM's answers without and with retrieval."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from rgate_integrations.cli.opening import open_index
+from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, Passages
+from rgate_integrations.cli.output import advance
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """What ``rgate collect`` was asked for; see `collect`."""
+
+    questions: str
+    out: Path
+    llm: str
+    index: Path | None
+    closed_book: bool
+    k: int
+    tokens: int
+    judge: str | None
+    limit: int | None
+
+
+def collect(
+    questions: Annotated[
+        str, typer.Option(help="JSONL with question and gold_answers, or a data set such as nq_open.")
+    ],
+    out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
+    llm: LLMName = DEFAULT_LLM,
+    index: IndexFolder = None,
+    closed_book: Annotated[
+        bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
+    ] = False,
+    k: Passages = 3,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
+    judge: Annotated[
+        str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
+) -> None:
+    """Make paired data: your LLM's answers with and without retrieval. Started again it continues."""
+    options = CollectOptions(
+        questions=questions,
+        out=out,
+        llm=llm,
+        index=index,
+        closed_book=closed_book,
+        k=k,
+        tokens=tokens,
+        judge=judge,
+        limit=limit,
+    )
+    _collect(options, notices=Console(stderr=True, highlight=False))
+    Console(highlight=False).print(_summary(out, both_arms=not closed_book), soft_wrap=True)
+
+
+def _collect(options: CollectOptions, notices: Console) -> None:
+    from rgate_integrations.evaluation.collect import collect as run
+    from rgate_integrations.evaluation.collect import read_questions
+    from rgate_integrations.proxy.local import shared_proxy
+
+    asked = read_questions(options.questions, options.limit)
+    searched = None if options.closed_book else open_index(options.index, notices)
+    with Progress(console=notices, transient=True) as progress:
+        task = progress.add_task(f"asking {options.llm}", total=len(asked))
+        run(
+            asked,
+            shared_proxy(options.llm),
+            options.out,
+            index=searched,
+            k=options.k,
+            tokens=options.tokens,
+            judge=shared_proxy(options.judge) if options.judge else None,
+            report=partial(advance, progress, task),
+        )
+
+
+def _summary(out: Path, *, both_arms: bool) -> str:
+    """Say how many of the answers in a file are right."""
+    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    closed = sum(record["closed_book_correct"] for record in records) / len(records)
+    text = f"{len(records)} questions in {out}: right without retrieval {closed:.1%}"
+    if both_arms:
+        opened = sum(record.get("rag_correct", False) for record in records) / len(records)
+        text += f", with retrieval {opened:.1%}"
+    return f"{text}."

@@ -1,0 +1,96 @@
+"""Opens what a command works with: the gate, the answering LLM, the index, all of them as a `Pipeline`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import Progress
+
+from rgate_integrations.cli.options import DEFAULT_LLM
+from rgate_integrations.cli.output import advance
+from rgate_integrations.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from rgate_integrations.index import PassageIndex
+    from rgate_integrations.pipeline import Pipeline
+    from rgate_integrations.proxy.base import Proxy
+
+CORPUS = "encyclopedia-leads"
+
+
+def open_pipeline(
+    gate: str,
+    notices: Console,
+    *,
+    proxy: str | None = None,
+    llm: str = DEFAULT_LLM,
+    index: Path | None = None,
+    k: int = 3,
+) -> Pipeline:
+    """Open everything that answers questions, and use each model once.
+
+    Args:
+        gate: Name or folder of the gate.
+        notices: Where progress is shown.
+        proxy: Proxy model, instead of the gate's own.
+        llm: Answering LLM.
+        index: Folder of an index; the demo's corpus when None.
+        k: Maximum number of passages a question.
+    """
+    from rgate_integrations.loading import load_gate
+    from rgate_integrations.pipeline import Pipeline
+
+    loaded = load_gate(gate, proxy=proxy)
+    pipeline = Pipeline(loaded, open_index(index, notices), open_llm(llm, loaded.get_proxy(), notices), k=k)
+    with notices.status("loading models"):
+        pipeline.warm_up()
+    return pipeline
+
+
+def open_llm(name: str, proxy: Proxy, notices: Console) -> Proxy:
+    """Return the answering LLM; the default one, when it is not downloaded, gives way to the proxy with a notice."""
+    from rgate_integrations.proxy.download import resolve_model
+    from rgate_integrations.proxy.local import shared_proxy
+
+    try:
+        resolve_model(name)
+    except ModelLoadError as error:
+        if name != DEFAULT_LLM:
+            raise
+        notices.print(
+            f"note: answering with the proxy, {proxy.name}; for a better LLM: {error.hint}", style="dim"
+        )
+        return proxy
+    return shared_proxy(name)
+
+
+def open_index(folder: Path | None, notices: Console) -> PassageIndex:
+    """Load an index; without a folder that of the demo's corpus, which is built on first use."""
+    from rgate_integrations.index import PassageIndex
+    from rgate_integrations.proxy.download import cache_dir
+
+    if folder is not None:
+        return PassageIndex.load(folder)
+    home = cache_dir() / f"index-{CORPUS}"
+    if not (home / "index.json").is_file():
+        _build_index(home, notices)
+    return PassageIndex.load(home)
+
+
+def _build_index(home: Path, notices: Console) -> None:
+    from rgate_integrations.index import PassageIndex, read_passages
+    from rgate_integrations.proxy.download import PASSAGES, cached_path
+
+    corpus = cached_path(CORPUS)
+    if corpus is None:
+        raise ModelLoadError(
+            "There is no index to search.",
+            hint=f"rgate download {CORPUS} all-minilm-l6-v2, or give --index DIR.",
+        )
+    passages = list(read_passages(corpus / PASSAGES))
+    with Progress(console=notices, transient=True) as progress:
+        task = progress.add_task("building the index, once", total=len(passages))
+        PassageIndex.build(passages, report=partial(advance, progress, task)).save(home)

@@ -1,0 +1,50 @@
+"""What searches, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.index.passages import Passage
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A passage that was found.
+
+    Attributes:
+        passage: The passage.
+        score: How well it fits, higher is better: the cosine similarity in [-1, 1] for a `PassageIndex`, the BM25
+            score for a `BM25Index`.
+        query: The query that found it.
+    """
+
+    passage: Passage
+    score: float
+    query: str = ""
+
+
+class Retriever(Protocol):
+    """Whatever searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own."""
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Return for each query its ``k`` best passages, best first."""
+
+
+def passage_id(hit: Hit) -> str:
+    """Return the id of the passage that was found: what `fuse` takes for the same."""
+    return hit.passage.id
+
+
+def check_search(queries: Sequence[str], k: int) -> None:
+    """Refuse arguments of a search that cannot be meant.
+
+    Raises:
+        ConfigurationError: ``queries`` is one string, or ``k`` is less than 1.
+    """
+    if isinstance(queries, str):
+        raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
+    if k < 1:
+        raise ConfigurationError(f"k must be at least 1, not {k}.")
