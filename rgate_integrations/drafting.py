@@ -1,8 +1,8 @@
 """What the adapters' drafters share: what a model is asked for, and which errors may change that.
 
-A draft is best with log-probabilities and a token limit. Some models know neither. Only an error that *says so* means
-that: a refused request, an unknown argument, a typed "unsupported". A timeout, a full queue or a broken connection says
-nothing about what the model can do, so the next call asks for everything again.
+A draft is best with log-probabilities and a token limit. Some models know neither. Only an error that *says so*
+means that: a refused request, an unknown argument, a typed "unsupported". A timeout, a full queue or a broken
+connection says nothing about what the model can do, so the next call asks for everything again.
 """
 
 from __future__ import annotations

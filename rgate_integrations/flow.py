@@ -1,7 +1,7 @@
 """Logic that is written once and runs in both worlds, with threads and with asyncio.
 
-A *flow* is a generator: it yields each thing that it wants done, a `Step`, and gets the result back. It never waits by
-itself. `run` and `arun` drive it and do the waiting, each in its own way (httpx writes its authentication so).
+A *flow* is a generator: it yields each thing that it wants done, a `Step`, and gets the result back. It never
+waits by itself. `run` and `arun` drive it and do the waiting, each in its own way. (httpx writes authentication so.)
 
 >>> def greeting(name):
 ...     text = yield Call(str.title, None, name)

@@ -149,9 +149,9 @@ def private_by_name(tree: ast.Module) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
             name = node.args[1] if len(node.args) > 1 else None
-            if isinstance(name, ast.Constant) and str(name.value).startswith("_"):
-                if not str(name.value).startswith("__"):
-                    found.append(f"line {node.lineno}: {ast.unparse(node)}")
+            text = str(name.value) if isinstance(name, ast.Constant) else ""
+            if text.startswith("_") and not text.startswith("__"):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
     return found
 
 

@@ -48,7 +48,7 @@ def call(request):
 @pytest.mark.parametrize("threshold", BAD_THRESHOLDS, ids=repr)
 def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
     gate = load_gate("prompt", proxy=scripted, queue_timeout=0.001)
-    with pytest.raises(ConfigurationError, match="threshold|thresholds"):
+    with pytest.raises(ConfigurationError, match="threshold must be a number"):
         call(gate, threshold=threshold)
     assert scripted.calls == [], "it never reached the worker"
     assert call(load_gate("prompt", proxy=scripted), threshold=0.3).error is None
@@ -132,8 +132,7 @@ def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_o
         return items
 
     batcher = Batcher(run)
-    with pytest.raises(Exception, match=".*"):
-        batcher.submit([1])[0].result(PATIENCE)
+    assert isinstance(batcher.submit([1])[0].exception(PATIENCE), Exception)
     assert batcher.submit([2])[0].result(PATIENCE) == 2
 
 

@@ -1,8 +1,8 @@
 """Evidence: what gates look at, and how a kind of evidence is defined.
 
-A *spec* describes one piece of evidence: the first 32 tokens of a draft, the nearest labelled questions. It is frozen and
-hashable, so gates that need the same piece share it. A new kind of evidence is one class: a frozen dataclass with a
-``compute`` method. Nothing else has to know it.
+A *spec* describes one piece of evidence: the first 32 tokens of a draft, the nearest labelled questions. It is
+frozen and hashable, so gates that need the same piece share it. A new kind of evidence is one class: a frozen
+dataclass with a ``compute`` method. Nothing else has to know it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Piece(Generic[_T]):
 
     value: _T
     cost: Cost = field(default_factory=Cost)
-    made_by: MadeBy = MadeBy()
+    made_by: MadeBy = field(default_factory=MadeBy)
 
 
 class Drafter(Protocol):
@@ -73,7 +73,8 @@ class Context(ABC):
 
     Attributes:
         inputs: The questions and what the caller gave with them.
-        planned: Everything that the gates of this batch may ask for: a draft is written at the maximum length among them.
+        planned: Everything that the gates of this batch may ask for. A draft is written at the maximum length
+            among them.
         llm: Writes drafts in the answering LLM's words, or None.
     """
 

@@ -15,8 +15,8 @@ class AdapterGate(Gate):
     """A gate whose model may have an adapter.
 
     Attributes:
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. What ``rgate train`` made says
-            on which model, and a decision on another one fails.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. What ``rgate train`` made
+            says on which model, and a decision on another one fails.
     """
 
     adapter: str | None = None

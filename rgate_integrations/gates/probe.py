@@ -85,7 +85,7 @@ class ProbeGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states, and the draft they are read over; those of the question alone for a first look."""
+        """The pooled hidden states and the draft they are read over; for a first look, those of the question."""
         if self._question_alone is None:
             return self._second_look
         return (self._question_alone, *self._second_look)

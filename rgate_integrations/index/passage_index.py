@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -7,9 +7,9 @@ from llama_index.core.llms import LLM
 from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Flow
-from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
+from rgate_integrations.loading import DEFAULT_GATES
 
 
 class Decider:
