@@ -3,48 +3,67 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 
-class Recorder(LogitsProcessor):  # type: ignore[misc]
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: Divides the logits, > 0.
+        seeds: A seed a row.
+    """
+
+    temperature: float
+    seeds: Sequence[int]
+
+
+class Recorder(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Records log-probability and entropy of each chosen token, and chooses sampled tokens.
 
-    Sampling adds Gumbel noise to the scaled logits and takes the greatest, which draws exactly from the
+    Sampling adds Gumbel noise to the scaled logits and takes the maximum, which draws exactly from the
     softmax (Gumbel-max). Each row has a generator of its own, so a sample depends on seed and prompt alone,
     not on the batch it happens to be in, which ``do_sample=True`` cannot offer.
 
     Args:
-        temperature: Sampling temperature, or None for greedy decoding.
-        seeds: A seed a row, for sampling.
+        sampling: Temperature and seeds, or None for greedy decoding.
         device: Device of the logits.
     """
 
-    def __init__(self, temperature: float | None, seeds: Sequence[int], device: torch.device) -> None:
-        self.temperature = temperature
-        self.generators = [torch.Generator(device).manual_seed(s) for s in seeds]
+    def __init__(self, sampling: Sampling | None, device: torch.device) -> None:
+        self.sampling = sampling
+        self.generators: list[torch.Generator] = []
+        if sampling is not None:
+            self.generators = [torch.Generator(device).manual_seed(seed) for seed in sampling.seeds]
         self.logprobs: list[torch.Tensor] = []
         self.entropies: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Record one step and return the scores whose greatest element is the token to take."""
+        """Record one step and return the scores whose maximum is the token to take."""
         logprobs = torch.log_softmax(scores.float(), dim=-1)
         ranked = logprobs
-        if self.temperature is not None:
-            noise = torch.stack(
-                [torch.rand(logprobs.shape[-1], generator=g, device=logprobs.device) for g in self.generators]
-            )
-            ranked = logprobs / self.temperature - torch.log(-torch.log(noise.clamp(1e-20, 1 - 1e-7)))
+        if self.sampling is not None:
+            ranked = logprobs / self.sampling.temperature + self._gumbel_noise(logprobs)
         chosen = ranked.argmax(dim=-1, keepdim=True)
         self.logprobs.append(logprobs.gather(-1, chosen).squeeze(-1))
-        self.entropies.append(-(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(dim=-1))
+        self.entropies.append(entropy(logprobs))
         return ranked
 
+    def _gumbel_noise(self, like: torch.Tensor) -> torch.Tensor:
+        vocabulary = like.shape[-1]
+        rows = [torch.rand(vocabulary, generator=g, device=like.device) for g in self.generators]
+        uniform = torch.stack(rows).clamp(1e-20, 1 - 1e-7)  # neither logarithm is infinite
+        return -torch.log(-torch.log(uniform))
 
-class StopAt(StoppingCriteria):  # type: ignore[misc]
+
+class StopAt(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
     """Ends a row at a token out of a set, given as a boolean mask over the vocabulary."""
 
     def __init__(self, mask: torch.Tensor) -> None:
@@ -55,35 +74,24 @@ class StopAt(StoppingCriteria):  # type: ignore[misc]
         return self.mask[input_ids[:, -1]]
 
 
-def pad_left(
-    rows: Sequence[Sequence[int]], pad: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows on the left; returns token ids and a mask that is 0 where padded, each (rows, longest)."""
-    longest = max(len(r) for r in rows)
-    ids = torch.tensor([[pad] * (longest - len(r)) + list(r) for r in rows], device=device)
-    mask = torch.tensor([[0] * (longest - len(r)) + [1] * len(r) for r in rows], device=device)
-    return ids, mask
+class StopWhen(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+    """Ends all rows once an event is set, by whichever thread."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self.event = event
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return for each row whether it has ended."""
+        return torch.full((len(input_ids),), self.event.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """Return the entropy in nats over the last dimension."""
+    # A token that is impossible has log-probability -inf, and 0 * -inf would be nan.
+    return -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(dim=-1)
 
 
 def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:
     """Return the seed of one sampled answer: a hash of seed, number of the sample, and prompt."""
     digest = hashlib.sha256(f"{seed}|{sample}|{','.join(map(str, ids))}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def batches(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
-    """Group items of like length, longest first, so that little is spent on padding.
-
-    Args:
-        lengths: Length of each item in tokens.
-        size: Greatest number of items in a batch.
-        tokens: Greatest number of tokens in a batch, padding included; one item is always allowed.
-    """
-    groups: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        room = groups and len(groups[-1]) < size and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= tokens
-        if room:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups

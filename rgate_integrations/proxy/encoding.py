@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
 from rgate_integrations.proxy.base import Values
 
 _MARK = "\u2042"
-"""Stands for a value; no template has it."""
+"""Stands for a value, to find where it lies in the rendered text; no template has it."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
+_SEAM_TOKENS = 8
+"""Cut text may split into a few tokens more than counted, where it meets what stands beside it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class PromptEncoder:
 
     Args:
         tokenizer: A fast tokenizer of transformers.
-        limit: Greatest length of a prompt in tokens. A longer one has its template's ``cut`` field
+        limit: Maximum length of a prompt in tokens. A longer one has its template's ``cut`` field
             shortened, and only then, if that is not enough, the question.
     """
 
@@ -45,17 +46,20 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
-        self._beginnings: dict[PromptTemplate, tuple[int, ...]] = {}
-        self._control = sorted(
-            {str(t) for t in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]},
-            key=len,
-            reverse=True,
-        )
+        self._shared_prefixes: dict[PromptTemplate, tuple[int, ...]] = {}
+        control = {str(token) for token in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]}
+        # The longest first: one may be a part of another.
+        self._control = sorted(control, key=len, reverse=True)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return int(self.tokenizer.pad_token_id)
 
     def stop_ids(self) -> list[int]:
         """Return the ids of the tokens that end an answer."""
         vocabulary = self.tokenizer.get_vocab()
-        ids = {vocabulary[t] for t in _TURN_ENDS if t in vocabulary}
+        ids = {vocabulary[token] for token in _TURN_ENDS if token in vocabulary}
         if self.tokenizer.eos_token_id is not None:
             ids.add(self.tokenizer.eos_token_id)
         return sorted(ids)
@@ -64,30 +68,36 @@ class PromptEncoder:
     def turn_end(self) -> list[int]:
         """The token that ends an answer, if the tokenizer has one."""
         vocabulary = self.tokenizer.get_vocab()
-        ids = [vocabulary[t] for t in _TURN_ENDS if t in vocabulary] if self.chat else []
-        eos = self.tokenizer.eos_token_id
-        return ids[:1] or ([eos] if eos is not None else [])
+        if self.chat:
+            for token in _TURN_ENDS:
+                if token in vocabulary:
+                    return [vocabulary[token]]
+        end_of_text = self.tokenizer.eos_token_id
+        return [] if end_of_text is None else [end_of_text]
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         """Render a prompt and tokenize it within the limit."""
         clean = {name: self.plain(text) for name, text in values.items()}
         encoded = self._encode(prompt, clean)
-        for name in (prompt.cut, "question"):
+        for name in (prompt.cut, "question"):  # the question only if the other was not long enough
             excess = len(encoded.ids) - self.limit
             if excess > 0 and name in clean:
-                keep = len(self.ids(clean[name])) - excess - 8
+                keep = len(self.ids(clean[name])) - excess - _SEAM_TOKENS
                 clean[name] = self.cut(clean[name], max(keep, 1)) or clean[name]
                 encoded = self._encode(prompt, clean)
         return encoded
 
-    def beginning(self, prompt: PromptTemplate) -> tuple[int, ...]:
+    def shared_prefix(self, prompt: PromptTemplate) -> tuple[int, ...]:
         """Return the token ids with which a prompt begins whatever its fields hold, such as its system turn."""
-        if prompt not in self._beginnings:
-            some, other = (self._encode(prompt, dict.fromkeys(prompt.fields, v)).ids for v in ("a", "1"))
-            self._beginnings[prompt] = tuple(
-                a for a, _ in takewhile(lambda p: p[0] == p[1], zip(some, other, strict=False))
-            )
-        return self._beginnings[prompt]
+        if prompt not in self._shared_prefixes:
+            # Two renderings differ from the first field on.
+            some = self._encode(prompt, dict.fromkeys(prompt.fields, "a")).ids
+            other = self._encode(prompt, dict.fromkeys(prompt.fields, "1")).ids
+            length = 0
+            while length < min(len(some), len(other)) and some[length] == other[length]:
+                length += 1
+            self._shared_prefixes[prompt] = some[:length]
+        return self._shared_prefixes[prompt]
 
     def after_draft(self, prompt: PromptTemplate) -> list[int]:
         """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
@@ -96,8 +106,9 @@ class PromptEncoder:
     def goes_on(self, prompt: PromptTemplate, written: PromptTemplate) -> bool:
         """Return whether ``prompt`` is, to the letter, ``written`` with a draft and what follows it."""
         values = dict.fromkeys(prompt.fields, _MARK)
-        whole, begun = (self._text(p, values)[0] for p in (prompt, written))
-        return prompt.follows(written) and whole.startswith(begun + _MARK)
+        whole, _ = self._text(prompt, values)
+        before_draft, _ = self._text(written, values)
+        return prompt.follows(written) and whole.startswith(before_draft + _MARK)
 
     def plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""
@@ -112,10 +123,12 @@ class PromptEncoder:
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        offsets = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoding["offset_mapping"]
+        if len(offsets) <= tokens:
+            return None
+        _, end = offsets[tokens - 1]
+        return text[:end]
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
         """Tokenize a text that continues a prompt, with the space that the prompt left off."""
@@ -134,12 +147,21 @@ class PromptEncoder:
             done = whole
         return texts
 
+    def vocabulary_texts(self, size: int) -> list[str]:
+        """Return the text of each token, at most ``size``: a model may have fewer or more than its tokenizer."""
+        count = min(size, len(self.tokenizer))
+        return list(self.tokenizer.batch_decode([[token_id] for token_id in range(count)]))
+
     def _text(self, prompt: PromptTemplate, values: Values) -> tuple[str, PromptTemplate]:
+        """Render a prompt; returns its text, and the template that was rendered."""
         if self.chat and not prompt.raw:
             messages = prompt.messages(**values)
-            begun = messages[-1]["role"] == "assistant"
+            continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not begun, continue_final_message=begun
+                messages,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
             )
             return str(text), prompt
         if prompt == ANSWER:
@@ -147,12 +169,15 @@ class PromptEncoder:
         return prompt.text(**values), prompt
 
     def _tail(self, prompt: PromptTemplate) -> str:
+        """Return what follows the last field of a prompt."""
         text = self._text(prompt, dict.fromkeys(prompt.fields, _MARK))[0]
         return text[text.rfind(_MARK) + len(_MARK) :]
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         text, prompt = self._text(prompt, values)
-        special = not (self.chat and not prompt.raw)
+        special = prompt.raw or not self.chat  # a chat template writes its control tokens itself
+        # Tokenized apart from the tail, a draft has the tokens with which it was written, so that a judgment of it
+        # can go on where it ends.
         tail = self._tail(prompt) if prompt.follow_up else ""
         encoding = self.tokenizer(
             text.removesuffix(tail), add_special_tokens=special, return_offsets_mapping=True
@@ -166,9 +191,14 @@ class PromptEncoder:
 
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
+    """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
     start = text.rfind(part) if part else -1
     if start < 0:
         return range(0)
     end = start + len(part)
-    inside = [i for i, (a, b) in enumerate(offsets) if a < end and b > start and b > a]
+    inside = []
+    for position, (first, last) in enumerate(offsets):
+        has_text = last > first  # control tokens have none
+        if has_text and first < end and last > start:
+            inside.append(position)
     return range(inside[0], inside[-1] + 1) if inside else range(0)

@@ -13,66 +13,85 @@ import torch
 from rgate_integrations.proxy.base import PooledLayer, Span
 
 
-class _Enough(Exception):
+class _StopForward(Exception):
     """Ends a forward pass early; not an error."""
 
 
-def can_watch(model: Any, layers: Sequence[int]) -> bool:
-    """Return whether the states of these layers pass between two layers of the decoder ``model``.
+class _Watch:
+    """A hook before one layer that keeps what goes into it.
+
+    Args:
+        kept: Where to put each tensor.
+        stop: End the forward pass here.
+    """
+
+    def __init__(self, kept: list[torch.Tensor], *, stop: bool) -> None:
+        self.kept = kept
+        self.stop = stop
+
+    def __call__(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.kept.append(arguments[0] if arguments else keywords["hidden_states"])
+        if self.stop:
+            raise _StopForward
+
+
+def layer_numbers(layers: Sequence[PooledLayer]) -> tuple[int, ...]:
+    """Return which layers are pooled, each once, in order."""
+    return tuple(sorted({layer for layer, _, _ in layers}))
+
+
+def can_watch(decoder: Any, numbers: Sequence[int]) -> bool:
+    """Return whether the states of these layers pass between two layers of the decoder.
 
     Those of the last layer do not: transformers counts them after the final norm.
     """
-    return max(layers, default=0) < len(getattr(model, "layers", ()))
+    return max(numbers, default=0) < len(getattr(decoder, "layers", ()))
 
 
 @contextmanager
-def watching(model: Any, layers: Sequence[int], *, stop: bool = False) -> Iterator[dict[int, list[Any]]]:
+def watching(
+    decoder: Any, numbers: Sequence[int], *, stop: bool = False
+) -> Iterator[dict[int, list[torch.Tensor]]]:
     """Collect what goes into some layers of a decoder, a tensor (rows, tokens, hidden size) a forward pass.
 
     Args:
-        model: The decoder without its language model head.
-        layers: Layer n's states are the input of layer n, counted from 0; 0 is the embedding.
+        decoder: The model without its language model head.
+        numbers: Layer n's states are the input of layer n, counted from 0; 0 is the embedding.
         stop: End each forward pass at the highest of them; the caller sees it end without a result.
     """
-    found: dict[int, list[Any]] = {n: [] for n in layers}
-
-    def hook(n: int) -> Any:
-        def keep(module: Any, arguments: Any, keywords: Any) -> None:
-            found[n].append(arguments[0] if arguments else keywords["hidden_states"])
-            if stop and n == max(found):
-                raise _Enough
-
-        return keep
-
-    handles = [model.layers[n].register_forward_pre_hook(hook(n), with_kwargs=True) for n in found]
+    found: dict[int, list[torch.Tensor]] = {number: [] for number in numbers}
+    handles = []
+    for number, kept in found.items():
+        watch = _Watch(kept, stop=stop and number == max(found))
+        handles.append(decoder.layers[number].register_forward_pre_hook(watch, with_kwargs=True))
     try:
         yield found
-    except _Enough:
+    except _StopForward:
         pass
     finally:
         for handle in handles:
             handle.remove()
 
 
-def layer_states(model: Any, inputs: Mapping[str, Any], layers: Sequence[int]) -> dict[int, torch.Tensor]:
+def layer_states(decoder: Any, inputs: Mapping[str, Any], numbers: Sequence[int]) -> dict[int, torch.Tensor]:
     """Run a decoder as far as is needed; returns states by layer, each of shape (rows, tokens, hidden size)."""
-    if not can_watch(model, layers):
-        states = model(**inputs, output_hidden_states=True).hidden_states
-        return {n: states[n] for n in layers}
-    with watching(model, layers, stop=True) as found:
-        model(**inputs)
-    return {n: parts[0] for n, parts in found.items()}
+    if not can_watch(decoder, numbers):
+        states = decoder(**inputs, output_hidden_states=True).hidden_states
+        return {number: states[number] for number in numbers}
+    with watching(decoder, numbers, stop=True) as found:
+        decoder(**inputs)
+    return {number: passes[0] for number, passes in found.items()}
 
 
 def pooled(
     states: Mapping[int, torch.Tensor], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
 ) -> npt.NDArray[np.float32]:
     """Pool the states of one text by layer, each (tokens, hidden size), to shape (layers, hidden size)."""
-    parts = []
+    vectors = []
     for layer, span, pooling in layers:
-        part = states[layer][spans[span].start : spans[span].stop].float()
-        parts.append(part.mean(0) if pooling == "mean" else part[-1])
-    return torch.stack(parts).cpu().numpy()
+        tokens = states[layer][spans[span].start : spans[span].stop].float()
+        vectors.append(tokens.mean(0) if pooling == "mean" else tokens[-1])
+    return torch.stack(vectors).cpu().numpy()
 
 
 def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
@@ -83,8 +102,9 @@ def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
         prompt: Length of the prompt.
         draft: Length of the draft.
     """
+    whole_prompt = range(prompt)
     return {
-        "question": question or range(prompt),
-        "draft": range(prompt, prompt + draft) or range(prompt),
+        "question": question or whole_prompt,
+        "draft": range(prompt, prompt + draft) or whole_prompt,
         "all": range(prompt + draft),
     }

@@ -245,7 +245,7 @@ def _collate(batch: Sequence[_Row], pad: int) -> dict[str, torch.Tensor]:
     """Pad on the left, so that all targets end at the end; the target of a row is in the last positions."""
     import torch
 
-    from rgate_integrations.proxy.decoding import pad_left
+    from rgate_integrations.proxy.batch import pad_left
 
     ids, mask = pad_left([(*r.prompt, *r.target) for r in batch], pad, torch.device("cpu"))
     widest = max(len(r.target) for r in batch)

@@ -1,0 +1,64 @@
+"""Loads a causal language model and its tokenizer with transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.proxy.encoding import PromptEncoder
+from rgate_integrations.proxy.progress import quiet
+
+
+def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: bool) -> tuple[Any, Any]:
+    """Load a model, ready to run, and its tokenizer.
+
+    Args:
+        name: Catalogue name, local folder, or Hub id.
+        device: A torch device, or ``"auto"``: CUDA when there is one.
+        dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA alone.
+        local_files_only: Never ask the Hub.
+
+    Raises:
+        ModelLoadError: There is no causal language model that can be loaded, or its tokenizer is no fast one.
+        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+    """
+    where = resolve_model(name)
+    target = _device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if target.type == "cuda" else "float32"
+    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    try:
+        with quiet(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelLoadError(
+            f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
+            hint="Give a folder or Hub id of a causal language model, or a name from `rgate download`.",
+        ) from error
+    if not tokenizer.is_fast:
+        raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
+    model.generation_config = transformers.GenerationConfig()
+    return model.to(target).eval(), tokenizer
+
+
+def make_encoder(model: Any, tokenizer: Any, max_prompt_tokens: int) -> PromptEncoder:
+    """Return what makes a model's prompts, at most so long that an answer still fits into its context."""
+    context = int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048)
+    room_for_prompt = max(context - 256, context // 2)
+    return PromptEncoder(tokenizer, min(max_prompt_tokens, room_for_prompt))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
