@@ -30,8 +30,9 @@ from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.text import is_correct
 from rgate_integrations.training.adapters import train_adapter
-from rgate_integrations.training.labels import correct, sampled_accuracy, sampled_certainty
+from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
 from rgate_integrations.training.trainer import RECIPES
 
 OUT = Path(__file__).parent / "out" / "papers"
@@ -117,8 +118,8 @@ def answered(data: Path, corpus: Path, n: int, samples: int) -> list[dict]:
                 "gold_answers": gold,
                 "context": context[0].text if context else "",
                 "closed_book_text": c.text,
-                "closed_book_correct": correct(c.text, gold),
-                "rag_correct": correct(o, gold),
+                "closed_book_correct": is_correct(c.text, gold),
+                "rag_correct": is_correct(o, gold),
                 "accuracy": float(sampled_accuracy(texts, gold)),
                 "certainty": float(sampled_certainty(texts)),
                 "dataset": row["dataset"],

@@ -20,8 +20,8 @@ from rgate_integrations.evaluation.metrics import (
     expected_calibration_error,
     retrieval_curve,
 )
-from rgate_integrations.evaluation.paired import judged_correct
 from rgate_integrations.gates.calibrated import ProbabilityMap
+from rgate_integrations.text import is_correct
 from tests.scripted_proxy import ScriptedProxy
 
 T, F = True, False
@@ -74,8 +74,8 @@ def test_correctness_is_computed_where_it_is_not_given(tmp_path):
     )
     (found,) = read_paired([path], correctness="exact_match")[0].records
     assert not found.closed_book_correct
-    assert judged_correct("new york city", ["york city hall"], "token_f1")
-    assert not judged_correct("anything", ["the", "!"])
+    assert is_correct("new york city", ["york city hall"], "token_f1")
+    assert not is_correct("anything", ["the", "!"])
 
 
 # --- metrics by hand ---------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ def collect(
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a question.")] = 3,
     tokens: Annotated[int, typer.Option(min=1, help="Greatest length of an answer.")] = 64,
     judge: Annotated[
-        str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")
+        str | None,
+        typer.Option(help="A model that judges the answers; when none, a gold answer must be contained."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.evaluation.paired import judged_correct
 from rgate_integrations.files import JsonlLog, read_jsonl
 from rgate_integrations.index import Searches
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.text import is_correct
 from rgate_integrations.training.labels import judge as labels_of
 
 _CHUNK = 16
@@ -146,7 +146,7 @@ def collect(
     """Answer questions without and with retrieval, and append what came out, one JSON record a line.
 
     A run that is started again continues after the last whole line; a line that a kill left half written is
-    dropped. Answers are judged by in-accuracy, or by a model.
+    dropped. Answers are judged by containment (`rgate_integrations.text.is_correct`), or by a model.
 
     Args:
         questions: What `read_questions` returned.
@@ -156,7 +156,7 @@ def collect(
         k: Passages a question.
         tokens: Greatest length of an answer.
         judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
-            what it gives no label, such as a refusal, is judged by in-accuracy.
+            what it gives no label, such as a refusal, is judged by containment.
         report: Told how many questions are done.
 
     Returns:
@@ -215,7 +215,7 @@ def _correct(
     questions: Sequence[Mapping[str, Any]], answers: Sequence[str], judge: Proxy | None
 ) -> list[bool]:
     gold = [q["gold_answers"] for q in questions]
-    right = [judged_correct(a, g) for a, g in zip(answers, gold, strict=True)]
+    right = [is_correct(a, g) for a, g in zip(answers, gold, strict=True)]
     if judge is None:
         return right
     labels = labels_of(judge, [str(q["question"]) for q in questions], gold, answers).labels

@@ -10,7 +10,7 @@ from rgate_integrations.gates.boundary import Normalisation, certainty
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.text import comparable, contains_answer, matching_ratio
+from rgate_integrations.text import comparable, is_correct, matching_ratio
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -42,14 +42,9 @@ def match_ratio(text: str, gold: Sequence[str], threshold: float = 0.5) -> bool:
     return matching_ratio(text, list(gold)) > threshold
 
 
-def correct(text: str, gold: Sequence[str]) -> bool:
-    """In-accuracy: some gold answer is contained, normalised, on token boundaries (ADAPT-LLM, section 3.1)."""
-    return any(contains_answer(text, g) for g in gold)
-
-
 def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
     """Return the share of sampled answers that are correct (KBM, section 2.2): the accuracy label, in [0, 1]."""
-    return sum(correct(s, gold) for s in samples) / len(samples) if samples else 0.0
+    return sum(is_correct(s, gold) for s in samples) / len(samples) if samples else 0.0
 
 
 def sampled_certainty(samples: Sequence[str], normalisation: Normalisation = "distinct") -> float:
