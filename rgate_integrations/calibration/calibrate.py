@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from rgate_integrations.arrays import Float64Array
 from rgate_integrations.calibration.policies import Chosen, Policy
 from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation.evaluate import DraftKind, Judged, judge
-from rgate_integrations.evaluation.metrics import Floats, expected_calibration_error
+from rgate_integrations.evaluation.evaluate import judge
+from rgate_integrations.evaluation.metrics import expected_calibration_error
 from rgate_integrations.evaluation.paired import PairedFile
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.calibrated import CalibratedGate, Method
+from rgate_integrations.gates.calibrated import CalibratedGate, Method, ProbabilityMap
+from rgate_integrations.training.drafts import DraftKind
 
 LEAST = 20
 
@@ -76,26 +78,42 @@ def calibrate(
     judged = judge(gate, questions, draft=draft, report=report)
     fit, choose = order[:fitting], order[fitting:]
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
-    p = np.array([fitted(v) for v in judged.p])
+    p = np.array([fitted(score) for score in judged.p])
+    # Thresholds are tried at the scores of the questions that fitted the map: those that choose must not name them.
     seen = np.quantile(p[fit], np.linspace(0, 1, 101)) if fitting else None
     chosen = policy.choose(p[choose], judged.closed_book[choose], judged.rag[choose], seed, seen)
-    calibrated = CalibratedGate(
-        inner=gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy, on_error=gate.on_error
-    ).with_options(proxy=gate._proxy, llm=gate._llm)
+    known = judged.closed_book[choose]
     provenance = {
         "policy": {"name": policy.name, **policy.__dict__},
         "promise": chosen.promise,
         "kept": chosen.kept,
         **chosen.facts,
         "probability": fitted.method,
-        "ece_before": _ece(judged, choose, judged.p),
-        "ece": _ece(judged, choose, p),
+        "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
+        "ece": round(expected_calibration_error(p[choose], known), 4),
         **origin(files, draft, seed, p[choose]),
     }
-    return Calibration(calibrated, chosen, provenance)
+    return Calibration(_calibrated(gate, fitted, chosen.threshold), chosen, provenance)
 
 
-def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Floats) -> dict[str, Any]:
+def pure_gate(gate: Gate) -> Gate:
+    """Return the gate itself, without the engine that runs it."""
+    found: Gate = getattr(gate, "gate", gate)
+    return found
+
+
+def _calibrated(gate: Gate, fitted: ProbabilityMap, threshold: float) -> Gate:
+    """Return the calibrated gate on the same models."""
+    inner = pure_gate(gate)
+    calibrated = CalibratedGate(inner=inner, probability=fitted, threshold=threshold, proxy=inner.proxy)
+    if hasattr(gate, "with_gate"):
+        engine: Gate = gate.with_gate(calibrated)
+        return engine
+    # A gate that owns its models, as there were before the engine.
+    return calibrated.with_options(proxy=gate._proxy, llm=gate._llm, on_error=gate.on_error)
+
+
+def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Float64Array) -> dict[str, Any]:
     """Return where a calibration comes from, and the quantiles of P(known) that drift is measured against."""
     return {
         "draft": draft,
@@ -104,7 +122,3 @@ def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Floats) 
         "date": date.today().isoformat(),
         "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
     }
-
-
-def _ece(judged: Judged, chosen: Any, p: Any) -> float:
-    return round(expected_calibration_error(p[chosen], judged.closed_book[chosen]), 4)

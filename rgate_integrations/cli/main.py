@@ -10,10 +10,11 @@ from rich.console import Console
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.ask import ask
+from rgate_integrations.cli.calibrate import calibrate
 from rgate_integrations.cli.decide import decide
 from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
-from rgate_integrations.cli.evaluate import calibrate, evaluate
+from rgate_integrations.cli.evaluate import evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
 from rgate_integrations.cli.playground import playground

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from rgate_integrations.arrays import Float32Array, PositionArray
+
 _QUERIES, _K = 200, 10
 
 
@@ -66,5 +66,5 @@ def approximate(exact: Any, faiss: Any, *, target: float = 0.95, seed: int = 0) 
         probes = min(probes * 2, lists)
 
 
-def _take(flat: Any, rows: npt.NDArray[np.int64]) -> Floats:
+def _take(flat: Any, rows: PositionArray) -> Float32Array:
     return np.stack([flat.reconstruct(int(r)) for r in rows]).astype(np.float32)
