@@ -21,10 +21,12 @@ from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.probe import ProbeGate
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
 from rgate_integrations.saved import save_probe
-from rgate_integrations.training.adapters import train_adapter
+from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import DataFile, Example, read_examples
-from rgate_integrations.training.probe import auc_by_set, train_probe
+from rgate_integrations.training.folds import auc_by_set
+from rgate_integrations.training.options import TrainingOptions
+from rgate_integrations.training.probe import train_probe
 from rgate_integrations.training.trainer import RECIPES
 
 CONSOLE = Console(width=110, highlight=False)
@@ -45,7 +47,8 @@ def parts(files: list[DataFile], train: int, test: int, seed: int) -> tuple[list
 def probe(files: list[DataFile], proxy: LocalProxy, tokens: int, seed: int) -> Path:
     """Train a probe on the same questions."""
     out = OUT / f"probe-{sum(len(f.examples) for f in files)}-{seed}"
-    save_probe(train_probe(files, proxy, draft="recorded", tokens=tokens, seed=seed), out)
+    options = TrainingOptions(draft="recorded", tokens=tokens, seed=seed)
+    save_probe(train_probe(files, proxy, options), out)
     return out
 
 
@@ -89,20 +92,18 @@ def main() -> None:
             adapter = OUT / "-".join(map(str, ("activated" if activated else "plain", *settings)))
             if not (adapter / "gate.json").is_file():
                 start = time.perf_counter()
-                train_adapter(
-                    "ik",
-                    learn,
-                    arguments.model,
-                    adapter,
+                recipe = RECIPES["ik"].with_options(
+                    learning_rate=arguments.learning_rate, epochs=arguments.epochs
+                )
+                options = AdapterOptions(
                     draft="recorded",
                     tokens=arguments.tokens,
                     seed=arguments.seed,
-                    recipe=RECIPES["ik"].with_options(
-                        learning_rate=arguments.learning_rate, epochs=arguments.epochs
-                    ),
+                    recipe=recipe,
                     resume=True,
                     activated=activated,
                 )
+                train_adapter("ik", learn, arguments.model, adapter, options)
                 seconds = time.perf_counter() - start
         gate = IKGate(
             tokens=arguments.tokens,

@@ -27,7 +27,8 @@ from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.drafts import drafts_for
 from rgate_integrations.training.examples import Example, read_examples
-from rgate_integrations.training.probe import auc_by_set, cross_validate, fit_probe, question_folds
+from rgate_integrations.training.folds import auc_by_set, question_folds
+from rgate_integrations.training.linear import cross_validate, fit_probe
 
 OUT = Path(__file__).parent / "out" / "attempts"
 CONSOLE = Console(width=120, highlight=False)
@@ -66,7 +67,7 @@ class Attempts:
             for at in range(0, len(self.examples), 160):
                 some = self.examples[at : at + 160]
                 kind = source if tokens else "none"
-                drafts = drafts_for(proxy, some, kind, tokens, lambda *progress: None)
+                drafts = drafts_for(proxy, some, kind, tokens)
                 values = [{"question": e.question} for e in some]
                 found += [h.states.astype(np.float16) for h in proxy.hidden(ANSWER, values, drafts, layers)]
                 CONSOLE.print(f"{path.stem}: {len(found)} of {len(self.examples)}", end="\r")

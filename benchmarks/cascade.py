@@ -18,11 +18,12 @@ from attempts import SMOL, Attempts
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.calibration import Band, choose_band
+from rgate_integrations.calibration import Band, BandOptions, choose_band
 from rgate_integrations.calibration.bands import cascaded
 from rgate_integrations.evaluation.metrics import auc, paired_interval
 from rgate_integrations.files import read_jsonl
-from rgate_integrations.training.probe import combine, question_folds
+from rgate_integrations.training.folds import question_folds
+from rgate_integrations.training.linear import combine
 
 CONSOLE = Console(width=140, highlight=False)
 KINDS = {"no more retrieval": 0.0, "any retrieval": 1.0}  # how much the retrieval rate may grow
@@ -64,8 +65,8 @@ class Cascade:
 
     def band(self, threshold: float, more_retrieval: float, loss: float, seed: int) -> Band:
         """The band of one split."""
-        scores = self.first, self.second, threshold, self.closed, self.rag
-        return choose_band(*scores, loss=loss, more_retrieval=more_retrieval, seed=seed)
+        options = BandOptions(loss=loss, more_retrieval=more_retrieval, seed=seed)
+        return choose_band(self.first, self.second, threshold, self.closed, self.rag, options)
 
     def show(self, kind: str, bands: dict[str, Band], seed: int) -> None:
         """Every policy on the half that chose nothing."""
@@ -79,19 +80,22 @@ class Cascade:
         }
         for name, band in bands.items():
             p = cascaded(self.first, self.second, band.low, band.high)
-            policies[f"cascade, {name}: {band.low:.2f} to {band.high:.2f}"] = (p < threshold, band.spared)
+            policies[f"cascade, {name}: {band.low:.2f} to {band.high:.2f}"] = (
+                p < threshold,
+                band.early_exit_rate,
+            )
         table = Table(f"{kind} ({threshold:.3f})", box=None)
         for column in ("right %", "retrieved %", "no draft %", "points against second for all"):
             table.add_column(column, justify="right")
         right = {k: np.where(r, self.rag, self.closed)[test].astype(float) for k, (r, _) in policies.items()}
-        for name, (retrieve, spared) in policies.items():
+        for name, (retrieve, early_exit_rate) in policies.items():
             difference = right[name] - right["second for all"]
             low, high = paired_interval(difference, seed=seed)
             table.add_row(
                 name,
                 f"{100 * right[name].mean():.1f}",
                 f"{100 * retrieve[test].mean():.1f}",
-                "" if spared is None else f"{100 * spared:.1f}",
+                "" if early_exit_rate is None else f"{100 * early_exit_rate:.1f}",
                 f"{100 * difference.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
                 if difference.any()
                 else "",
@@ -130,8 +134,8 @@ def main() -> None:
                 name,
                 f"{np.mean([b.low for b in bands]):.2f}",
                 f"{np.mean([b.high for b in bands]):.2f}",
-                f"{100 * np.mean([b.spared for b in bands]):.1f}",
-                f"{100 * min(b.spared for b in bands):.1f}",
+                f"{100 * np.mean([b.early_exit_rate for b in bands]):.1f}",
+                f"{100 * min(b.early_exit_rate for b in bands):.1f}",
                 f"{100 * np.mean([b.retrieval_rate for b in bands]):.1f}",
                 f"{100 * np.mean([b.retrieval_difference for b in bands]):+.1f}",
                 f"{difference.mean():+.2f}",

@@ -19,7 +19,8 @@ from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.saved import read_probe, shipped
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.probe import auc_by_set, cross_validate
+from rgate_integrations.training.folds import auc_by_set
+from rgate_integrations.training.linear import cross_validate
 
 CONSOLE = Console(width=140)
 

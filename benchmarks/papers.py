@@ -31,8 +31,9 @@ from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.adapters import train_adapter
-from rgate_integrations.training.labels import correct, sampled_accuracy, sampled_certainty
+from rgate_integrations.text import is_correct
+from rgate_integrations.training.adapters import AdapterOptions, train_adapter
+from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
 from rgate_integrations.training.trainer import RECIPES
 
 OUT = Path(__file__).parent / "out" / "papers"
@@ -61,7 +62,8 @@ def trained(gate: str, name: str, train: list[dict], label: str, **options: Any)
         start = time.perf_counter()
         files = read_examples([written(train, f"{name}.jsonl")], label)
         recipe = RECIPES[gate].with_options(**options.pop("recipe", {}))
-        train_adapter(gate, files, MODEL, folder, recipe=recipe, resume=True, label=label, **options)
+        made = AdapterOptions(recipe=recipe, resume=True, label=label, **options)
+        train_adapter(gate, files, MODEL, folder, made)
         CONSOLE.print(f"{name}: trained on {len(train)} questions in {time.perf_counter() - start:.0f} s")
     return folder
 
@@ -118,8 +120,8 @@ def answered(data: Path, corpus: Path, n: int, samples: int) -> list[dict]:
                 "gold_answers": gold,
                 "context": context[0].text if context else "",
                 "closed_book_text": c.text,
-                "closed_book_correct": correct(c.text, gold),
-                "rag_correct": correct(o, gold),
+                "closed_book_correct": is_correct(c.text, gold),
+                "rag_correct": is_correct(o, gold),
                 "accuracy": float(sampled_accuracy(texts, gold)),
                 "certainty": float(sampled_certainty(texts)),
                 "dataset": row["dataset"],
@@ -189,7 +191,7 @@ def adapt_and_boundary(names: list[str], data: Path, corpus: Path, n: int) -> No
 
 def transfer(data: Path) -> None:
     """KBM, the plug-in table: the gate of one LLM for another one."""
-    from rgate_integrations.training.probe import cross_validate
+    from rgate_integrations.training.linear import cross_validate
 
     rows = [r for _, r in read_jsonl(data)]
     llms = list(rows[0]["answers"])

@@ -19,6 +19,7 @@ from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.saved import save_probe
 from rgate_integrations.training.examples import read_examples
+from rgate_integrations.training.options import TrainingOptions
 from rgate_integrations.training.probe import train_probe
 
 folder = Path(tempfile.mkdtemp())
@@ -86,9 +87,8 @@ print(f"\nright: {np.mean([r['closed_book_correct'] for r in records]):.2f}")
 # %%
 train, test = records[:110], records[110:]
 (folder / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in train))
-artifact = train_probe(
-    read_examples([folder / "train.jsonl"]), llm, draft="none", folds=5, llm="smollm2-135m-instruct"
-)
+options = TrainingOptions(draft="none", folds=5, llm="smollm2-135m-instruct")
+artifact = train_probe(read_examples([folder / "train.jsonl"]), llm, options)
 save_probe(artifact, folder / "my-gate")
 print({k: round(v, 3) for k, v in artifact.provenance["metrics"].items() if k != "auc"})
 

@@ -13,7 +13,7 @@ from rgate_integrations.engine import decide_together
 from rgate_integrations.evaluation import auc
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.labels import correct
+from rgate_integrations.text import is_correct
 
 # %% [markdown]
 # ## What there is
@@ -40,7 +40,7 @@ questions = [f"What is the capital of {country}?" for country, _ in pairs]
 llm = shared_proxy("smollm2-135m-instruct")
 drafts = llm.generate(ANSWER, [{"question": q} for q in questions], tokens=16)
 drafts = [d.model_copy(update={"source": "recorded"}) for d in drafts]
-known = np.array([correct(d.text, [city]) for d, (_, city) in zip(drafts, pairs, strict=True)])
+known = np.array([is_correct(d.text, [city]) for d, (_, city) in zip(drafts, pairs, strict=True)])
 print(f"{known.mean():.2f} of {len(known)} answers are right")
 
 # %% [markdown]

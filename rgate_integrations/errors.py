@@ -11,10 +11,7 @@ class RGateError(Exception):
 
     Attributes:
         hint: What the reader can do about it, in one sentence; may be empty.
-        retryable: Whether the same call may succeed later without a change.
     """
-
-    retryable: bool = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -64,13 +61,9 @@ class ModelLoadError(RGateError):
 class DownloadError(RGateError):
     """A download failed; nothing was changed in the cache."""
 
-    retryable = True
-
 
 class ChecksumError(DownloadError):
     """A downloaded or assembled file has not the pinned checksum."""
-
-    retryable = False
 
 
 class IndexNotFoundError(RGateError, FileNotFoundError):
@@ -90,10 +83,6 @@ class IndexMismatchError(RGateError):
 
 class DataFormatError(RGateError, ValueError):
     """A data file has a line that cannot be used; the message names file and line."""
-
-
-class AnswerError(RGateError):
-    """The answering LLM could not produce an answer."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UnknownNameError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.files import json_line, read_jsonl, write_atomically
 
@@ -18,21 +20,34 @@ except ImportError as error:
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from rgate_integrations.gates import Gate
+    from rgate_integrations.calling import DecidesBatches
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
 """What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
 
 
+@dataclass(frozen=True)
+class Workers:
+    """Workers, each with a model of its own.
+
+    Attributes:
+        count: How many.
+        num_cpus: CPUs of each.
+        num_gpus: GPUs of each, also a part of one.
+    """
+
+    count: int
+    num_cpus: float = 1
+    num_gpus: float = 0
+
+
 def gate_dataset(
     dataset: Dataset,
-    gate: Gate | str | None = None,
+    gate: DecidesBatches | str | None = None,
     *,
     question: str = "question",
     prefix: str = "",
-    workers: int = 1,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
+    workers: Workers | int = 1,
     batch_size: int = 256,
 ) -> Dataset:
     """Add a gate's decisions to a Ray data set, as `COLUMNS`.
@@ -42,17 +57,16 @@ def gate_dataset(
         gate: A gate, or what `load_gate` takes; loaded once a worker.
         question: Column of the question.
         prefix: Put before the names of the new columns.
-        workers: How many workers, each with a model of its own.
-        num_cpus: CPUs of a worker.
-        num_gpus: GPUs of a worker, also a part of one.
+        workers: How many workers, and what each is given.
         batch_size: Rows that a worker is given at a time.
     """
+    workers = _workers(workers)
     return dataset.map_batches(
         _Columns,
         fn_constructor_args=(gate, question, prefix),
-        concurrency=workers,
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
+        concurrency=workers.count,
+        num_cpus=workers.num_cpus,
+        num_gpus=workers.num_gpus,
         batch_size=batch_size,
         batch_format="pandas",
     )
@@ -61,11 +75,9 @@ def gate_dataset(
 def gate_files(
     paths: Sequence[str | Path],
     out: str | Path,
-    gate: Gate | str | None = None,
+    gate: DecidesBatches | str | None = None,
     *,
-    workers: int = 2,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
+    workers: Workers | int = 2,
     batch_size: int = 256,
     report: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
@@ -78,9 +90,7 @@ def gate_files(
         paths: JSONL files with ``question`` a line; their names must differ. Many small ones are shared out best.
         out: Folder for the results: the records with `COLUMNS` added, under the names of the files.
         gate: A gate, or what `load_gate` takes.
-        workers: How many workers, each with a model of its own.
-        num_cpus: CPUs of a worker.
-        num_gpus: GPUs of a worker, also a part of one.
+        workers: How many workers, and what each is given.
         batch_size: Questions that the gate is given at a time.
         report: Told how many files are done, and of how many.
 
@@ -90,7 +100,7 @@ def gate_files(
     Raises:
         DataFormatError: Two files have the same name, or a line has no question.
     """
-    return _over_files(_Decides, (gate, batch_size), paths, out, workers, num_cpus, num_gpus, report)
+    return _over_files(_Decides, (gate, batch_size), paths, out, _workers(workers), report)
 
 
 def collect_files(
@@ -101,9 +111,7 @@ def collect_files(
     index: str | Path | None = None,
     k: int = 3,
     tokens: int = 64,
-    workers: int = 2,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
+    workers: Workers | int = 2,
     report: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Record an LLM's answers without and with retrieval, as ``rgate collect`` does, a file on each worker.
@@ -114,30 +122,33 @@ def collect_files(
         llm: Catalogue name, folder or Hub id; a folder must be there on every machine.
         index: Folder of an index, or None for answers without retrieval only.
         k: Passages a question.
-        tokens: Greatest length of an answer.
-        workers: How many workers, each with a model of its own.
-        num_cpus: CPUs of a worker.
-        num_gpus: GPUs of a worker, also a part of one.
+        tokens: Maximum length of an answer.
+        workers: How many workers, and what each is given.
         report: Told how many files are done, and of how many.
 
     Returns:
         The results, in the order of ``paths``.
     """
-    work = (llm, None if index is None else str(index), k, tokens)
-    return _over_files(_Collects, work, paths, out, workers, num_cpus, num_gpus, report)
+    arguments = (llm, None if index is None else str(index), k, tokens)
+    return _over_files(_Collects, arguments, paths, out, _workers(workers), report)
 
 
 class _Columns:
-    def __init__(self, gate: Gate | str | None, question: str, prefix: str) -> None:
+    """Adds the columns to one batch after another."""
+
+    def __init__(self, gate: DecidesBatches | str | None, question: str, prefix: str) -> None:
         self.gate, self.question, self.prefix = _loaded(gate), question, prefix
 
     def __call__(self, batch: Any) -> Any:
-        found = _decisions(self.gate, batch[self.question].tolist())
-        return batch.assign(**{self.prefix + name: [f[name] for f in found] for name in COLUMNS})
+        rows = _decisions(self.gate, batch[self.question].tolist())
+        columns = {self.prefix + name: [row[name] for row in rows] for name in COLUMNS}
+        return batch.assign(**columns)
 
 
 class _Decides:
-    def __init__(self, gate: Gate | str | None, batch_size: int) -> None:
+    """Decides for one file after another."""
+
+    def __init__(self, gate: DecidesBatches | str | None, batch_size: int) -> None:
         self.gate, self.batch_size = _loaded(gate), batch_size
 
     def run(self, path: str, result: str) -> None:
@@ -155,6 +166,8 @@ class _Decides:
 
 
 class _Collects:
+    """Collects the answers to one file after another."""
+
     def __init__(self, llm: str, index: str | None, k: int, tokens: int) -> None:
         from rgate_integrations.index import PassageIndex
         from rgate_integrations.proxy.local import shared_proxy
@@ -176,46 +189,52 @@ def _over_files(
     arguments: tuple[Any, ...],
     paths: Sequence[str | Path],
     out: str | Path,
-    workers: int,
-    num_cpus: float,
-    num_gpus: float,
+    workers: Workers,
     report: Callable[[int, int], None] | None,
 ) -> list[Path]:
+    """Let workers do the files whose results are missing."""
     folder = Path(out).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    results = {Path(p).absolute(): folder / Path(p).name for p in paths}
+    results = {Path(path).absolute(): folder / Path(path).name for path in paths}
     if len(set(results.values())) < len(paths):
         raise DataFormatError("Two files have the same name.", hint="Results are named after the files.")
-    missing = [p for p, result in results.items() if not result.exists()]
-    if missing:
-        actor = ray.remote(work).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, max_restarts=2, max_task_retries=2
-        )
-        pool = ActorPool([actor.remote(*arguments) for _ in range(min(workers, len(missing)))])
+    missing = [path for path, result in results.items() if not result.exists()]
+    if not missing:
+        return list(results.values())
+    # A worker that dies, say for want of memory, is started again twice, and its file is done again.
+    actor = ray.remote(work).options(
+        num_cpus=workers.num_cpus, num_gpus=workers.num_gpus, max_restarts=2, max_task_retries=2
+    )
+    pool = ActorPool([actor.remote(*arguments) for _ in range(min(workers.count, len(missing)))])
 
-        def start(worker: Any, path: Path) -> Any:
-            return worker.run.remote(str(path), str(results[path]))
+    def start(worker: Any, path: Path) -> Any:
+        return worker.run.remote(str(path), str(results[path]))
 
-        for done, _ in enumerate(pool.map_unordered(start, missing), start=len(paths) - len(missing) + 1):
-            if report is not None:
-                report(done, len(paths))
+    done = len(paths) - len(missing)
+    for _ in pool.map_unordered(start, missing):
+        done += 1
+        if report is not None:
+            report(done, len(paths))
     return list(results.values())
 
 
-def _loaded(gate: Gate | str | None) -> Gate:
-    from rgate_integrations.loading import load_gate
+def _workers(workers: Workers | int) -> Workers:
+    return Workers(workers) if isinstance(workers, int) else workers
 
+
+def _loaded(gate: DecidesBatches | str | None) -> DecidesBatches:
     return load_gate(gate) if gate is None or isinstance(gate, str) else gate
 
 
-def _decisions(gate: Gate, questions: Sequence[str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "retrieve": d.retrieve,
-            "p_known": d.p_known,
-            "threshold": d.threshold,
-            "reason": d.reason,
-            "error": "" if d.error is None else d.error.message,
+def _decisions(gate: DecidesBatches, questions: Sequence[str]) -> list[dict[str, Any]]:
+    rows = []
+    for decision in gate.decide_batch(list(questions)):
+        row = {
+            "retrieve": decision.retrieve,
+            "p_known": decision.p_known,
+            "threshold": decision.threshold,
+            "reason": decision.reason,
+            "error": "" if decision.error is None else decision.error.message,
         }
-        for d in gate.decide_batch(list(questions))
-    ]
+        rows.append(row)
+    return rows

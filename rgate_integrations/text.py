@@ -1,4 +1,4 @@
-"""Text as the field compares it: normalised answers, containment, ROUGE-L."""
+"""Text as the field compares it: normalised answers, which of them are right, ROUGE-L."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from rgate_integrations.errors import EvidenceError
 
@@ -48,7 +49,32 @@ def contains_answer(text: str, answer: str) -> bool:
     return bool(inner) and f" {inner} " in f" {normalise(text)} "
 
 
-def matching_ratio(text: str, answers: list[str]) -> float:
+Correctness = Literal["contained", "in_accuracy", "exact_match", "token_f1"]
+"""What makes an answer right, all after normalisation: a gold answer is contained on token boundaries; its characters
+are contained, so that "no" is in "I do not know", as the published in-accuracies are computed; it is the answer; or
+its token F1 with the answer is at least 0.5."""
+
+
+def is_correct(answer: str, gold: Sequence[str], correctness: Correctness = "contained") -> bool:
+    """Whether an answer is right. Every label of this package that is not given is made here.
+
+    Gold answers that normalise to nothing never match.
+
+    >>> is_correct("I do not know.", ["no"]), is_correct("I do not know.", ["no"], "in_accuracy")
+    (False, True)
+    """
+    if correctness == "contained":
+        return any(contains_answer(answer, g) for g in gold)
+    text = normalise(answer)
+    usable = [g for g in map(normalise, gold) if g]
+    if correctness == "exact_match":
+        return text in usable
+    if correctness == "token_f1":
+        return any(token_f1(text, g) >= 0.5 for g in usable)
+    return any(g in text for g in usable)
+
+
+def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """Return the share of gold answers that a text contains (SlimPLM, equation 2), on token boundaries.
 
     Answers that normalise to nothing do not count. 0.0 when none is left.

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration import choose_band
+from rgate_integrations.calibration import BandOptions, choose_band
 from rgate_integrations.calibration.bands import cascaded
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
@@ -44,7 +44,7 @@ def test_options_out_of_range(bad):
     closed, rag, rng = world(n=100)
     p = rng.random(100)
     with pytest.raises(ConfigurationError, match="out of range"):
-        choose_band(p, p, **{"threshold": 0.5, "closed_book": closed, "rag": rag, **bad})
+        choose_band(p, p, bad.pop("threshold", 0.5), closed, rag, BandOptions(**bad))
 
 
 @pytest.mark.parametrize("bad", [np.full(100, np.nan), np.full(100, 1.1), np.full(99, 0.5)])
@@ -59,29 +59,29 @@ def test_nothing_needs_a_draft_where_the_first_gate_is_perfect():
     closed, rag, rng = world()
     first = certain(closed, rng)
     band = choose_band(first, certain(closed, rng), 0.5, closed, rag)
-    assert (band.spared, band.difference, band.retrieval_difference) == (1.0, 0.0, 0.0)
+    assert (band.early_exit_rate, band.difference, band.retrieval_difference) == (1.0, 0.0, 0.0)
     assert band.n == band.chosen_on == N / 2
     assert band.kept
     assert "at most 0.5% in-accuracy" in band.promise
-    better = choose_band(first, rng.random(N), 0.5, closed, rag, more_retrieval=1.0)
-    assert better.spared == 1.0
+    better = choose_band(first, rng.random(N), 0.5, closed, rag, BandOptions(more_retrieval=1.0))
+    assert better.early_exit_rate == 1.0
     assert better.interval[0] > 0
 
 
 def test_where_the_first_gate_is_noise_almost_all_need_a_draft():
     closed, rag, rng = world()
     band = choose_band(rng.random(N), certain(closed, rng), 0.5, closed, rag)
-    assert band.spared < 0.12
+    assert band.early_exit_rate < 0.12
     assert -0.025 < band.difference < 0.005
     assert band.interval[0] <= band.difference <= band.interval[1]
 
 
-def test_only_the_side_that_is_clear_is_spared():
+def test_only_the_side_that_is_clear_needs_no_draft():
     closed, rag, rng = world()
     first = np.where(closed & (rng.random(N) < 0.6), 0.9, rng.uniform(0.1, 0.6, N))
     band = choose_band(first, certain(closed, rng), 0.5, closed, rag)
     assert 0.5 <= band.high <= 0.9
-    assert band.spared == pytest.approx(0.3, abs=0.1)
+    assert band.early_exit_rate == pytest.approx(0.3, abs=0.1)
     assert band.difference > -0.02
 
 
@@ -89,10 +89,10 @@ def test_accuracy_that_is_kept_by_retrieving_more_is_not_wanted():
     closed, _, rng = world()
     always_right, first = np.ones(N, bool), rng.random(N)
     scores = first, certain(closed, rng), 0.5, closed, always_right
-    bounded, free = choose_band(*scores), choose_band(*scores, more_retrieval=1.0)
+    bounded, free = choose_band(*scores), choose_band(*scores, BandOptions(more_retrieval=1.0))
     assert bounded.retrieval_difference < 0.03
-    assert bounded.spared < 0.1
-    assert free.spared > 0.45
+    assert bounded.early_exit_rate < 0.1
+    assert free.early_exit_rate > 0.45
     assert free.retrieval_difference > 0.2
     assert free.difference > -0.02
 
@@ -101,7 +101,9 @@ def test_accuracy_that_is_kept_by_retrieving_more_is_not_wanted():
 def test_a_first_gate_that_always_says_the_same(value):
     closed, rag, rng = world()
     band = choose_band(np.full(N, value), certain(closed, rng), 0.5, closed, rag)
-    assert band.spared == 0.0  # the first gate's word for all would retrieve for all, or lose many points
+    assert (
+        band.early_exit_rate == 0.0
+    )  # the first gate's word for all would retrieve for all, or lose many points
     assert band.difference == 0.0
 
 
@@ -119,17 +121,17 @@ def test_the_threshold_lies_in_the_band(threshold):
     for seed in range(5):
         closed, rag, rng = world(seed, 200)
         first, second = rng.random(200).round(1), rng.random(200).round(1)  # many ties
-        band = choose_band(first, second, threshold, closed, rag, seed=seed)
+        band = choose_band(first, second, threshold, closed, rag, BandOptions(seed=seed))
         assert band.low <= threshold <= band.high
         load_gate("cascade", low=band.low, high=band.high, threshold=threshold)
-        assert choose_band(first, second, threshold, closed, rag, seed=seed) == band
-    assert choose_band(first, second, threshold, closed, rag, seed=seed + 1) != band
+        assert choose_band(first, second, threshold, closed, rag, BandOptions(seed=seed)) == band
+    assert choose_band(first, second, threshold, closed, rag, BandOptions(seed=seed + 1)) != band
 
 
 def test_the_numbers_are_of_the_held_out_half():
     closed, rag, rng = world(n=300)
     first, second = rng.random(300), certain(closed, rng)
-    band = choose_band(first, second, 0.4, closed, rag, loss=0.05, seed=3)
+    band = choose_band(first, second, 0.4, closed, rag, BandOptions(loss=0.05, seed=3))
     out = np.random.default_rng(3).permutation(300)[150:]
     p = cascaded(first, second, band.low, band.high)[out]
     answered = np.where(p < 0.4, rag[out], closed[out])
@@ -137,7 +139,7 @@ def test_the_numbers_are_of_the_held_out_half():
     assert band.in_accuracy == answered.mean()
     assert band.difference == pytest.approx(answered.mean() - before.mean())
     assert band.retrieval_rate == (p < 0.4).mean()
-    assert band.spared == ((first[out] < band.low) | (first[out] >= band.high)).mean()
+    assert band.early_exit_rate == ((first[out] < band.low) | (first[out] >= band.high)).mean()
 
 
 def test_promises_are_broken_as_seldom_as_they_say():
@@ -153,7 +155,7 @@ def test_promises_are_broken_as_seldom_as_they_say():
     broken = made = 0
     for seed in range(300):
         a, b, known, found = draw(1_000)
-        band = choose_band(a, b, 0.5, known, found, loss=0.02, confidence=0.9, seed=seed)
+        band = choose_band(a, b, 0.5, known, found, BandOptions(loss=0.02, confidence=0.9, seed=seed))
         p = cascaded(first, second, band.low, band.high)
         lost = np.where(second < 0.5, rag, closed).mean() - np.where(p < 0.5, rag, closed).mean()
         made += band.kept
@@ -217,7 +219,7 @@ def test_calibrating_a_band_from_the_command_line(tmp_path, monkeypatch):
     assert facts["policy"] == {"name": "band", "loss": 0.05, "more_retrieval": 0.0, "confidence": 0.95}
     assert (gate.low, gate.high, facts["n"], len(facts["scores"])) == (facts["low"], facts["high"], 100, 101)
     rag = np.array([r.rag_correct for f in read_paired([data]) for r in f.records])
-    band = choose_band(first, second, 0.5, known, rag, loss=0.05)
+    band = choose_band(first, second, 0.5, known, rag, BandOptions(loss=0.05))
     assert (gate.low, gate.high, gate.threshold) == (band.low, band.high, 0.5)
     found = [d.p_known for d in gate.decide_batch(asked)]
     assert found == pytest.approx(cascaded(first, second, band.low, band.high))

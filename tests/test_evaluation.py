@@ -8,20 +8,20 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration import Budget, Cost, MaxLoss, calibrate
+from rgate_integrations.calibration import Budget, LowestCost, MaxLoss, calibrate
 from rgate_integrations.calibration.policies import ALWAYS, betting_p_value, upper_bound
 from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.evaluation import Paired, StageTimes, compare, evaluate, read_paired
-from rgate_integrations.evaluation.evaluate import Judged, measure
+from rgate_integrations.evaluation.evaluate import JudgedQuestions, measure
 from rgate_integrations.evaluation.metrics import (
     area_between,
     expected_calibration_error,
     retrieval_curve,
 )
-from rgate_integrations.evaluation.paired import judged_correct
 from rgate_integrations.gates.calibrated import ProbabilityMap
+from rgate_integrations.text import is_correct
 from tests.scripted_proxy import ScriptedProxy
 
 T, F = True, False
@@ -74,8 +74,8 @@ def test_correctness_is_computed_where_it_is_not_given(tmp_path):
     )
     (found,) = read_paired([path], correctness="exact_match")[0].records
     assert not found.closed_book_correct
-    assert judged_correct("new york city", ["york city hall"], "token_f1")
-    assert not judged_correct("anything", ["the", "!"])
+    assert is_correct("new york city", ["york city hall"], "token_f1")
+    assert not is_correct("anything", ["the", "!"])
 
 
 # --- metrics by hand ---------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_correctness_is_computed_where_it_is_not_given(tmp_path):
 
 def judged(p, retrieve, closed, rag):
     arrays = (np.array(p, float), np.array(retrieve), np.array(closed), np.array(rag))
-    return Judged(*arrays, tuple(load_gate("constant:always").decide_batch(["q?"] * len(p))))
+    return JudgedQuestions(*arrays, tuple(load_gate("constant:always").decide_batch(["q?"] * len(p))))
 
 
 def test_every_number_by_hand():
@@ -223,17 +223,17 @@ def test_what_cannot_be_promised_is_not():
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag, 0).threshold < 0.01
     assert betting_p_value(np.zeros(5), 0.01, 0.05) > 0.05
     assert betting_p_value(np.ones(500), 0.01, 0.05) == 1.0
-    for bad in (lambda: Budget(1.5), lambda: MaxLoss(0), lambda: MaxLoss(0.1, 1.0), lambda: Cost(-1)):
+    for bad in (lambda: Budget(1.5), lambda: MaxLoss(0), lambda: MaxLoss(0.1, 1.0), lambda: LowestCost(-1)):
         with pytest.raises(ConfigurationError):
             bad()
 
 
 def test_the_least_cost():
     p, closed, rag = np.array([0.9, 0.8, 0.2, 0.1]), np.array([T, T, F, F]), np.array([T, T, T, T])
-    priced = Cost(retrieval=10, wrong=100).choose(p, closed, rag, 0)
+    priced = LowestCost(retrieval=10, wrong=100).choose(p, closed, rag, 0)
     assert (p < priced.threshold).tolist() == [F, F, T, T]
     assert priced.facts["cost"] == 5
-    assert Cost(retrieval=1000, wrong=100).choose(p, closed, rag, 0).threshold == 0
+    assert LowestCost(retrieval=1000, wrong=100).choose(p, closed, rag, 0).threshold == 0
 
 
 def test_calibrating_from_the_command_line(tmp_path, monkeypatch):

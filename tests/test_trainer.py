@@ -12,15 +12,14 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.adapt import RET
 from rgate_integrations.proxy.base import TargetScores
-from rgate_integrations.training.adapters import pairs_for, rewriter_pairs
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.labels import (
-    balanced,
     judge,
     match_ratio,
     sampled_accuracy,
     sampled_certainty,
 )
+from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
 from rgate_integrations.training.trainer import RECIPES
 from tests.scripted_proxy import ScriptedProxy
 
@@ -58,15 +57,6 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label():
     )
     assert found.labels == (True, False, None, None, None)
     assert (found.refused, found.unparsable) == (2, 1)
-
-
-def test_balancing_does_not_depend_on_the_order():
-    known, ids = [True] * 6 + [False] * 2, list("abcdefgh")
-    kept = {ids[i] for i in balanced(known, ids)}
-    assert len(kept) == 4
-    assert {"g", "h"} <= kept
-    turned = balanced(known[::-1], ids[::-1])
-    assert {ids[::-1][i] for i in turned} == kept
 
 
 def test_pairs_of_each_gate():
@@ -193,11 +183,15 @@ def test_recipes_follow_the_papers():
 
 
 def test_what_cannot_be_trained(sums):
-    from rgate_integrations.training.adapters import train_adapter
+    from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 
     with pytest.raises(ConfigurationError, match="not trained"):
         train_adapter("perplexity", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
     with pytest.raises(ConfigurationError, match="acts after a draft"):
         train_adapter(
-            "slimplm", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x", activated=True
+            "slimplm",
+            read_examples([sums]),
+            "smollm2-135m-instruct",
+            sums.parent / "x",
+            AdapterOptions(activated=True),
         )

@@ -9,7 +9,8 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.saved import read_probe
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.probe import cross_validate, fit_probe, middle_layers
+from rgate_integrations.training.linear import cross_validate, fit_probe
+from rgate_integrations.training.probe import middle_layers
 
 
 def write(path, *lines):

@@ -14,14 +14,46 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from rgate_integrations.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.calibration.calibrate import LEAST, Calibration, origin
 from rgate_integrations.calibration.policies import ALWAYS, Chosen, betting_p_value
+from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.evaluation.evaluate import DraftKind, judge
-from rgate_integrations.evaluation.metrics import Booleans, Floats, paired_interval
+from rgate_integrations.evaluation.evaluate import judge
+from rgate_integrations.evaluation.metrics import paired_interval
 from rgate_integrations.evaluation.paired import PairedFile
-from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.combined import CascadeGate
+from rgate_integrations.training.drafts import DraftKind
+
+
+@dataclass(frozen=True)
+class BandOptions:
+    """What a band may cost, and how it is chosen.
+
+    Attributes:
+        loss: The greatest mean loss of in-accuracy against the second gate for all, in [0, 1).
+        more_retrieval: How much the retrieval rate may grow against it where the band is chosen; 1 is no bound.
+        confidence: Of the promise, which is about the loss alone, in (0, 1).
+        share: Share of the questions that choose, in (0, 1).
+        seed: Seed of the split and of the bootstrap.
+
+    Raises:
+        ConfigurationError: An option is outside of its range.
+    """
+
+    loss: float = 0.005
+    more_retrieval: float = 0.0
+    confidence: float = 0.95
+    share: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        in_range = 0 <= self.loss < 1 and 0 < self.confidence < 1 and 0 < self.share < 1
+        if not in_range or not self.more_retrieval >= 0:
+            raise ConfigurationError(
+                f"One is out of range: {self}.",
+                hint="0 <= loss < 1, confidence and share between 0 and 1, more_retrieval at least 0",
+            )
 
 
 @dataclass(frozen=True)
@@ -34,7 +66,7 @@ class Band:
         threshold: Retrieve iff P(known) is below it; low <= threshold <= high.
         chosen_on: Questions on which the band was chosen; the numbers below are of the others.
         n: Number of held-out questions.
-        spared: Share of them that needs no draft.
+        early_exit_rate: Share of them that the first gate decides alone, so that they need no draft.
         retrieval_rate: Share of them that is retrieved for.
         retrieval_difference: `retrieval_rate` minus that of the second gate for all.
         in_accuracy: Share of them that is answered rightly.
@@ -49,7 +81,7 @@ class Band:
     threshold: float
     chosen_on: int
     n: int
-    spared: float
+    early_exit_rate: float
     retrieval_rate: float
     retrieval_difference: float
     in_accuracy: float
@@ -60,19 +92,14 @@ class Band:
 
 
 def choose_band(
-    first: Floats,
-    second: Floats,
+    first: Float64Array,
+    second: Float64Array,
     threshold: float,
-    closed_book: Booleans,
-    rag: Booleans,
-    *,
-    loss: float = 0.005,
-    more_retrieval: float = 0.0,
-    confidence: float = 0.95,
-    share: float = 0.5,
-    seed: int = 0,
+    closed_book: BoolArray,
+    rag: BoolArray,
+    options: BandOptions | None = None,
 ) -> Band:
-    """Choose the band that spares the most drafts at a bounded loss, and measure it on held-out questions.
+    """Choose the band with the most early exits at a bounded loss, and measure it on held-out questions.
 
     Quantiles of the first gate's P(known) are tried for both ends. The second gate for all is always among them, so
     there is a band. Accuracy alone could often be kept by drafting for none and retrieving for more; hence the bound
@@ -81,78 +108,31 @@ def choose_band(
     Args:
         first: P(known) of the first gate, in [0, 1], shape (n,), of questions that it was not trained on.
         second: P(known) of the second gate, likewise.
-        threshold: The second gate's threshold.
+        threshold: The second gate's threshold, at least 0.
         closed_book: Whether the answer without retrieval is right, shape (n,).
         rag: Whether the answer with retrieval is right, shape (n,).
-        loss: The greatest mean loss of in-accuracy against the second gate for all, in [0, 1).
-        more_retrieval: How much the retrieval rate may grow against it where the band is chosen; 1 is no bound.
-        confidence: Of the promise, which is about the loss alone, in (0, 1).
-        share: Share of the questions that choose, in (0, 1).
-        seed: Seed of the split and of the bootstrap.
+        options: What the band may cost; the defaults when None.
 
     Raises:
         DataFormatError: The shapes differ, a score is no number in [0, 1], or a part has fewer than 20 questions.
-        ConfigurationError: An option is outside of its range.
+        ConfigurationError: The threshold is negative or no number.
     """
-    if not (0 <= loss < 1 and 0 < confidence < 1 and 0 < share < 1 and min(threshold, more_retrieval) >= 0):
-        raise ConfigurationError(
-            f"One is out of range: loss {loss}, more_retrieval {more_retrieval}, confidence {confidence}, share "
-            f"{share}, threshold {threshold}.",
-            hint="0 <= loss < 1, confidence and share between 0 and 1, the others at least 0",
-        )
-    n = len(first)
-    if any(a.shape != (n,) for a in (first, second, closed_book, rag)):
-        raise DataFormatError(f"{n} scores of the first gate do not match the other arrays.")
-    if not all(((a >= 0) & (a <= 1)).all() for a in (first, second)):  # NaN is in no range
-        raise DataFormatError("A score is not a number in [0, 1].")
-    order, fitting = np.random.default_rng(seed).permutation(n), round(n * share)
-    if min(fitting, n - fitting) < LEAST:
-        raise DataFormatError(
-            f"{n} questions are {fitting} to choose a band on and {n - fitting} to measure it on.",
-            hint=f"At least {LEAST} are needed for each, and thousands to tell half a point.",
-        )
-    chosen, held_out = order[:fitting], order[fitting:]
-    low, high = _best(
-        first[chosen], second[chosen], threshold, closed_book[chosen], rag[chosen], loss, more_retrieval
-    )
-    first, second = first[held_out], second[held_out]
-    closed_book, rag = closed_book[held_out], rag[held_out]
-    retrieve, thorough = cascaded(first, second, low, high) < threshold, second < threshold
-    right = np.where(retrieve, rag, closed_book)
-    difference = right.astype(float) - np.where(thorough, rag, closed_book)
-    kept = betting_p_value(-difference, loss, 1 - confidence) <= 1 - confidence
-    within = (
-        f"at most {loss:.1%} in-accuracy against its second gate for all, with confidence {confidence:.0%}"
-    )
-    return Band(
-        low=low,
-        high=high,
-        threshold=threshold,
-        chosen_on=fitting,
-        n=len(held_out),
-        spared=float(_decided(first, low, high).mean()),
-        retrieval_rate=float(retrieve.mean()),
-        retrieval_difference=float(retrieve.mean() - thorough.mean()),
-        in_accuracy=float(right.mean()),
-        difference=float(difference.mean()),
-        interval=paired_interval(difference, seed=seed),
-        kept=kept,
-        promise=f"Loses {within}."
-        if kept
-        else f"{len(held_out)} held-out questions do not show that it loses {within}.",
-    )
+    options = options or BandOptions()
+    if not threshold >= 0:
+        raise ConfigurationError(f"The threshold is out of range: {threshold}.", hint="at least 0")
+    questions = _Questions(first, second, closed_book, rag)
+    questions.check()
+    choosing, held_out = _split(len(first), options)
+    low, high = _best(questions.part(choosing), threshold, options)
+    return _measured(questions.part(held_out), (low, high), threshold, options, len(choosing))
 
 
 def calibrate_band(
-    gate: CascadeGate,
+    gate: DecisionEngine,
     files: Sequence[PairedFile],
+    options: BandOptions | None = None,
     *,
-    loss: float = 0.005,
-    more_retrieval: float = 0.0,
-    confidence: float = 0.95,
     draft: DraftKind = "proxy",
-    share: float = 0.5,
-    seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> Calibration:
     """Set a cascade's band on paired data that neither of its gates was trained on; its threshold stays.
@@ -160,99 +140,158 @@ def calibrate_band(
     Args:
         gate: The cascade.
         files: Paired data, from the traffic the gate will see.
-        loss: The greatest mean loss of in-accuracy against the second gate for all; see `choose_band`.
-        more_retrieval: How much the retrieval rate may grow against it.
-        confidence: Of the promise.
+        options: What the band may cost; the defaults when None.
         draft: What the gate reads, see `rgate_integrations.evaluation.evaluate.judge`.
-        share: Share of the questions that choose.
-        seed: Seed of the split and of the bootstrap.
         report: Told how many questions are done; each is judged twice.
 
     Raises:
         ConfigurationError: The gate is no cascade.
         DataFormatError: There are fewer than 40 questions.
     """
-    if not isinstance(gate, CascadeGate):
+    if not isinstance(gate.gate, CascadeGate):
         raise ConfigurationError(
             "Only a cascade has a band.", hint="--gate cascade:FIRST,SECOND, or load_gate('cascade', ...)"
         )
+    options = options or BandOptions()
     questions = [q for f in files for q in f.records]
-    say = report or (lambda done: None)
+
+    def report_second(done: int) -> None:
+        if report is not None:
+            report(len(questions) + done)
+
     # An empty band leaves all to the first gate, and the widest all to the second.
-    first = judge(gate.with_options(low=0.0, high=0.0), questions, draft=draft, report=say)
-    second = judge(
-        gate.with_options(low=0.0, high=ALWAYS),
-        questions,
-        draft=draft,
-        report=lambda done: say(len(questions) + done),
-    )
-    band = choose_band(
-        first.p,
-        second.p,
-        gate.threshold,
-        first.closed_book,
-        first.rag,
-        loss=loss,
-        more_retrieval=more_retrieval,
-        confidence=confidence,
-        share=share,
-        seed=seed,
-    )
-    facts = {k: v for k, v in asdict(band).items() if k not in ("threshold", "promise", "kept")}
+    first = judge(gate.with_options(low=0.0, high=0.0), questions, draft=draft, report=report)
+    second = judge(gate.with_options(low=0.0, high=ALWAYS), questions, draft=draft, report=report_second)
+    band = choose_band(first.p, second.p, gate.threshold, first.closed_book, first.rag, options)
+    facts = asdict(band)
+    for name in ("threshold", "promise", "kept"):  # these have names of their own in what is saved
+        del facts[name]
+    policy = {
+        "name": "band",
+        "loss": options.loss,
+        "more_retrieval": options.more_retrieval,
+        "confidence": options.confidence,
+    }
     p = cascaded(first.p, second.p, band.low, band.high)
     provenance = {
-        "policy": {
-            "name": "band",
-            "loss": loss,
-            "more_retrieval": more_retrieval,
-            "confidence": confidence,
-        },
+        "policy": policy,
         "promise": band.promise,
         "kept": band.kept,
         **facts,
-        **origin(files, draft, seed, p),
+        **origin(files, draft, options.seed, p),
     }
-    banded: Gate = gate.with_options(low=band.low, high=band.high)
-    return Calibration(banded, Chosen(band.threshold, band.promise, band.kept, facts), provenance)
+    chosen = Chosen(band.threshold, band.promise, band.kept, facts)
+    return Calibration(gate.with_options(low=band.low, high=band.high), chosen, provenance)
 
 
-def cascaded(first: Floats, second: Floats, low: float, high: float) -> Floats:
+def cascaded(first: Float64Array, second: Float64Array, low: float, high: float) -> Float64Array:
     """Return P(known) of a cascade: the first gate's outside the band, the second's inside; shape (n,)."""
-    return np.where(_decided(first, low, high), first, second)
+    return np.where(_exits_early(first, low, high), first, second)
 
 
-def _decided(first: Floats, low: float, high: float) -> Booleans:
+def _exits_early(first: Float64Array, low: float, high: float) -> BoolArray:
     """Whether the first gate decides alone; shape (n,)."""
     return (first < low) | (first >= high)
 
 
-def _best(
-    first: Floats,
-    second: Floats,
-    threshold: float,
-    closed_book: Booleans,
-    rag: Booleans,
-    loss: float,
-    more_retrieval: float,
-) -> tuple[float, float]:
-    """Return the band that spares the most drafts; of equal ones that with the most right answers."""
-    n, retrieve = len(first), (second < threshold).astype(float)
-    answered = np.where(retrieve, rag, closed_book)
+@dataclass(frozen=True)
+class _Questions:
+    """P(known) of both gates and which arms are right; all of shape (n,)."""
+
+    first: Float64Array
+    second: Float64Array
+    closed_book: BoolArray
+    rag: BoolArray
+
+    def check(self) -> None:
+        n = len(self.first)
+        if any(a.shape != (n,) for a in (self.first, self.second, self.closed_book, self.rag)):
+            raise DataFormatError(f"{n} scores of the first gate do not match the other arrays.")
+        for p in (self.first, self.second):
+            if not ((p >= 0) & (p <= 1)).all():  # NaN is in no range
+                raise DataFormatError("A score is not a number in [0, 1].")
+
+    def part(self, positions: PositionArray) -> _Questions:
+        return _Questions(
+            self.first[positions], self.second[positions], self.closed_book[positions], self.rag[positions]
+        )
+
+    def answered(self, retrieve: BoolArray) -> Float64Array:
+        """Return 1.0 where the answer is right and 0.0 where it is wrong."""
+        return np.where(retrieve, self.rag, self.closed_book).astype(float)
+
+
+def _split(n: int, options: BandOptions) -> tuple[PositionArray, PositionArray]:
+    """Return the questions that choose the band, and those on which it is measured."""
+    order = np.random.default_rng(options.seed).permutation(n)
+    choosing = round(n * options.share)
+    if min(choosing, n - choosing) < LEAST:
+        raise DataFormatError(
+            f"{n} questions are {choosing} to choose a band on and {n - choosing} to measure it on.",
+            hint=f"At least {LEAST} are needed for each, and thousands to tell half a point.",
+        )
+    return order[:choosing], order[choosing:]
+
+
+def _best(questions: _Questions, threshold: float, options: BandOptions) -> tuple[float, float]:
+    """Return the band with the most early exits; of equal ones that with the most right answers."""
+    first, n = questions.first, len(questions.first)
     cuts = np.unique(np.append(np.quantile(first, np.linspace(0, 1, 101)), threshold))
     lows = np.append(0.0, cuts[cuts <= threshold])
     highs = np.append(cuts[cuts >= threshold], max(ALWAYS, threshold))
     below, above = first[:, None] < lows, first[:, None] >= highs  # no question is both
 
-    def total(under: Floats, over: Floats) -> Floats:
+    def total(if_below: Float64Array, if_above: Float64Array) -> Float64Array:
         """Sum over the questions below each low and above each high, shape (lows, highs)."""
-        found: Floats = (under @ below)[:, None] + (over @ above)[None, :]
-        return found
+        sums: Float64Array = (if_below @ below)[:, None] + (if_above @ above)[None, :]
+        return sums
 
-    right = total(rag.astype(float) - answered, closed_book.astype(float) - answered)
-    retrieved, spared = total(1 - retrieve, -retrieve), total(np.ones(n), np.ones(n))
-    allowed = (right >= -loss * n - 1e-9) & (retrieved <= more_retrieval * n + 1e-9)
-    # All are whole numbers, and `right` is at most n: it decides between equal shares only.
-    at_low, at_high = np.unravel_index(
-        int(np.where(allowed, spared + right / (4 * n), -1.0).argmax()), spared.shape
-    )
+    # What changes against the second gate for all: a question below the band is retrieved for, one above is not.
+    by_second = questions.second < threshold
+    answered, retrieving = questions.answered(by_second), by_second.astype(float)
+    gained = total(questions.rag - answered, questions.closed_book - answered)
+    retrieved = total(1 - retrieving, -retrieving)
+    exits = total(np.ones(n), np.ones(n))
+    allowed = (gained >= -options.loss * n - 1e-9) & (retrieved <= options.more_retrieval * n + 1e-9)
+    # All are whole numbers, and `gained` is at most n: it decides between equal numbers of exits only.
+    value = np.where(allowed, exits + gained / (4 * n), -1.0)
+    at_low, at_high = np.unravel_index(int(value.argmax()), value.shape)
     return float(lows[at_low]), float(highs[at_high])
+
+
+def _measured(
+    questions: _Questions,
+    ends: tuple[float, float],
+    threshold: float,
+    options: BandOptions,
+    chosen_on: int,
+) -> Band:
+    """Measure a band on questions that did not choose it."""
+    low, high = ends
+    n = len(questions.first)
+    retrieve = cascaded(questions.first, questions.second, low, high) < threshold
+    by_second = questions.second < threshold
+    right = questions.answered(retrieve)
+    difference = right - questions.answered(by_second)
+    level = 1 - options.confidence
+    kept = betting_p_value(-difference, options.loss, level) <= level
+    within = (
+        f"at most {options.loss:.1%} in-accuracy against its second gate for all, with confidence "
+        f"{options.confidence:.0%}"
+    )
+    promise = f"Loses {within}." if kept else f"{n} held-out questions do not show that it loses {within}."
+    return Band(
+        low=low,
+        high=high,
+        threshold=threshold,
+        chosen_on=chosen_on,
+        n=n,
+        early_exit_rate=float(_exits_early(questions.first, low, high).mean()),
+        retrieval_rate=float(retrieve.mean()),
+        retrieval_difference=float(retrieve.mean() - by_second.mean()),
+        in_accuracy=float(right.mean()),
+        difference=float(difference.mean()),
+        interval=paired_interval(difference, seed=options.seed),
+        kept=kept,
+        promise=promise,
+    )

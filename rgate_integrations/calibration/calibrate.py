@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from rgate_integrations.arrays import Float64Array
 from rgate_integrations.calibration.policies import Chosen, Policy
 from rgate_integrations.calibration.probability import fit_map
+from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation.evaluate import DraftKind, Judged, judge
-from rgate_integrations.evaluation.metrics import Floats, expected_calibration_error
+from rgate_integrations.evaluation.evaluate import judge
+from rgate_integrations.evaluation.metrics import expected_calibration_error
 from rgate_integrations.evaluation.paired import PairedFile
-from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.calibrated import CalibratedGate, Method
+from rgate_integrations.training.drafts import DraftKind
 
 LEAST = 20
 
@@ -31,13 +33,13 @@ class Calibration:
         provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
     """
 
-    gate: Gate
+    gate: DecisionEngine
     chosen: Chosen
     provenance: dict[str, Any]
 
 
 def calibrate(
-    gate: Gate,
+    gate: DecisionEngine,
     files: Sequence[PairedFile],
     policy: Policy,
     *,
@@ -76,26 +78,28 @@ def calibrate(
     judged = judge(gate, questions, draft=draft, report=report)
     fit, choose = order[:fitting], order[fitting:]
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
-    p = np.array([fitted(v) for v in judged.p])
+    p = np.array([fitted(score) for score in judged.p])
+    # Thresholds are tried at the scores of the questions that fitted the map: those that choose must not name them.
     seen = np.quantile(p[fit], np.linspace(0, 1, 101)) if fitting else None
     chosen = policy.choose(p[choose], judged.closed_book[choose], judged.rag[choose], seed, seen)
-    calibrated = CalibratedGate(
-        inner=gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy, on_error=gate.on_error
-    ).with_options(proxy=gate._proxy, llm=gate._llm)
+    known = judged.closed_book[choose]
     provenance = {
         "policy": {"name": policy.name, **policy.__dict__},
         "promise": chosen.promise,
         "kept": chosen.kept,
         **chosen.facts,
         "probability": fitted.method,
-        "ece_before": _ece(judged, choose, judged.p),
-        "ece": _ece(judged, choose, p),
+        "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
+        "ece": round(expected_calibration_error(p[choose], known), 4),
         **origin(files, draft, seed, p[choose]),
     }
-    return Calibration(calibrated, chosen, provenance)
+    calibrated = CalibratedGate(
+        inner=gate.gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy_name
+    )
+    return Calibration(gate.with_gate(calibrated), chosen, provenance)
 
 
-def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Floats) -> dict[str, Any]:
+def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Float64Array) -> dict[str, Any]:
     """Return where a calibration comes from, and the quantiles of P(known) that drift is measured against."""
     return {
         "draft": draft,
@@ -104,7 +108,3 @@ def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Floats) 
         "date": date.today().isoformat(),
         "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
     }
-
-
-def _ece(judged: Judged, chosen: Any, p: Any) -> float:
-    return round(expected_calibration_error(p[chosen], judged.closed_book[chosen]), 4)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from rgate_integrations.arrays import BoolArray, Float64Array
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.evaluation.metrics import Booleans, Floats
 
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
@@ -47,12 +47,17 @@ class Policy(Protocol):
     name: ClassVar[str]
 
     def choose(
-        self, p: Floats, closed_book: Booleans, rag: Booleans, seed: int, thresholds: Floats | None = None
+        self,
+        p: Float64Array,
+        closed_book: BoolArray,
+        rag: BoolArray,
+        seed: int,
+        thresholds: Float64Array | None = None,
     ) -> Chosen:
         """Choose."""
 
 
-def _grid(thresholds: Floats | None) -> Floats:
+def _grid(thresholds: Float64Array | None) -> Float64Array:
     """Thresholds in ascending order. Fixed before the data are seen, as fixed sequence testing requires."""
     even, tails = np.linspace(0, 1, 101), 1 / (1 + np.exp(-np.linspace(-12, 12, 97)))
     given = [] if thresholds is None else [np.clip(thresholds, 0, 1)]
@@ -80,7 +85,12 @@ class Budget:
         _in_range("confidence", self.confidence, 1e-9, 1 - 1e-9)
 
     def choose(
-        self, p: Floats, closed_book: Booleans, rag: Booleans, seed: int, thresholds: Floats | None = None
+        self,
+        p: Float64Array,
+        closed_book: BoolArray,
+        rag: BoolArray,
+        seed: int,
+        thresholds: Float64Array | None = None,
     ) -> Chosen:
         """Choose the greatest threshold whose retrieval rate is surely within the budget."""
         n, threshold, bound = len(p), 0.0, 0.0
@@ -125,7 +135,12 @@ class MaxLoss:
         _in_range("confidence", self.confidence, 1e-9, 1 - 1e-9)
 
     def choose(
-        self, p: Floats, closed_book: Booleans, rag: Booleans, seed: int, thresholds: Floats | None = None
+        self,
+        p: Float64Array,
+        closed_book: BoolArray,
+        rag: BoolArray,
+        seed: int,
+        thresholds: Float64Array | None = None,
     ) -> Chosen:
         """Choose the least threshold down to which every test rejects."""
         n = len(p)
@@ -152,7 +167,7 @@ class MaxLoss:
 
 
 @dataclass(frozen=True)
-class Cost:
+class LowestCost:
     """The cheapest threshold for given costs, in any one unit (say milliseconds).
 
     With a price for a wrong answer the expected cost a question is minimised; without one, the cost for each
@@ -176,7 +191,12 @@ class Cost:
             raise ConfigurationError("A cost cannot be negative.")
 
     def choose(
-        self, p: Floats, closed_book: Booleans, rag: Booleans, seed: int, thresholds: Floats | None = None
+        self,
+        p: Float64Array,
+        closed_book: BoolArray,
+        rag: BoolArray,
+        seed: int,
+        thresholds: Float64Array | None = None,
     ) -> Chosen:
         """Choose the threshold with the least cost; of equal ones that which retrieves least."""
         best: tuple[float, float] | None = None
@@ -205,7 +225,7 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
     return 1.0 if successes >= n else float(beta.ppf(confidence, successes + 1, n - successes))
 
 
-def betting_p_value(losses: Floats, bound: float, level: float) -> float:
+def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     """Return a valid p-value of "the mean of the losses is above ``bound``".
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so its

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rgate_integrations.arrays import BoolArray, Float64Array
 from rgate_integrations.errors import missing_dependency
-from rgate_integrations.evaluation.metrics import Booleans, Floats
 from rgate_integrations.gates.calibrated import Method, ProbabilityMap, logits
 
 
-def fit_map(p: Floats, known: Booleans, method: Method = "platt") -> ProbabilityMap:
+def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:
     """Fit a map by scikit-learn; it never turns the order of scores around.
 
     Args:

@@ -9,11 +9,12 @@ import typer
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.ask import ask
+from rgate_integrations.cli.calibrate import calibrate
 from rgate_integrations.cli.collect import collect
 from rgate_integrations.cli.decide import decide
 from rgate_integrations.cli.doctor import doctor
 from rgate_integrations.cli.download import download
-from rgate_integrations.cli.evaluate import calibrate, evaluate
+from rgate_integrations.cli.evaluate import evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
 from rgate_integrations.cli.output import print_error

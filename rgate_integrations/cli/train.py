@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from rgate_integrations.cli.bars import TrainingBar
 from rgate_integrations.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rgate_integrations.training.adapters import AdapterOptions
+
+GATES = ("probe", "ik", "slimplm", "adapt", "boundary", "rewriter")
+_LLM = "the LLM of the data"
 
 
 def train(
@@ -27,7 +35,11 @@ def train(
         str, typer.Option(help="proxy: its own drafts; recorded: what the LLM wrote; none.")
     ] = "proxy",
     label: Annotated[
-        str, typer.Option(help="Key of the label (a boolean, or a number in [0, 1]), or match_ratio.")
+        str,
+        typer.Option(
+            help="Key of the label (a boolean, or a number in [0, 1]); match_ratio; or accuracy or certainty, which "
+            "are sampled from --model (30 answers a question) where the data do not hold them."
+        ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
     folds: Annotated[
@@ -42,92 +54,95 @@ def train(
         bool,
         typer.Option("--activated", help="LoRA that acts after the draft, which is then read once (ik)."),
     ] = False,
-    llm: Annotated[
-        str, typer.Option(help="Name of the LLM whose answers were labelled.")
-    ] = "the LLM of the data",
+    llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
     licence: Annotated[str, typer.Option(help="Licence of the weights.")] = "that of the training data",
 ) -> None:
     """Train a gate on labelled questions and save it; prints the cross-validated AUC of each set.
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
-    from rgate_integrations.training.examples import read_examples
+    from rgate_integrations.training.adapters import AdapterOptions
+    from rgate_integrations.training.drafts import valid_draft_kind
+    from rgate_integrations.training.trainer import RECIPES
 
-    if draft not in ("proxy", "recorded", "none"):
-        raise ConfigurationError(f"--draft must be proxy, recorded or none, not {draft!r}.")
-    known = ("probe", "ik", "slimplm", "adapt", "boundary", "rewriter")
-    if gate not in known:
-        raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(known)}")
+    valid_draft_kind(draft)
+    if gate not in GATES:
+        raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(GATES)}")
     if activated and gate != "ik":
         raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
+    recipe = None
+    if gate != "probe":
+        recipe = RECIPES[gate].with_options(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size)
+    options = AdapterOptions(
+        draft=draft,  # type: ignore[arg-type]  # `valid_draft_kind` has checked it
+        tokens=tokens,
+        folds=folds,
+        seed=seed,
+        label=label,
+        llm=llm,
+        licence=licence,
+        recipe=recipe,
+        resume=resume,
+        activated=activated,
+    )
     paths = [*data, *(more or [])]
-    console = Console()
-    options = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
-    with Progress(console=Console(stderr=True)) as progress:
-        task = progress.add_task("reading questions", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            progress.update(task, description=what, completed=done, total=total)
-
+    console = Console(highlight=False)
+    with TrainingBar() as bar:
         if gate == "rewriter":
-            _rewriter(paths, model, out, options, seed, resume, report)
-            console.print(f"Saved. Use it as ModelRewriter(proxy, adapter={str(out)!r}).", soft_wrap=True)
-            return
-        files = read_examples(paths, label)
-        n, share = _balance(files)
-        progress.console.print(f"{n} questions, {share:.0%} known", highlight=False)
-        common: dict[str, Any] = {
-            "draft": draft,
-            "tokens": tokens,
-            "seed": seed,
-            "llm": llm,
-            "licence": licence,
-            "label": label,
-            "report": report,
-        }
-        if gate == "probe":
-            from rgate_integrations.proxy.local import shared_proxy
-            from rgate_integrations.saved import save_probe
-            from rgate_integrations.training.probe import train_probe
-
-            folds = 5 if folds is None else folds
-            artifact = train_probe(files, shared_proxy(model), folds=folds, **common)
-            save_probe(artifact, out)
-            metrics = artifact.provenance["metrics"]
+            _train_rewriter(paths, model, out, options, bar)
+            use, metrics = f"ModelRewriter(proxy, adapter={str(out)!r})", {}
         else:
-            from rgate_integrations.training.adapters import train_adapter
-            from rgate_integrations.training.trainer import RECIPES
-
-            metrics = train_adapter(
-                gate,
-                files,
-                model,
-                out,
-                folds=folds or 0,
-                recipe=RECIPES[gate].with_options(**options),
-                resume=resume,
-                activated=activated,
-                show=lambda line: progress.console.print(line, highlight=False),
-                **common,
-            )
+            metrics = _train_gate(gate, paths, model, out, options, bar)
+            use = f'load_gate("{out}") or --gate {out}'
     if metrics:
-        console.print(_table(metrics, folds or 0))
-    console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True, highlight=False)
+        console.print(_table(metrics, 5 if folds is None else folds))
+    console.print(f"Saved. Use it as {use}.", soft_wrap=True)
 
 
-def _balance(files: list[Any]) -> tuple[int, float]:
-    known = [e.known for f in files for e in f.examples]
-    return len(known), sum(known) / len(known)
+def _train_gate(
+    gate: str, paths: Sequence[Path], model: str, out: Path, options: AdapterOptions, bar: TrainingBar
+) -> dict[str, Any]:
+    """Read or sample the labels, train and save; return the metrics of the cross-validation."""
+    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.saved import save_probe
+    from rgate_integrations.training.adapters import train_adapter
+    from rgate_integrations.training.examples import read_examples
+    from rgate_integrations.training.probe import train_probe
+    from rgate_integrations.training.sampling import SAMPLES, read_sampled, to_be_sampled
+
+    if to_be_sampled(paths, options.label):
+        proxy = shared_proxy(model)
+        files = read_sampled(paths, options.label, proxy, seed=options.seed, progress=bar)  # type: ignore[arg-type]  # it is one
+        described = f"{options.label} of {SAMPLES} answers of {model}"
+        options = replace(options, label=described, llm=model if options.llm == _LLM else options.llm)
+    else:
+        files = read_examples(paths, options.label)
+    known = [example.known for file in files for example in file.examples]
+    bar.print(f"{len(known)} questions, {sum(known) / len(known):.0%} known")
+    if gate != "probe":
+        return train_adapter(gate, files, model, out, options, progress=bar, show=bar.print)
+    artifact = train_probe(files, shared_proxy(model), options, progress=bar)
+    save_probe(artifact, out)
+    metrics: dict[str, Any] = artifact.provenance["metrics"]
+    return metrics
 
 
-def _rewriter(
-    paths: list[Path], model: str, out: Path, options: dict[str, Any], seed: int, resume: bool, report: Any
+def _train_rewriter(
+    paths: Sequence[Path], model: str, out: Path, options: AdapterOptions, bar: TrainingBar
 ) -> None:
-    from rgate_integrations.training.adapters import rewriter_pairs
+    from rgate_integrations.training.pairs import rewriter_pairs
     from rgate_integrations.training.trainer import RECIPES, fine_tune
 
-    recipe = RECIPES["rewriter"].with_options(**options)
-    fine_tune(rewriter_pairs(paths), model, out, recipe, seed=seed, resume=resume, report=report)
+    recipe = options.recipe or RECIPES["rewriter"]
+    fine_tune(
+        rewriter_pairs(paths),
+        model,
+        out,
+        recipe,
+        seed=options.seed,
+        resume=options.resume,
+        progress=bar,
+    )
 
 
 def _table(metrics: dict[str, Any], folds: int) -> Table:

@@ -9,12 +9,12 @@ from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.evaluation.paired import judged_correct
 from rgate_integrations.files import JsonlLog, read_jsonl
 from rgate_integrations.index import Retriever
 from rgate_integrations.loading import load_gate
 from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.text import is_correct
 from rgate_integrations.training.labels import judge as judged_by_model
 
 _CHUNK = 16  # questions that are lost when a run is killed
@@ -172,7 +172,7 @@ def collect(
     """Answer questions without and with retrieval, and append what came out, one JSON record a line.
 
     A run that is started again continues after the last whole line; a line that a kill left half written is
-    dropped.
+    dropped. Answers are judged by containment (`rgate_integrations.text.is_correct`), or by a model.
 
     Args:
         questions: What `read_questions` returned.
@@ -182,7 +182,7 @@ def collect(
         k: Passages a question.
         tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
-            what it gives no label, such as a refusal, is judged as without it.
+            what it gives no label, such as a refusal, is judged by containment.
         report: Told how many questions are done.
 
     Returns:
@@ -237,7 +237,7 @@ def _correct(
 ) -> list[bool]:
     """Judge answers, by a model where there is one and it has a judgment."""
     gold = [question["gold_answers"] for question in questions]
-    correct = [_is_right(answer, expected) for answer, expected in zip(answers, gold, strict=True)]
+    correct = [is_correct(answer, expected) for answer, expected in zip(answers, gold, strict=True)]
     if judge is None:
         return correct
     asked = [str(question["question"]) for question in questions]
@@ -245,8 +245,3 @@ def _correct(
         if label is not None:
             correct[position] = label
     return correct
-
-
-def _is_right(answer: str, gold: Sequence[str]) -> bool:
-    """Whether an answer is right without a model's judgment: the rule of collected data."""
-    return judged_correct(answer, gold)

@@ -8,16 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from rgate_integrations.calling import DecidesBatches, decide_safely
+from rgate_integrations.arrays import BoolArray, Float64Array
+from rgate_integrations.calling import DecidesBatches, deciding
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evaluation.metrics import (
-    Booleans,
-    Floats,
     area_between,
     auc,
     expected_calibration_error,
@@ -25,14 +24,15 @@ from rgate_integrations.evaluation.metrics import (
     retrieval_curve,
 )
 from rgate_integrations.evaluation.paired import Paired
+from rgate_integrations.flow import run
+from rgate_integrations.training.drafts import DraftKind, valid_draft_kind
 
-DraftKind = Literal["proxy", "recorded", "none"]
 _CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "in_accuracy", "area_between")
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedQuestions:
     """P(known) of a gate for paired questions, with the labels; all of shape (n,).
 
     Attributes:
@@ -43,11 +43,22 @@ class Judged:
         decisions: The decisions.
     """
 
-    p: Floats
-    retrieve: Booleans
-    closed_book: Booleans
-    rag: Booleans
+    p: Float64Array
+    retrieve: BoolArray
+    closed_book: BoolArray
+    rag: BoolArray
     decisions: tuple[Decision, ...]
+
+    def answered_rightly(self) -> BoolArray:
+        """Return whether the answer is right that the gate chose; shape (n,)."""
+        return np.where(self.retrieve, self.rag, self.closed_book)
+
+    def part(self, chosen: BoolArray) -> JudgedQuestions:
+        """Return the questions for which ``chosen`` is true."""
+        decisions = tuple(d for d, keep in zip(self.decisions, chosen, strict=True) if keep)
+        return JudgedQuestions(
+            self.p[chosen], self.retrieve[chosen], self.closed_book[chosen], self.rag[chosen], decisions
+        )
 
 
 def judge(
@@ -57,7 +68,7 @@ def judge(
     draft: DraftKind = "proxy",
     threshold: float | None = None,
     report: Callable[[int], None] | None = None,
-) -> Judged:
+) -> JudgedQuestions:
     """Let a gate decide for paired questions.
 
     Args:
@@ -70,33 +81,32 @@ def judge(
     Raises:
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
-    drafts = [q.draft() for q in questions] if draft == "recorded" else None
-    if drafts is not None and not all(drafts):
+    drafts = [q.draft() for q in questions] if draft == "recorded" else [None] * len(questions)
+    if draft == "recorded" and not all(drafts):
         raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
-    popular = all(q.popularity is not None for q in questions)
-    found: list[Decision] = []
-    for at in range(0, len(questions), _CHUNK):
-        some = questions[at : at + _CHUNK]
-        options: dict[str, Any] = {}
-        if threshold is not None:
-            options["threshold"] = threshold
-        if drafts is not None:
-            options["drafts"] = drafts[at : at + _CHUNK]
-        if popular:
-            options["popularity"] = [q.popularity for q in some]
-        found += decide_safely(gate, [q.question for q in some], **options)
+    decisions: list[Decision] = []
+    for start in range(0, len(questions), _CHUNK):
+        chunk = questions[start : start + _CHUNK]
+        flow = deciding(
+            gate,
+            [q.question for q in chunk],
+            threshold=threshold,
+            drafts=drafts[start : start + _CHUNK],
+            popularity=[q.popularity for q in chunk],
+        )
+        decisions += run(flow)
         if report is not None:
-            report(len(found))
-    return Judged(
-        p=np.array([d.p_known for d in found], dtype=float),
-        retrieve=np.array([d.retrieve for d in found], dtype=bool),
+            report(len(decisions))
+    return JudgedQuestions(
+        p=np.array([d.p_known for d in decisions], dtype=float),
+        retrieve=np.array([d.retrieve for d in decisions], dtype=bool),
         closed_book=np.array([q.closed_book_correct for q in questions], dtype=bool),
         rag=np.array([bool(q.rag_correct) for q in questions], dtype=bool),
-        decisions=tuple(found),
+        decisions=tuple(decisions),
     )
 
 
-def measure(judged: Judged, *, samples: int = 1_000, seed: int = 0) -> dict[str, Any]:
+def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> dict[str, Any]:
     """Return every number about one set of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` is of P(known) for "right without retrieval", ``auc_utility`` of 1 - P(known) for "retrieval helps"
@@ -105,7 +115,23 @@ def measure(judged: Judged, *, samples: int = 1_000, seed: int = 0) -> dict[str,
     `rgate_integrations.evaluation.metrics.area_between`; ``curve`` is (retrieval rate, in-accuracy) at
     0, 5, ..., 100 %. ``intervals`` holds 95 % bootstrap intervals. What cannot be computed is None.
     """
-    found = _numbers(judged.p, judged.retrieve, judged.closed_book, judged.rag)
+    numbers = _numbers(judged.p, judged.retrieve, judged.closed_book, judged.rag)
+    for name, value in numbers.items():
+        if isinstance(value, float):
+            numbers[name] = round(value, 4) + 0.0  # the sum turns -0.0 into 0.0
+    n = len(judged.p)
+    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    accuracies = np.interp(np.linspace(0, n, 21), np.arange(n + 1), curve)
+    return {
+        **numbers,
+        "failed": sum(d.error is not None for d in judged.decisions),
+        "curve": [[round(i * 0.05, 2), round(float(value), 4)] for i, value in enumerate(accuracies)],
+        "intervals": _intervals(judged, samples, seed),
+    }
+
+
+def _intervals(judged: JudgedQuestions, samples: int, seed: int) -> dict[str, list[float]]:
+    """Return the 95 % bootstrap intervals of the numbers in `_WITH_INTERVAL`."""
     rng = np.random.default_rng(seed)
     draws: dict[str, list[float]] = {name: [] for name in _WITH_INTERVAL}
     n = len(judged.p)
@@ -115,23 +141,14 @@ def measure(judged: Judged, *, samples: int = 1_000, seed: int = 0) -> dict[str,
         for name in _WITH_INTERVAL:
             if numbers[name] is not None:
                 draws[name].append(numbers[name])
-    intervals = {
-        name: [round(float(q), 4) for q in np.quantile(values, [0.025, 0.975])]
-        for name, values in draws.items()
-        if values
-    }
-    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
-    points = np.interp(np.linspace(0, n, 21), np.arange(n + 1), curve)
-    return {
-        **{k: round(v, 4) + 0.0 if isinstance(v, float) else v for k, v in found.items()},
-        "failed": sum(d.error is not None for d in judged.decisions),
-        "curve": [[round(i * 0.05, 2), round(float(v), 4)] for i, v in enumerate(points)],
-        "intervals": intervals,
-    }
+    return {name: _interval(values) for name, values in draws.items() if values}
 
 
-def _numbers(p: Floats, retrieve: Booleans, closed: Booleans, rag: Booleans) -> dict[str, Any]:
-    answered = np.where(retrieve, rag, closed)
+def _interval(draws: Sequence[float]) -> list[float]:
+    return [round(float(end), 4) for end in np.quantile(draws, [0.025, 0.975])]
+
+
+def _numbers(p: Float64Array, retrieve: BoolArray, closed: BoolArray, rag: BoolArray) -> dict[str, Any]:
     rate = float(retrieve.mean())
     never, always = float(closed.mean()), float(rag.mean())
     differ = closed != rag
@@ -144,7 +161,7 @@ def _numbers(p: Floats, retrieve: Booleans, closed: Booleans, rag: Booleans) -> 
         "ece": expected_calibration_error(p, closed),
         "brier": float(((p - closed) ** 2).mean()),
         "retrieval_rate": rate,
-        "in_accuracy": float(answered.mean()),
+        "in_accuracy": float(np.where(retrieve, rag, closed).mean()),
         "never": never,
         "always": always,
         "oracle": float((closed | rag).mean()),
@@ -155,7 +172,7 @@ def _numbers(p: Floats, retrieve: Booleans, closed: Booleans, rag: Booleans) -> 
     }
 
 
-def _auc(scores: Floats, labels: Booleans) -> float | None:
+def _auc(scores: Float64Array, labels: BoolArray) -> float | None:
     return auc(scores, labels) if labels.any() and not labels.all() else None
 
 
@@ -169,7 +186,7 @@ def evaluate(
     samples: int = 1_000,
     seed: int = 0,
     report: Callable[[int], None] | None = None,
-) -> tuple[dict[str, Any], Judged]:
+) -> tuple[dict[str, Any], JudgedQuestions]:
     """Evaluate a gate on paired questions, for each data set and pooled.
 
     Args:
@@ -186,21 +203,20 @@ def evaluate(
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, timings, versions, seconds``; and what
         the gate made of each question.
     """
-    if draft not in ("proxy", "recorded", "none"):
-        raise ConfigurationError(f"draft must be proxy, recorded or none, not {draft!r}.")
+    valid_draft_kind(draft)
     start = time.perf_counter()
     judged = judge(gate, questions, draft=draft, threshold=threshold, report=report)
     seconds = time.perf_counter() - start
-    sets = np.array([q.dataset for q in questions])
-    used = {d.threshold for d in judged.decisions}
+    thresholds = {d.threshold for d in judged.decisions}
+    datasets = np.array([q.dataset for q in questions])
+    measured_sets = {}
+    for dataset in dict.fromkeys(datasets.tolist()):
+        measured_sets[str(dataset)] = measure(judged.part(datasets == dataset), samples=samples, seed=seed)
     result = {
         "gate": name,
-        "threshold": used.pop() if len(used) == 1 else None,
+        "threshold": thresholds.pop() if len(thresholds) == 1 else None,
         "draft": draft,
-        "sets": {
-            str(each): measure(part(judged, sets == each), samples=samples, seed=seed)
-            for each in dict.fromkeys(sets.tolist())
-        },
+        "sets": measured_sets,
         "pooled": measure(judged, samples=samples, seed=seed),
         "gate_ms": round(float(np.mean([d.cost.milliseconds for d in judged.decisions])), 2),
         "versions": {
@@ -213,37 +229,36 @@ def evaluate(
     return result, judged
 
 
-def part(judged: Judged, chosen: Booleans) -> Judged:
-    """Return the questions for which ``chosen`` is true."""
-    picked = tuple(d for d, c in zip(judged.decisions, chosen, strict=True) if c)
-    return Judged(
-        judged.p[chosen], judged.retrieve[chosen], judged.closed_book[chosen], judged.rag[chosen], picked
-    )
-
-
-def compare(first: Judged, second: Judged, *, samples: int = 2_000, seed: int = 0) -> dict[str, Any]:
+def compare(
+    first: JudgedQuestions, second: JudgedQuestions, *, samples: int = 2_000, seed: int = 0
+) -> dict[str, Any]:
     """Compare two gates on the same questions, paired.
 
     Returns:
         ``auc_difference`` and ``in_accuracy_difference`` (first minus second) with 95 % bootstrap intervals, and
         the exact McNemar test of the answers: ``only_first``, ``only_second`` right, and ``p_value``.
     """
-    a = np.where(first.retrieve, first.rag, first.closed_book)
-    b = np.where(second.retrieve, second.rag, second.closed_book)
-    only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
+    first_right, second_right = first.answered_rightly(), second.answered_rightly()
+    only_first = int((first_right & ~second_right).sum())
+    only_second = int((second_right & ~first_right).sum())
+    n = len(first_right)
     rng = np.random.default_rng(seed)
-    n, aucs = len(a), []
+    auc_draws = []
     for _ in range(samples):
         pick = rng.integers(0, n, n)
-        label = first.closed_book[pick]
-        if label.any() and not label.all():
-            aucs.append(auc(first.p[pick], label) - auc(second.p[pick], label))
-    one, two = _auc(first.p, first.closed_book), _auc(second.p, second.closed_book)
+        known = first.closed_book[pick]
+        if known.any() and not known.all():
+            auc_draws.append(auc(first.p[pick], known) - auc(second.p[pick], known))
+    auc_first, auc_second = _auc(first.p, first.closed_book), _auc(second.p, second.closed_book)
+    auc_difference = None
+    if auc_first is not None and auc_second is not None:
+        auc_difference = round(auc_first - auc_second, 4)
+    differences = first_right.astype(float) - second_right
     return {
-        "auc_difference": None if one is None or two is None else round(one - two, 4),
-        "auc_interval": [round(float(q), 4) for q in np.quantile(aucs, [0.025, 0.975])] if aucs else None,
-        "in_accuracy_difference": round(float(a.mean() - b.mean()), 4),
-        "in_accuracy_interval": [round(v, 4) for v in paired_interval(a.astype(float) - b, samples, seed)],
+        "auc_difference": auc_difference,
+        "auc_interval": _interval(auc_draws) if auc_draws else None,
+        "in_accuracy_difference": round(float(first_right.mean() - second_right.mean()), 4),
+        "in_accuracy_interval": [round(end, 4) for end in paired_interval(differences, samples, seed)],
         "only_first": only_first,
         "only_second": only_second,
         "p_value": _mcnemar(only_first, only_second),

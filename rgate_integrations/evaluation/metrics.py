@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import BoolArray, Float64Array
 from rgate_integrations.errors import DataFormatError
 
-Floats = npt.NDArray[np.float64]
-Booleans = npt.NDArray[np.bool_]
 
-
-def auc(
-    scores: Sequence[float] | npt.NDArray[np.float64], labels: Sequence[bool] | npt.NDArray[np.bool_]
-) -> float:
+def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
     Ties count one half (the Mann-Whitney statistic with mid-ranks).
@@ -42,7 +37,7 @@ def auc(
     return float(u / (n_positive * n_negative))
 
 
-def expected_calibration_error(p: Floats, labels: Booleans, bins: int = 10) -> float:
+def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the mean distance between probability and share of positives over equally wide bins, in [0, 1]."""
     place = np.minimum((p * bins).astype(int), bins - 1)
     distance = 0.0
@@ -53,7 +48,7 @@ def expected_calibration_error(p: Floats, labels: Booleans, bins: int = 10) -> f
     return float(distance)
 
 
-def paired_interval(differences: Floats, samples: int = 2_000, seed: int = 0) -> tuple[float, float]:
+def paired_interval(differences: Float64Array, samples: int = 2_000, seed: int = 0) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean of paired differences.
 
     Args:
@@ -68,7 +63,7 @@ def paired_interval(differences: Floats, samples: int = 2_000, seed: int = 0) ->
     return float(low), float(high)
 
 
-def retrieval_curve(p: Floats, closed_book: Booleans, rag: Booleans) -> Floats:
+def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
     """Return the expected in-accuracy when the n questions with the lowest P(known) are retrieved, n = 0 ... N.
 
     Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
@@ -86,11 +81,11 @@ def retrieval_curve(p: Floats, closed_book: Booleans, rag: Booleans) -> Floats:
     _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
     means = np.add.reduceat(gain, start) / counts
     steps = np.repeat(means, counts)
-    curve: Floats = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
+    curve: Float64Array = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
     return curve
 
 
-def area_between(p: Floats, closed_book: Booleans, rag: Booleans) -> float:
+def area_between(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> float:
     """Return the area between a gate's accuracy-retrieval curve and the random line, over that of the oracle.
 
     1.0 is the oracle, 0.0 a random gate; NaN when both arms are equally right everywhere.

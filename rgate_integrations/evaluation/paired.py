@@ -6,14 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import read_jsonl
-from rgate_integrations.text import normalise, token_f1
-
-Correctness = Literal["in_accuracy", "exact_match", "token_f1"]
+from rgate_integrations.text import Correctness, is_correct
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class PairedFile:
 
 
 def read_paired(
-    paths: Sequence[str | Path], *, correctness: Correctness = "in_accuracy", rag: bool = True
+    paths: Sequence[str | Path], *, correctness: Correctness = "contained", rag: bool = True
 ) -> list[PairedFile]:
     """Read paired data, one JSON record a line.
 
@@ -73,8 +71,8 @@ def read_paired(
 
     Args:
         paths: JSONL files, also gzipped.
-        correctness: How answers are judged where the file does not say: a gold answer is contained, equals the
-            answer, or has a token F1 of at least 0.5 with it; all after normalisation.
+        correctness: How answers are judged where the file does not say, by ``*_correct``, whether they are right;
+            see `rgate_integrations.text.Correctness`.
         rag: Whether the arm with retrieval is needed.
 
     Raises:
@@ -95,21 +93,6 @@ def read_paired(
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         files.append(PairedFile(path.name, digest, tuple(found.values())))
     return files
-
-
-def judged_correct(answer: str, gold: Sequence[str], correctness: Correctness = "in_accuracy") -> bool:
-    """Whether an answer is right, by comparing normalised strings.
-
-    ``in_accuracy`` is containment of characters, as the published numbers are computed; gold answers that
-    normalise to nothing never match.
-    """
-    text = normalise(answer)
-    usable = [g for g in map(normalise, gold) if g]
-    if correctness == "exact_match":
-        return text in usable
-    if correctness == "token_f1":
-        return any(token_f1(text, g) >= 0.5 for g in usable)
-    return any(g in text for g in usable)
 
 
 def _paired(record: Any, where: str, number: int, path: Path, correctness: Correctness, rag: bool) -> Paired:
@@ -149,4 +132,4 @@ def _correct(record: dict[str, Any], arm: str, where: str, correctness: Correctn
     answer, gold = record.get(f"{arm}_answer"), record.get("gold_answers")
     if not isinstance(answer, str) or not isinstance(gold, list) or not gold:
         return None
-    return judged_correct(answer, [str(g) for g in gold], correctness)
+    return is_correct(answer, [str(g) for g in gold], correctness)

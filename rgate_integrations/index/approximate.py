@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+from rgate_integrations.arrays import Float32Array, PositionArray
+
 _QUERIES = 200  # sampled to measure the recall
 _K = 10  # neighbours of each that count
 _STEP = 50_000  # vectors copied at a time
@@ -60,7 +60,7 @@ def approximate(exact: Any, faiss: Any, *, target: float = 0.95, seed: int = 0) 
         probes = min(probes * 2, lists)
 
 
-def _inverted_lists(exact: Any, faiss: Any, lists: int, sample: npt.NDArray[np.int64], seed: int) -> Any:
+def _inverted_lists(exact: Any, faiss: Any, lists: int, sample: PositionArray, seed: int) -> Any:
     """Return an index of inverted lists over the vectors of an exact one, trained on a sample of its rows."""
     dimension = int(exact.d)
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
@@ -75,7 +75,7 @@ def _inverted_lists(exact: Any, faiss: Any, lists: int, sample: npt.NDArray[np.i
     return index
 
 
-def _noisy_vectors(exact: Any, rng: np.random.Generator) -> Floats:
+def _noisy_vectors(exact: Any, rng: np.random.Generator) -> Float32Array:
     """Return stored vectors with noise, as queries: without it each would be its own nearest neighbour."""
     n = int(exact.ntotal)
     vectors = _take(exact.index, rng.choice(n, min(n, _QUERIES), replace=False))
@@ -83,7 +83,7 @@ def _noisy_vectors(exact: Any, rng: np.random.Generator) -> Floats:
     return vectors + noise.astype(np.float32)
 
 
-def _recall(found: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> float:
+def _recall(found: PositionArray, wanted: PositionArray) -> float:
     """Return the mean share of the wanted neighbours that were found."""
     shares = []
     for mine, exact in zip(found, wanted, strict=True):
@@ -91,5 +91,5 @@ def _recall(found: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> floa
     return float(np.mean(shares))
 
 
-def _take(flat: Any, rows: npt.NDArray[np.int64]) -> Floats:
+def _take(flat: Any, rows: PositionArray) -> Float32Array:
     return np.stack([flat.reconstruct(int(row)) for row in rows]).astype(np.float32)

@@ -11,12 +11,11 @@ from rgate_integrations.saved.folder import (
     trained_on,
 )
 from rgate_integrations.saved.hub import push_to_hub
-from rgate_integrations.saved.probe import EarlyExit, PooledLayer, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe, save_probe
 
 __all__ = [
     "AdapterArtifact",
     "EarlyExit",
-    "PooledLayer",
     "ProbeArtifact",
     "TrainedOn",
     "check_fingerprint",

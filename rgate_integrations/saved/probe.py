@@ -172,7 +172,7 @@ def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
     return ProbeArtifact(
         weight=tensors["weight"],
         bias=float(config["bias"]),
-        layers=tuple((int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
+        layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
         tokens=int(evidence["tokens"]),
         source=evidence["source"],
         base_model=config["base_model"],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import BoolArray
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.text import normalise
@@ -63,7 +63,9 @@ class DataFile:
         return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
 
 
-def read_examples(paths: Sequence[str | Path], label: str = LABEL) -> list[DataFile]:
+def read_examples(
+    paths: Sequence[str | Path], label: str = LABEL, targets: Mapping[str, float] | None = None
+) -> list[DataFile]:
     """Read files of labelled questions; a question that occurred before, in any file, is left out.
 
     Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
@@ -73,6 +75,7 @@ def read_examples(paths: Sequence[str | Path], label: str = LABEL) -> list[DataF
         paths: JSONL files, also gzipped.
         label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
             computed from ``gold_answers`` and ``closed_book_text``.
+        targets: Labels by question, in place of those in the files.
 
     Raises:
         DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
@@ -84,26 +87,25 @@ def read_examples(paths: Sequence[str | Path], label: str = LABEL) -> list[DataF
         examples = []
         for number, record in read_jsonl(path):
             where = f"{path}, line {number}"
-            example = _example(record, where, path, label)
+            example = _example(record, where, path, label, targets)
             key = normalise(example.question) or example.question
-            if key in seen:
-                known, first = seen[key]
-                if known != example.known:
-                    raise DataFormatError(
-                        f"{where}: {example.question[:60]!r} is {'known' if example.known else 'unknown'}, but "
-                        f"{'known' if known else 'unknown'} in {first}.",
-                        hint="A question can have one label; remove one of the lines.",
-                    )
+            if key not in seen:
+                seen[key] = (example.known, where)
+                examples.append(example)
                 continue
-            seen[key] = (example.known, where)
-            examples.append(example)
+            known, first = seen[key]
+            if known != example.known:
+                raise DataFormatError(
+                    f"{where}: {example.question[:60]!r} is {_word(example.known)}, but {_word(known)} in {first}.",
+                    hint="A question can have one label; remove one of the lines.",
+                )
         if not examples:
             raise DataFormatError(f"{path} holds no questions that are not in the files before it.")
         files.append(DataFile(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples)))
     return files
 
 
-def check_labels(examples: Sequence[Example], folds: int) -> npt.NDArray[np.bool_]:
+def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     """Return the labels, if they can be learned.
 
     Args:
@@ -116,7 +118,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> npt.NDArray[np.bool
     known = np.array([e.known for e in examples])
     if known.all() or not known.any():
         raise DataFormatError(
-            f"All {len(known)} questions are {'known' if known.all() else 'unknown'}.",
+            f"All {len(known)} questions are {_word(bool(known.all()))}.",
             hint="Both labels are needed.",
         )
     if folds and not 2 <= folds <= int(min(known.sum(), (~known).sum())):
@@ -128,27 +130,35 @@ def check_labels(examples: Sequence[Example], folds: int) -> npt.NDArray[np.bool
     return known
 
 
-def _example(record: Any, where: str, path: Path, label: str) -> Example:
-    needed = (
-        '"gold_answers": […], "closed_book_text": "…"' if label == MATCH_RATIO else f'"{label}": true|false'
-    )
-    hint = f'Each line needs {{"question": "…", {needed}}}.'
+def _word(known: bool) -> str:
+    return "known" if known else "unknown"
+
+
+def _example(record: Any, where: str, path: Path, label: str, targets: Mapping[str, float] | None) -> Example:
+    hint = f'Each line needs {{"question": "…", "{label}": true|false}}.'
+    if label == MATCH_RATIO:
+        hint = 'Each line needs {"question": "…", "gold_answers": […], "closed_book_text": "…"}.'
     if not isinstance(record, dict):
         raise DataFormatError(f"{where}: not a JSON object.", hint=hint)
     if not isinstance(record.get("question"), str):
         raise DataFormatError(f"{where}: no question.", hint=hint)
+    question = record["question"].strip()
     text = str(record.get("closed_book_text") or "").strip()
-    gold = tuple(str(g) for g in record.get("gold_answers") or ())
-    target: Any = record.get(label)
-    if label == MATCH_RATIO:
+    gold = tuple(str(answer) for answer in record.get("gold_answers") or ())
+    target: Any
+    if targets is not None:
+        target = targets[question]
+    elif label == MATCH_RATIO:
         if not text or not gold:
             raise DataFormatError(f"{where}: no {'closed_book_text' if gold else 'gold_answers'}.", hint=hint)
         target = match_ratio(text, gold)
-    soft = isinstance(target, float) and 0 <= target <= 1
-    if not (isinstance(target, bool) or soft):
+    else:
+        target = record.get(label)
+    is_soft = isinstance(target, float) and 0 <= target <= 1
+    if not isinstance(target, bool) and not is_soft:
         raise DataFormatError(f"{where}: no {label}.", hint=hint)
     return Example(
-        question=record["question"].strip(),
+        question=question,
         known=target >= 0.5,
         text=text,
         dataset=str(record.get("dataset") or path.name.split(".")[0]),

@@ -1,4 +1,7 @@
-"""Labels: does the LLM know the answer? One small function a rule, over recorded or freshly written answers."""
+"""Labels: does the LLM know the answer? One small function a rule, over recorded or freshly written answers.
+
+Whether one answer is right is `rgate_integrations.text.is_correct`'s matter.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from rgate_integrations.gates.boundary import Normalisation, certainty
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.text import comparable, contains_answer, matching_ratio
+from rgate_integrations.text import comparable, is_correct, matching_ratio
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -39,17 +42,14 @@ def match_ratio(text: str, gold: Sequence[str], threshold: float = 0.5) -> bool:
 
     Containment is on token boundaries; the published code's substring match finds the answer "no" in "know".
     """
-    return matching_ratio(text, list(gold)) > threshold
-
-
-def correct(text: str, gold: Sequence[str]) -> bool:
-    """In-accuracy: some gold answer is contained, normalised, on token boundaries (ADAPT-LLM, section 3.1)."""
-    return any(contains_answer(text, g) for g in gold)
+    return matching_ratio(text, gold) > threshold
 
 
 def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
-    """Return the share of sampled answers that are correct (KBM, section 2.2): the accuracy label, in [0, 1]."""
-    return sum(correct(s, gold) for s in samples) / len(samples) if samples else 0.0
+    """Return the share of sampled answers that are right (KBM, section 2.2): the accuracy label, in [0, 1]."""
+    if not samples:
+        return 0.0
+    return sum(is_correct(sample, gold) for sample in samples) / len(samples)
 
 
 def sampled_certainty(samples: Sequence[str], normalisation: Normalisation = "distinct") -> float:
@@ -58,11 +58,11 @@ def sampled_certainty(samples: Sequence[str], normalisation: Normalisation = "di
     Raises:
         EvidenceError: All samples are empty.
     """
-    return certainty(list(Counter(comparable(list(samples))).values()), normalisation)
+    return certainty(list(Counter(comparable(samples)).values()), normalisation)
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgeLabels:
     """What a judge made of some answers.
 
     Attributes:
@@ -78,7 +78,7 @@ class Judged:
 
 def judge(
     proxy: Proxy, questions: Sequence[str], gold: Sequence[Sequence[str]], answers: Sequence[str]
-) -> Judged:
+) -> JudgeLabels:
     """Let a model judge answers by its Yes and No logits, binarised at 0.5 (IK, section 3.1).
 
     Refusals and answers of nothing get no label: they are neither right nor wrong.
@@ -89,28 +89,19 @@ def judge(
         gold: Gold answers of each.
         answers: The answer to each.
     """
-    asked = [i for i, a in enumerate(answers) if a.strip() and not a.lower().lstrip().startswith(_REFUSALS)]
+    asked = [i for i, answer in enumerate(answers) if not _refuses(answer)]
     values = [
         {"question": questions[i], "gold": "; ".join(gold[i]), "answer": answers[i].strip()} for i in asked
     ]
     labels: list[bool | None] = [None] * len(answers)
     for i, scores in zip(asked, proxy.score(JUDGE, values, ("Yes", "No")), strict=True):
         p = ik_score(*scores.logprobs)
-        labels[i] = p >= 0.5 if 0 <= p <= 1 else None
+        if 0 <= p <= 1:  # NaN is not
+            labels[i] = p >= 0.5
     unparsable = sum(labels[i] is None for i in asked)
-    return Judged(tuple(labels), len(answers) - len(asked), unparsable)
+    return JudgeLabels(tuple(labels), len(answers) - len(asked), unparsable)
 
 
-def balanced(known: Sequence[bool], ids: Sequence[str], seed: int = 0) -> list[int]:
-    """Return the positions of as many known as unknown examples, in order.
-
-    Which ones of the greater class stay depends on their ids and the seed, not on the order of the file.
-    """
-    import hashlib
-
-    def rank(i: int) -> str:
-        return hashlib.sha256(f"{seed}|{ids[i]}".encode()).hexdigest()
-
-    classes = [[i for i, k in enumerate(known) if k is label] for label in (True, False)]
-    size = min(map(len, classes))
-    return sorted(i for members in classes for i in sorted(members, key=rank)[:size])
+def _refuses(answer: str) -> bool:
+    text = answer.strip().lower()
+    return not text or text.startswith(_REFUSALS)

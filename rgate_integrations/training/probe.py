@@ -1,57 +1,107 @@
-"""Fits linear probes on the proxy's hidden states, with cross-validation by question."""
+"""Trains a linear probe on the proxy's hidden states: reads the questions, cross-validates, fits on everything."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.evidence import HiddenSpec
+from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
 from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.saved import EarlyExit, PooledLayer, ProbeArtifact
-from rgate_integrations.training.drafts import DraftKind, Report, drafts_for
+from rgate_integrations.saved import EarlyExit, ProbeArtifact
+from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
 from rgate_integrations.training.examples import DataFile, Example, check_labels
+from rgate_integrations.training.folds import fold_metrics, question_folds
+from rgate_integrations.training.linear import (
+    COMPONENTS,
+    REGULARISATION,
+    LinearProbe,
+    combine,
+    cross_validate,
+    fit_probe,
+)
+from rgate_integrations.training.options import TrainingOptions
 
-Floats = npt.NDArray[np.float32]
 _CHUNK = 256
-_PCA, _C = 128, 0.005
-_FREE = 100.0  # as large a feature is hardly regularised
-View: TypeAlias = tuple[Span, Pooling]
-_VIEWS: dict[DraftKind, tuple[View, ...]] = {
+_DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
+_VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
     # a recorded answer is often whole: its last token sums it up
     "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
 }
-_DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
+"""What each kind of draft is read by. The question comes last: the early exit is its probe."""
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A linear probe.
+def train_probe(
+    files: Sequence[DataFile],
+    proxy: LocalProxy,
+    options: TrainingOptions | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> ProbeArtifact:
+    """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
 
-    Attributes:
-        weight: Shape (blocks, hidden size).
-        bias: Added to the sum of ``weight * states``.
+    Args:
+        files: The examples.
+        proxy: The model whose hidden states are read.
+        options: What is read, and how the result is described; at least 2 folds.
+        layers: Hidden layers to read; the middle ones by default.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        DataFormatError: All labels are the same, or there are fewer questions than folds.
+        ConfigurationError: There are fewer than 2 folds.
     """
-
-    weight: Floats
-    bias: float
-
-    def __call__(self, states: Floats) -> npt.NDArray[np.float64]:
-        """Return the logit for each of the states, shape (n, blocks, hidden size)."""
-        logits: npt.NDArray[np.float64] = (
-            np.einsum("nbh,bh->n", states.astype(np.float64), self.weight) + self.bias
-        )
-        return logits
+    options = options or TrainingOptions()
+    folds = 5 if options.folds is None else options.folds
+    if folds < 2:
+        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
+    examples = [e for f in files for e in f.examples]
+    known = check_labels(examples, folds)
+    sets = [e.dataset for e in examples]
+    views = [
+        _View(span, pooling, tuple(layers or middle_layers(proxy.num_layers, span)))
+        for span, pooling in _VIEWS[options.draft]
+    ]
+    states = _states(proxy, examples, views, options, progress)
+    held_out = np.stack([cross_validate(part, known, folds, options.seed, sets) for part in states], axis=1)
+    # A second cross-validation weights the views against each other, so that no question weights itself.
+    logits = np.zeros(len(known))
+    for train, test in question_folds(len(known), folds, options.seed):
+        fold_weights, fold_bias = combine(held_out[train], known[train])
+        logits[test] = held_out[test] @ fold_weights + fold_bias
+    weights, bias = combine(held_out, known)
+    probes = [fit_probe(part, known, options.seed, sets) for part in states]
+    for probe, weight in zip(probes, weights, strict=True):
+        bias += probe.bias * float(weight)
+    early_exit = None
+    if options.draft == "proxy":
+        early_exit = _early_exit(probes[-1], held_out[:, -1], logits, known)
+    weighted = [probe.weight * weight for probe, weight in zip(probes, weights, strict=True)]
+    return ProbeArtifact(
+        weight=np.concatenate(weighted).astype(np.float32),
+        bias=bias,
+        layers=tuple(layer for view in views for layer in view.pooled_layers),
+        tokens=0 if options.draft == "none" else options.tokens,
+        source="recorded" if options.draft == "recorded" else "proxy",
+        base_model=proxy.name,
+        llm=options.llm,
+        early_exit=early_exit,
+        fingerprint=proxy.fingerprint,
+        provenance=options.provenance(
+            files,
+            folds=folds,
+            recipe=_recipe(views, weights),
+            metrics=fold_metrics(logits, known, sets),
+            packages=("torch", "transformers", "scikit-learn", "numpy"),
+        ),
+    )
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
@@ -60,240 +110,75 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
-def fit_probe(
-    states: Floats, known: npt.NDArray[np.bool_], seed: int = 0, sets: Sequence[str] | None = None
-) -> Fitted:
-    """Fit one regularised logistic regression a block, on standardised principal components, and average them.
+@dataclass(frozen=True)
+class _View:
+    """Hidden states that one probe reads: of some tokens, pooled, at some layers."""
 
-    With several data sets each block is fitted twice and averaged: once as it is, and once with a free intercept
-    a set. The latter learns what tells known from unknown within a set, not which set a question is from.
-    Standardisation, projection and averaging are linear, so the result folds into one weight vector a block.
+    span: Span
+    pooling: Pooling
+    layers: tuple[int, ...]
 
-    Args:
-        states: Shape (n, blocks, hidden size).
-        known: The labels, shape (n,).
-        seed: Seed of the solver.
-        sets: The data set of each question, or None if they are one.
-    """
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise missing_dependency("sklearn", "train") from error
-    blocks = states.shape[1]
-    names = np.asarray(sets if sets is not None else [""] * len(known))
-    free = _FREE * (names[:, None] == np.unique(names)[None, :])
-    weights, bias = [], 0.0
-    for b in range(blocks):
-        block = states[:, b].astype(np.float64)
-        mean, scale = block.mean(axis=0), block.std(axis=0) + 1e-6
-        pca = PCA(min(_PCA, *block.shape), svd_solver="full")
-        parts = pca.fit_transform((block - mean) / scale)
-        model = LogisticRegression(C=_C, max_iter=2_000, random_state=seed).fit(parts, known)
-        coefficients, intercept = model.coef_[0], model.intercept_[0]
-        if free.shape[1] > 1:
-            model.fit(np.hstack([parts, free]), known)
-            coefficients = (coefficients + model.coef_[0, : parts.shape[1]]) / 2
-        weight = (pca.components_.T @ coefficients) / scale
-        weights.append(weight / blocks)
-        offset = pca.mean_ @ (pca.components_.T @ coefficients)
-        bias += float(intercept - mean @ weight - offset) / blocks
-    return Fitted(np.stack(weights).astype(np.float32), bias)
-
-
-def cross_validate(
-    states: Floats,
-    known: npt.NDArray[np.bool_],
-    folds: int,
-    seed: int,
-    sets: Sequence[str] | None = None,
-) -> npt.NDArray[np.float64]:
-    """Return for each question the logit of a probe that was fitted without its fold."""
-    logits = np.zeros(len(known))
-    names = np.asarray(sets if sets is not None else [""] * len(known))
-    for train, test in question_folds(len(known), folds, seed):
-        fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
-        logits[test] = fitted(states[test])
-    return logits
-
-
-def combine(
-    logits: npt.NDArray[np.float64], known: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.float64], float]:
-    """Fit the weights of several probes' held-out logits, and so calibrate them: sigmoid(logits @ weights + bias).
-
-    Args:
-        logits: Held-out logits, shape (n, probes).
-        known: The labels, shape (n,).
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(C=1e6).fit(logits, known)
-    return model.coef_[0], float(model.intercept_[0])
-
-
-def _early_exit(
-    fitted: Fitted,
-    held_out: npt.NDArray[np.float64],
-    logits: npt.NDArray[np.float64],
-    known: npt.NDArray[np.bool_],
-) -> EarlyExit | None:
-    """Calibrate the probe of the question alone, and find from where on it needs no draft.
-
-    That is the lowest probability from which on it is right as often as the whole gate is when that skips, both
-    held out; None if there is none.
-    """
-    (slope,), intercept = combine(held_out[:, None], known)
-    skipped = logits >= 0
-    p = 1 / (1 + np.exp(-(slope * held_out + intercept)))
-    for lowest in np.arange(0.5, 0.95, 0.05):
-        sure = p >= lowest
-        if skipped.any() and sure.any() and known[sure].mean() >= known[skipped].mean():
-            weight = (fitted.weight * slope).astype(np.float32)
-            return EarlyExit(weight, float(fitted.bias * slope + intercept), round(float(lowest), 2))
-    return None
-
-
-def question_folds(
-    n: int, folds: int, seed: int
-) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return (training positions, test positions) of each fold; a row is a question."""
-    from sklearn.model_selection import KFold
-
-    return list(KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n)))
-
-
-def auc_by_set(
-    scores: npt.NDArray[np.float64], known: npt.NDArray[np.bool_], sets: Sequence[str]
-) -> dict[str, float]:
-    """Return the AUC of each set that has both labels."""
-    from sklearn.metrics import roc_auc_score
-
-    names = np.asarray(sets)
-    return {
-        name: float(roc_auc_score(known[names == name], scores[names == name]))
-        for name in dict.fromkeys(sets)
-        if len(set(known[names == name].tolist())) == 2
-    }
-
-
-def train_probe(
-    files: Sequence[DataFile],
-    proxy: LocalProxy,
-    *,
-    draft: DraftKind = "proxy",
-    tokens: int = 32,
-    layers: Sequence[int] | None = None,
-    folds: int = 5,
-    seed: int = 0,
-    llm: str = "the LLM of the training data",
-    licence: str = "that of the training data",
-    label: str = "closed_book_correct",
-    report: Report | None = None,
-) -> ProbeArtifact:
-    """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
-
-    Args:
-        files: The examples.
-        proxy: The model whose hidden states are read.
-        draft: ``"proxy"`` writes its own drafts, ``"recorded"`` reads what the LLM wrote, ``"none"`` reads the
-            question alone.
-        tokens: Draft tokens to read.
-        layers: Hidden layers to read; the middle ones by default.
-        folds: Folds of the cross-validation, at least 2.
-        seed: Seed of folds and solver.
-        llm: Name of the LLM whose answers were labelled.
-        licence: Licence of the weights.
-        label: Name of the label, for the model card.
-        report: Told what is being done, how far it is, and how far it goes.
-
-    Raises:
-        DataFormatError: All labels are the same, or there are fewer questions than folds.
-    """
-    examples = [e for f in files for e in f.examples]
-    if folds < 2:
-        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
-    known = check_labels(examples, folds)
-    sets = [e.dataset for e in examples]
-    views = _VIEWS[draft]
-    chosen = {view: tuple(layers or middle_layers(proxy.num_layers, view[0])) for view in views}
-    blocks, parts = _blocks(chosen)
-    states = _states(proxy, examples, HiddenSpec(blocks), draft, tokens, report)
-    held_out = np.stack([cross_validate(states[:, p], known, folds, seed, sets) for p in parts], axis=1)
-    logits = np.zeros(len(known))
-    for train, test in question_folds(len(known), folds, seed):
-        weights, bias = combine(held_out[train], known[train])
-        logits[test] = held_out[test] @ weights + bias
-    weights, bias = combine(held_out, known)
-    fitted = [fit_probe(states[:, part], known, seed, sets) for part in parts]
-    early = _early_exit(fitted[-1], held_out[:, -1], logits, known) if draft == "proxy" else None
-    each = auc_by_set(logits, known, sets)
-    return ProbeArtifact(
-        weight=np.concatenate([f.weight * w for f, w in zip(fitted, weights, strict=True)]).astype(
-            np.float32
-        ),
-        bias=float(sum(f.bias * w for f, w in zip(fitted, weights, strict=True)) + bias),
-        layers=blocks,
-        tokens=0 if draft == "none" else tokens,
-        source="recorded" if draft == "recorded" else "proxy",
-        base_model=proxy.name,
-        llm=llm,
-        early_exit=early,
-        fingerprint=proxy.fingerprint,
-        provenance={
-            "label": label,
-            "seed": seed,
-            "folds": folds,
-            "recipe": _recipe({v: (chosen[v], float(w)) for v, w in zip(views, weights, strict=True)}),
-            "data": [f.as_provenance() for f in files],
-            "metrics": {
-                "auc": each,
-                "auc_mean": float(np.mean(list(each.values()))),
-                "auc_pooled": auc_by_set(logits, known, ["all"] * len(known))["all"],
-            },
-            "versions": {name: version(name) for name in ("torch", "transformers", "scikit-learn", "numpy")}
-            | {"python": platform.python_version()},
-            "licence": licence,
-        },
-    )
-
-
-def _blocks(
-    chosen: Mapping[View, Sequence[int]],
-) -> tuple[tuple[PooledLayer, ...], list[npt.NDArray[np.int64]]]:
-    """Return the blocks to read, and the positions of each view's among them."""
-    blocks = tuple(PooledLayer(layer, *view) for view, layers in chosen.items() for layer in layers)
-    return blocks, [np.array([i for i, b in enumerate(blocks) if b[1:] == view]) for view in chosen]
-
-
-def _recipe(views: Mapping[View, tuple[tuple[int, ...], float]]) -> str:
-    """Say in words how a probe was made, for its model card."""
-    pooled = {"mean": "the mean over", "last": "the last token of"}
-    read = ", ".join(f"{pooled[p]} the {s} at layers {list(layers)}" for (s, p), (layers, _) in views.items())
-    weights = ", ".join(f"{p} of {s} {weight:.2f}" for (s, p), (_, weight) in views.items())
-    return (
-        f"{read}; per layer standardised, {_PCA} principal components and logistic regression with C={_C}, averaged "
-        "with one that has an intercept a data set; logits averaged over the layers; these weighted and calibrated "
-        f"by logistic regression on held-out logits ({weights})"
-    )
+    @property
+    def pooled_layers(self) -> tuple[PooledLayer, ...]:
+        return tuple(PooledLayer(layer, self.span, self.pooling) for layer in self.layers)
 
 
 def _states(
     proxy: LocalProxy,
     examples: Sequence[Example],
-    spec: HiddenSpec,
-    draft: DraftKind,
-    tokens: int,
-    report: Report | None,
-) -> Floats:
-    """Read the examples chunk by chunk, exactly as a gate would; shape (n, blocks, hidden size)."""
-    say = report or (lambda what, done, total: None)
-    drafts = drafts_for(proxy, examples, draft, tokens, say)
-    found: list[Floats] = []
+    views: Sequence[_View],
+    options: TrainingOptions,
+    progress: Progress,
+) -> list[Float32Array]:
+    """Read the examples chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
+    drafts = drafts_for(proxy, examples, options.draft, options.tokens, progress)
+    layers = [layer for view in views for layer in view.pooled_layers]
+    found: list[Float32Array] = []
     for start in range(0, len(examples), _CHUNK):
-        some = slice(start, start + _CHUNK)
-        values = [{"question": e.question} for e in examples[some]]
-        states = proxy.hidden(ANSWER, values, drafts[some] if drafts is not None else None, spec.blocks)
-        found += [h.states for h in states]
-        say("reading hidden states", len(found), len(examples))
-    return np.stack(found)
+        values = [{"question": e.question} for e in examples[start : start + _CHUNK]]
+        given = None if drafts is None else drafts[start : start + _CHUNK]
+        found += [hidden.states for hidden in proxy.hidden(ANSWER, values, given, layers)]
+        progress("reading hidden states", len(found), len(examples))
+    ends = np.cumsum([len(view.layers) for view in views])
+    return np.split(np.stack(found), ends[:-1], axis=1)
+
+
+def _early_exit(
+    probe: LinearProbe, held_out: Float64Array, logits: Float64Array, known: BoolArray
+) -> EarlyExit | None:
+    """Calibrate the probe of the question alone, and find from where on it needs no draft.
+
+    That is the lowest probability from which on it is right as often as the whole gate is when that skips, both
+    held out; None if there is none.
+
+    Args:
+        probe: The probe of the question alone.
+        held_out: Its held-out logits, shape (n,).
+        logits: Held-out logits of the whole gate, shape (n,).
+        known: The labels, shape (n,).
+    """
+    (slope,), intercept = combine(held_out[:, None], known)
+    p = 1 / (1 + np.exp(-(slope * held_out + intercept)))
+    skipped = logits >= 0
+    if not skipped.any():
+        return None
+    for lowest in np.arange(0.5, 0.95, 0.05):
+        sure = p >= lowest
+        if sure.any() and known[sure].mean() >= known[skipped].mean():
+            weight = (probe.weight * slope).astype(np.float32)
+            return EarlyExit(weight, float(probe.bias * slope + intercept), round(float(lowest), 2))
+    return None
+
+
+def _recipe(views: Sequence[_View], weights: Float64Array) -> str:
+    """Say in words how a probe was made, for its model card."""
+    pooled = {"mean": "the mean over", "last": "the last token of"}
+    read, weighted = [], []
+    for view, weight in zip(views, weights, strict=True):
+        read.append(f"{pooled[view.pooling]} the {view.span} at layers {list(view.layers)}")
+        weighted.append(f"{view.pooling} of {view.span} {weight:.2f}")
+    return (
+        f"{', '.join(read)}; per layer standardised, {COMPONENTS} principal components and logistic regression with "
+        f"C={REGULARISATION}, averaged with one that has an intercept a data set; logits averaged over the layers; "
+        f"these weighted and calibrated by logistic regression on held-out logits ({', '.join(weighted)})"
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,9 +16,10 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.files import rename_folder, write_atomically
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.training.drafts import Progress, silent
 
 if TYPE_CHECKING:
-    import torch
+    from rgate_integrations.training.target_trainer import Row
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def fine_tune(
     invocation: Sequence[int] | None = None,
     seed: int = 0,
     resume: bool = False,
-    report: Callable[[str, int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Path:
     """Train a LoRA adapter and save it; only the logits of the targets are computed.
 
@@ -105,78 +107,28 @@ def fine_tune(
         invocation: Token ids from whose last occurrence on the adapter acts (activated LoRA); everywhere when None.
         seed: Seed of the adapter's weights, the order and the dropout.
         resume: Continue from the last checkpoint of this very run, if there is one.
-        report: Told what is being done, how far it is, and how far it goes.
+        progress: Told what is being done, how far it is, and how far it goes.
 
     Returns:
         ``out``.
     """
-    try:
-        import torch
-        import transformers
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise missing_dependency(error.name or "peft", "local") from error
-    if importlib.util.find_spec("accelerate") is None:
-        raise missing_dependency("accelerate", "train")
+    _check_dependencies()
     from rgate_integrations.proxy.local import LocalProxy
-    from rgate_integrations.proxy.progress import quiet
+    from rgate_integrations.training.target_trainer import Row, train_on_targets
 
     if not pairs:
         raise ConfigurationError("There is nothing to train on.")
     proxy = LocalProxy(model)
-    rows = [_row(proxy, pair) for pair in pairs]
-    where = resolve_model(model)
-    transformers.set_seed(seed)
-    cuda = torch.cuda.is_available()
-    with quiet(transformers):
-        base = transformers.AutoModelForCausalLM.from_pretrained(
-            where, dtype=torch.bfloat16 if cuda else torch.float32, attn_implementation="sdpa"
-        )
-    lora = LoraConfig(
-        r=recipe.rank,
-        lora_alpha=recipe.alpha,
-        lora_dropout=recipe.dropout,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-        alora_invocation_tokens=list(invocation) if invocation else None,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is going away
-        tuned = get_peft_model(base, lora)
+    rows = []
+    for pair in pairs:
+        prompt, target = proxy.pair_ids(pair.prompt, pair.values, pair.target, pair.ends)
+        rows.append(Row(tuple(prompt), tuple(target), pair.weight))
+    run = _Run(model, recipe, seed, tuple(invocation or ()))
+    tuned = run.model_to_tune()
     checkpoints = out.parent / f".{out.name}-checkpoints"
-    run = json.dumps([asdict(recipe), seed, model, len(rows), list(invocation or [])])
-    marker = checkpoints / "run.json"
-    resumable = resume and marker.is_file() and marker.read_text() == run and any(checkpoints.glob("check*"))
-    if not resumable:
-        shutil.rmtree(checkpoints, ignore_errors=True)
-        checkpoints.mkdir(parents=True)
-        write_atomically(marker, run)
-    each = min(recipe.per_device, recipe.batch_size, len(rows))
-    gathered = max(1, min(recipe.batch_size, len(rows)) // each)
-    steps = max(1, round(len(rows) * recipe.epochs / (each * gathered)))
-    arguments = transformers.TrainingArguments(
-        output_dir=str(checkpoints),
-        num_train_epochs=recipe.epochs,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.schedule,
-        warmup_steps=round(recipe.warmup * steps),
-        per_device_train_batch_size=each,
-        gradient_accumulation_steps=gathered,
-        bf16=cuda,
-        auto_find_batch_size=cuda,  # halves the batch when memory runs out
-        save_strategy="steps",
-        save_steps=max(1, steps // 10),
-        save_total_limit=2,
-        logging_steps=max(1, steps // 20),
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        seed=seed,
-        data_seed=seed,
-        dataloader_pin_memory=False,
-    )
-    trainer = _trainer(transformers, tuned, arguments, rows, proxy.pad_token_id, report)
-    trainer.train(resume_from_checkpoint=True if resumable else None)
+    resumed = _prepare(checkpoints, run.identity(rows), resume)
+    trainer = train_on_targets(tuned, run.arguments(rows, checkpoints), rows, proxy.pad_token_id, progress)
+    trainer.train(resume_from_checkpoint=True if resumed else None)
     made = out.parent / f".{out.name}-made"
     shutil.rmtree(made, ignore_errors=True)
     tuned.save_pretrained(str(made))
@@ -186,74 +138,97 @@ def fine_tune(
     return out
 
 
+def _check_dependencies() -> None:
+    for module, extra in (
+        ("torch", "local"),
+        ("transformers", "local"),
+        ("peft", "local"),
+        ("accelerate", "train"),
+    ):
+        if importlib.util.find_spec(module) is None:
+            raise missing_dependency(module, extra)
+
+
+def _prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
+    """Return whether there are checkpoints of this very run to go on from; else make an empty folder for them."""
+    marker = checkpoints / "run.json"
+    same_run = marker.is_file() and marker.read_text(encoding="utf-8") == identity
+    if resume and same_run and any(checkpoints.glob("checkpoint-*")):
+        return True
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    write_atomically(marker, identity)
+    return False
+
+
 @dataclass(frozen=True)
-class _Row:
-    prompt: tuple[int, ...]
-    target: tuple[int, ...]
-    weight: float
+class _Run:
+    """What decides the weights that come out."""
 
+    model: str
+    recipe: Recipe
+    seed: int
+    invocation: tuple[int, ...]
 
-def _row(proxy: Any, pair: Pair) -> _Row:
-    prompt, target = proxy.pair_ids(pair.prompt, pair.values, pair.target, pair.ends)
-    return _Row(tuple(prompt), tuple(target), pair.weight)
+    def identity(self, rows: Sequence[Row]) -> str:
+        """Return what tells this run from others; the rows by their checksum, for other labels are another run."""
+        settings = [asdict(self.recipe), self.seed, self.model, self.invocation]
+        return json.dumps([*settings, hashlib.sha256(repr(rows).encode()).hexdigest()])
 
+    def model_to_tune(self) -> Any:
+        """Load the base model, and put a fresh adapter into it."""
+        import torch
+        import transformers
+        from peft import LoraConfig, get_peft_model
 
-def _trainer(
-    transformers: Any,
-    model: Any,
-    arguments: Any,
-    rows: Sequence[_Row],
-    pad: int,
-    report: Callable[[str, int, int], None] | None,
-) -> Any:
-    import torch
+        from rgate_integrations.proxy.progress import quiet
 
-    class Progress(transformers.TrainerCallback):  # type: ignore[misc]
-        loss = ""
+        transformers.set_seed(self.seed)
+        with quiet(transformers):
+            base = transformers.AutoModelForCausalLM.from_pretrained(
+                resolve_model(self.model),
+                dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+                attn_implementation="sdpa",
+            )
+        lora = LoraConfig(
+            r=self.recipe.rank,
+            lora_alpha=self.recipe.alpha,
+            lora_dropout=self.recipe.dropout,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+            alora_invocation_tokens=list(self.invocation) or None,
+        )
+        with warnings.catch_warnings():
+            # peft asks transformers by a name that is going away
+            warnings.simplefilter("ignore", FutureWarning)
+            return get_peft_model(base, lora)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if logs and "loss" in logs:
-                self.loss = f", loss {float(logs['loss']):.3f}"
+    def arguments(self, rows: Sequence[Row], checkpoints: Path) -> Any:
+        """Return the arguments of transformers' trainer."""
+        import torch
+        import transformers
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if report is not None:
-                report(f"training{self.loss}", state.global_step, state.max_steps)
-
-    class TargetTrainer(transformers.Trainer):  # type: ignore[misc]
-        def compute_loss(
-            self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
-        ) -> Any:
-            labels, weights = inputs.pop("labels"), inputs.pop("weights")
-            logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
-            logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
-            kept = labels >= 0
-            chosen = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-            loss = -(chosen * kept * weights[:, None]).sum() / (kept * weights[:, None]).sum().clamp(min=1e-6)
-            return (loss, {"logits": logits}) if return_outputs else loss
-
-    def collate(batch: Sequence[_Row]) -> dict[str, torch.Tensor]:
-        return _collate(batch, pad)
-
-    trainer = TargetTrainer(
-        model=model, args=arguments, train_dataset=list(rows), data_collator=collate, callbacks=[Progress()]
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
-
-
-def _collate(batch: Sequence[_Row], pad: int) -> dict[str, torch.Tensor]:
-    """Pad on the left, so that all targets end at the end; the target of a row is in the last positions."""
-    import torch
-
-    from rgate_integrations.proxy.batch import pad_left
-
-    ids, mask = pad_left([(*r.prompt, *r.target) for r in batch], pad, torch.device("cpu"))
-    widest = max(len(r.target) for r in batch)
-    labels = [[-100] * (widest - len(r.target)) + list(r.target) for r in batch]
-    return {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
-        "labels": torch.tensor(labels),
-        "weights": torch.tensor([r.weight for r in batch]),
-    }
+        recipe, cuda = self.recipe, torch.cuda.is_available()
+        per_pass = min(recipe.per_device, recipe.batch_size, len(rows))
+        passes = max(1, min(recipe.batch_size, len(rows)) // per_pass)
+        steps = max(1, round(len(rows) * recipe.epochs / (per_pass * passes)))
+        return transformers.TrainingArguments(
+            output_dir=str(checkpoints),
+            num_train_epochs=recipe.epochs,
+            learning_rate=recipe.learning_rate,
+            lr_scheduler_type=recipe.schedule,
+            warmup_steps=round(recipe.warmup * steps),
+            per_device_train_batch_size=per_pass,
+            gradient_accumulation_steps=passes,
+            bf16=cuda,
+            auto_find_batch_size=cuda,  # halves the batch when memory runs out
+            save_strategy="steps",
+            save_steps=max(1, steps // 10),
+            save_total_limit=2,
+            logging_steps=max(1, steps // 20),
+            report_to=[],
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            seed=self.seed,
+            data_seed=self.seed,
+            dataloader_pin_memory=False,
+        )

@@ -1,0 +1,113 @@
+"""Linear probes: fitted on hidden states, cross-validated, and weighted against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.errors import missing_dependency
+from rgate_integrations.training.folds import question_folds
+
+COMPONENTS = 128
+"""Principal components that are kept of a layer."""
+
+REGULARISATION = 0.005
+"""scikit-learn's C: the inverse of the strength."""
+
+_HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
+_TINY = 1e-6  # keeps a constant feature from dividing by zero
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A linear probe.
+
+    Attributes:
+        weight: Shape (layers, hidden size).
+        bias: Added to the sum of ``weight * states``.
+    """
+
+    weight: Float32Array
+    bias: float
+
+    def __call__(self, states: Float32Array) -> Float64Array:
+        """Return the logit for each of the states, shape (n, layers, hidden size)."""
+        logits: Float64Array = np.einsum("nlh,lh->n", states.astype(np.float64), self.weight) + self.bias
+        return logits
+
+
+def fit_probe(
+    states: Float32Array, known: BoolArray, seed: int = 0, sets: Sequence[str] | None = None
+) -> LinearProbe:
+    """Fit one regularised logistic regression a layer, on standardised principal components, and average them.
+
+    With several data sets each layer is fitted twice and averaged: once as it is, and once with a free intercept
+    a set. The latter learns what tells known from unknown within a set, not which set a question is from.
+    Standardisation, projection and averaging are linear, so the result folds into one weight vector a layer.
+
+    Args:
+        states: Shape (n, layers, hidden size).
+        known: The labels, shape (n,).
+        seed: Seed of the solver.
+        sets: The data set of each question, or None if they are one.
+    """
+    names = np.asarray(sets if sets is not None else [""] * len(known))
+    in_set = names[:, None] == np.unique(names)[None, :]
+    fits = [
+        _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
+        for layer in range(states.shape[1])
+    ]
+    weight = np.stack([layer_weight for layer_weight, _ in fits]) / len(fits)
+    bias = sum(layer_bias for _, layer_bias in fits) / len(fits)
+    return LinearProbe(weight.astype(np.float32), float(bias))
+
+
+def _fit_layer(
+    states: Float64Array, known: BoolArray, seed: int, in_set: BoolArray
+) -> tuple[Float64Array, float]:
+    """Return weight, shape (hidden size,), and bias of one layer's states, shape (n, hidden size)."""
+    try:
+        from sklearn.decomposition import PCA
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise missing_dependency("sklearn", "train") from error
+    mean, scale = states.mean(axis=0), states.std(axis=0) + _TINY
+    pca = PCA(min(COMPONENTS, *states.shape), svd_solver="full")
+    components = pca.fit_transform((states - mean) / scale)
+    model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)
+    coefficients, intercept = model.coef_[0], float(model.intercept_[0])
+    if in_set.shape[1] > 1:
+        model.fit(np.hstack([components, _HARDLY_REGULARISED * in_set]), known)
+        coefficients = (coefficients + model.coef_[0, : components.shape[1]]) / 2
+    # Back from components to states: x -> coefficients @ components_ @ ((x - mean) / scale - pca.mean_) + intercept
+    projected = pca.components_.T @ coefficients
+    weight = projected / scale
+    return weight, intercept - float(mean @ weight) - float(pca.mean_ @ projected)
+
+
+def cross_validate(
+    states: Float32Array, known: BoolArray, folds: int, seed: int, sets: Sequence[str] | None = None
+) -> Float64Array:
+    """Return for each question the logit of a probe that was fitted without its fold."""
+    logits = np.zeros(len(known))
+    names = np.asarray(sets if sets is not None else [""] * len(known))
+    for train, test in question_folds(len(known), folds, seed):
+        fitted = fit_probe(states[train], known[train], seed, names[train].tolist())
+        logits[test] = fitted(states[test])
+    return logits
+
+
+def combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, float]:
+    """Fit the weights of several probes' held-out logits, and so calibrate them: sigmoid(logits @ weights + bias).
+
+    Args:
+        logits: Held-out logits, shape (n, probes).
+        known: The labels, shape (n,).
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=1e6).fit(logits, known)
+    return model.coef_[0], float(model.intercept_[0])
