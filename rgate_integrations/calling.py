@@ -37,14 +37,14 @@ def as_gate(gate: Any = None) -> DecidesBatches:
     """
     from rgate_integrations.gates import Gate, load_gate
 
+    if isinstance(gate, DecidesBatches):
+        return gate
     if gate is None or isinstance(gate, str | Gate):
         return load_gate(gate)
-    if not isinstance(gate, DecidesBatches):
-        raise ConfigurationError(
-            f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} has not both.",
-            hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
-        )
-    return gate
+    raise ConfigurationError(
+        f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} has not both.",
+        hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
+    )
 
 
 def deciding(

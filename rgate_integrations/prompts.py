@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -138,3 +140,29 @@ ANSWER_WITH_PASSAGES = PromptTemplate(
     user="{passages}\n\nQuestion: {question}",
     cut="passages",
 )
+
+
+class TitledText(Protocol):
+    """A passage as a prompt needs it."""
+
+    @property
+    def title(self) -> str:
+        """Title of the document that it is from; may be empty."""
+
+    @property
+    def text(self) -> str:
+        """The passage."""
+
+
+def format_passages(passages: Iterable[TitledText]) -> str:
+    """Join passages into the ``passages`` of a prompt: numbered, each with its title if it has one.
+
+    >>> from rgate_integrations.index import Passage
+    >>> format_passages([Passage("a", "It is in France.", title="Paris"), Passage("b", "It rains.")])
+    '[1] Paris: It is in France.\\n\\n[2] It rains.'
+    """
+    blocks = []
+    for number, passage in enumerate(passages, start=1):
+        heading = f"{passage.title}: " if passage.title else ""
+        blocks.append(f"[{number}] {heading}{passage.text}")
+    return "\n\n".join(blocks)
