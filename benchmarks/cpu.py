@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from rgate_integrations.proxy.engine import Engine
 from rich.console import Console
 from rich.table import Table
 from speed import milliseconds, questions
@@ -33,7 +34,6 @@ from speed import milliseconds, questions
 from rgate_integrations import load_gate
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.download import cache_dir
-from rgate_integrations.proxy.engine import Engine
 
 OUT = Path(__file__).parent / "out" / "cpu.json"
 GATE = load_gate("default", early_exit=False)

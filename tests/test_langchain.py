@@ -1,121 +1,104 @@
-"""LangChain: one gate call a batch in every call style, arms that stream, failures that retrieve."""
+"""LangChain: gate and router make one gate call a batch in every call style, arms stream, failures retrieve."""
 
 import asyncio
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda, RunnableParallel
-from pydantic import Field
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from rgate_integrations import Decision
+from rgate_integrations import load_gate
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain import GatedRetriever, IndexRetriever, RetrievalGate
+from rgate_integrations.langchain import RetrievalGate, gated_rag
+from rgate_integrations.langchain.questions import FOLLOW_UP
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each
+from tests.scripted_proxy import ScriptedProxy
 
 TOKENS = "abcdefghijklmnopqrst"
-
-
-class Counting:
-    """Retrieves for questions with "unknown" in them; counts its calls."""
-
-    def __init__(self):
-        self.calls = []
-
-    def decide_batch(self, questions, *, threshold=None, drafts=None):
-        self.calls.append(list(questions))
-        if any("RAISE" in q for q in questions):
-            raise RuntimeError("gate down")
-        p = [0.2 if "unknown" in q else 0.8 for q in questions]
-        limits = [t if t is not None else 0.5 for t in threshold or [None] * len(questions)]
-        return [
-            Decision(question=q, retrieve=x < t, p_known=x, threshold=t)
-            for q, x, t in zip(questions, p, limits, strict=True)
-        ]
-
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
-
-
-class Remembering(BaseRetriever):
-    """Finds two documents a query and remembers the queries."""
-
-    queries: list[str] = Field(default_factory=list)
-
-    def _get_relevant_documents(self, query, *, run_manager):
-        self.queries.append(query)
-        return [Document(page_content=f"about {query}"), Document(page_content="shared", id="shared")]
+BATCH = ["unknown a", "b", "unknown c", "d"]
+ANSWERS = ["R:unknown a", "D:b", "R:unknown c", "D:d"]
 
 
 @pytest.fixture
 def gate():
-    return Counting()
+    return Judge()
 
 
 @pytest.fixture
 def router(gate):
-    llm = FakeListChatModel(responses=[TOKENS]) | StrOutputParser()
-    prompt = ChatPromptTemplate.from_template("{q}")
-    return RetrievalGate(gate).route(retrieve=RunnableLambda(lambda q: {"q": q}) | prompt | llm, direct=llm)
-
-
-@pytest.fixture
-def plain(gate):
     return RetrievalGate(gate).route(
         retrieve=RunnableLambda(lambda q: f"R:{q}"), direct=RunnableLambda(lambda q: f"D:{q}")
     )
 
 
-BATCH = ["unknown a", "b", "unknown c", "d"]
-ANSWERS = ["R:unknown a", "D:b", "R:unknown c", "D:d"]
+@pytest.fixture
+def streaming(gate):
+    llm = FakeListChatModel(responses=[TOKENS]) | StrOutputParser()
+    prompt = ChatPromptTemplate.from_template("{q}")
+    return RetrievalGate(gate).route(retrieve=RunnableLambda(lambda q: {"q": q}) | prompt | llm, direct=llm)
 
 
-def compositions(plain):
-    shout = RunnableLambda(str.upper)
-    return {
-        "alone": (plain, ANSWERS),
-        "in a sequence": (RunnableLambda(lambda q: q) | plain | shout, [a.upper() for a in ANSWERS]),
-        "with retry": (plain.with_retry(), ANSWERS),
-        "with config": (plain.with_config(tags=["t"]), ANSWERS),
-        "with fallbacks": (plain.with_fallbacks([shout]), ANSWERS),
-    }
+SHOUT = RunnableLambda(str.upper)
+COMPOSITIONS = {
+    "alone": lambda router: router,
+    "in a sequence": lambda router: RunnableLambda(lambda q: q) | router | SHOUT,
+    "with retry": lambda router: router.with_retry(),
+    "with config": lambda router: router.with_config(tags=["t"]),
+    "with fallbacks": lambda router: router.with_fallbacks([SHOUT]),
+}
 
 
-@pytest.mark.parametrize("name", ["alone", "in a sequence", "with retry", "with config", "with fallbacks"])
-async def test_every_call_style_gives_the_same(plain, gate, name):
-    chain, expected = compositions(plain)[name]
-    assert [chain.invoke(q) for q in BATCH] == expected
-    assert [await chain.ainvoke(q) for q in BATCH] == expected
-    assert ["".join(chain.stream(q)) for q in BATCH] == expected
-    assert ["".join([c async for c in chain.astream(q)]) for q in BATCH] == expected
-    gate.calls.clear()
-    assert chain.batch(BATCH) == expected
+def expected_of(name):
+    return [answer.upper() for answer in ANSWERS] if name == "in a sequence" else ANSWERS
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@each(SINGLES)
+def test_every_call_style_gives_the_same(router, call, name):
+    chain = COMPOSITIONS[name](router)
+    assert [call(chain, question) for question in BATCH] == expected_of(name)
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@each(BATCHES)
+def test_a_batch_is_one_call_of_the_gate(router, gate, call, name):
+    chain = COMPOSITIONS[name](router)
+    assert call(chain, BATCH, {"max_concurrency": 2}) == expected_of(name)
     assert gate.calls == [BATCH]
-    gate.calls.clear()
-    assert await chain.abatch(BATCH, {"max_concurrency": 2}) == expected
-    assert gate.calls == [BATCH]
-    assert dict(chain.batch_as_completed(BATCH)) == dict(enumerate(expected))
+    assert call(chain, []) == []
+    assert len(gate.calls) == 1
+    assert dict(chain.batch_as_completed(BATCH)) == dict(enumerate(expected_of(name)))
 
 
-async def test_routers_nest(plain, gate):
-    outer = RetrievalGate("constant:never").route(retrieve=RunnableLambda(lambda q: "no"), direct=plain)
-    assert outer.batch(BATCH) == ANSWERS
-    both = RunnableParallel(x=plain, y=outer)
-    assert both.invoke("b") == {"x": "D:b", "y": "D:b"}
-    assert (await both.abatch(["unknown a"]))[0] == {"x": "R:unknown a", "y": "R:unknown a"}
+@each(SINGLES)
+def test_routers_nest(router, call):
+    outer = RetrievalGate("constant:never").route(retrieve=RunnableLambda(lambda q: "no"), direct=router)
+    assert call(outer, "unknown a") == "R:unknown a"
+    both = RunnableParallel(x=router, y=outer)
+    assert call(both, "b") == {"x": "D:b", "y": "D:b"}
+
+
+@each(BATCHES)
+def test_batches_of_nested_routers_keep_their_order(router, call):
+    outer = RetrievalGate("constant:never").route(retrieve=RunnableLambda(lambda q: "no"), direct=router)
+    assert call(outer, BATCH) == ANSWERS
+    assert call(RunnableParallel(x=router, y=outer), BATCH) == [{"x": a, "y": a} for a in ANSWERS]
 
 
 @pytest.mark.parametrize("question", ["unknown x", "b"])
-async def test_twenty_tokens_arrive_as_twenty_chunks(router, question):
-    assert list(router.stream(question)) == list(TOKENS)
-    assert [c async for c in router.astream(question)] == list(TOKENS)
-    events = [e async for e in router.astream_events(question, version="v2")]
-    assert (
-        sum(e["event"] == "on_chat_model_stream" and bool(e["data"]["chunk"].content) for e in events) == 20
-    )
+@each(STREAMS)
+def test_twenty_tokens_arrive_as_twenty_chunks(streaming, call, question):
+    assert call(streaming, question) == list(TOKENS)
+
+
+@pytest.mark.parametrize("question", ["unknown x", "b"])
+async def test_events_show_decision_arm_and_tokens(streaming, question):
+    events = [e async for e in streaming.astream_events(question, version="v2")]
+    streamed = [e for e in events if e["event"] == "on_chat_model_stream" and e["data"]["chunk"].content]
+    assert len(streamed) == 20
     (custom,) = [e for e in events if e["event"] == "on_custom_event"]
     assert custom["name"] == "retrieval_gate"
     assert custom["data"]["retrieve"] is question.startswith("unknown")
@@ -124,94 +107,154 @@ async def test_twenty_tokens_arrive_as_twenty_chunks(router, question):
     assert any(tag in e["tags"] for e in events if e["event"] == "on_chat_model_start")
 
 
-def test_exceptions_stay_with_their_item(gate):
-    def fail(question):
-        if "c" in question:
-            raise ValueError("arm down")
-        return question
+@each({**INVOKES, **BATCHES})
+def test_each_input_has_a_run_with_the_gates_as_a_child(router, call):
+    collector = RunCollectorCallbackHandler()
+    batched = call in BATCHES.values()
+    call(router, BATCH if batched else BATCH[0], {"callbacks": [collector]})
+    assert [run.name for run in collector.traced_runs] == ["RetrievalRouter"] * (4 if batched else 1)
+    for run in collector.traced_runs:
+        assert [child.name for child in run.child_runs] == ["RetrievalGate", "RunnableLambda"]
 
-    chain = RetrievalGate(gate).route(retrieve=RunnableLambda(fail), direct=RunnableLambda(fail))
-    found = chain.batch(["a", "c", "unknown b"], return_exceptions=True)
-    assert [type(f).__name__ for f in found] == ["str", "ValueError", "str"]
+
+@each(SINGLES)
+def test_what_an_arm_raises_is_raised(gate, call):
+    chain = RetrievalGate(gate).route(retrieve=RunnableLambda(failing), direct=RunnableLambda(failing))
     with pytest.raises(ValueError, match="arm down"):
-        chain.batch(["a", "c"])
+        call(chain, "c")
+    with pytest.raises(InvalidQuestionError):
+        call(chain, {"x": 1})
+
+
+@each(BATCHES)
+def test_exceptions_stay_with_their_item(gate, call):
+    chain = RetrievalGate(gate).route(retrieve=RunnableLambda(failing), direct=RunnableLambda(failing))
+    found = call(chain, ["a", "c", "unknown b", {"x": 1}], return_exceptions=True)
+    assert [type(f).__name__ for f in found] == ["str", "ValueError", "str", "InvalidQuestionError"]
     with pytest.raises(ValueError, match="arm down"):
-        chain.invoke("c")
+        call(chain, ["a", "c"])
 
 
-async def test_a_failing_gate_retrieves(plain):
-    assert plain.invoke("RAISE") == "R:RAISE"
-    assert plain.batch(["RAISE", "b"]) == ["R:RAISE", "R:b"]
-    assert await plain.ainvoke("RAISE") == "R:RAISE"
-    assert plain.batch([]) == []
+def failing(question):
+    if "c" in question:
+        raise ValueError("arm down")
+    return question
 
 
-def test_inputs(gate):
-    runnable = RetrievalGate(gate)
-    messages = [HumanMessage("first"), AIMessage("x"), HumanMessage("unknown last"), AIMessage("y")]
-    prompt = ChatPromptTemplate.from_messages([("system", "s"), ("human", "{q}")]).invoke(
-        {"q": "unknown in a prompt"}
-    )
-    for value in (
-        {"question": "unknown q"},
-        {"input": "unknown i"},
-        {"messages": messages},
-        messages,
-        prompt,
-    ):
-        assert runnable.invoke(value).retrieve, value
-    assert runnable.invoke([("human", "unknown pair")]).retrieve
-    assert runnable.invoke([{"role": "user", "content": "unknown dict"}]).retrieve
-    assert RetrievalGate(gate, input_key="q").invoke({"q": "unknown", "question": "b"}).retrieve
-    for bad, why in (({"x": 1}, "no key"), (3, "from int"), ([], "no human"), ([AIMessage("a")], "no human")):
-        with pytest.raises(InvalidQuestionError, match=why):
-            runnable.invoke(bad)
-    found = runnable.batch(["b", {"x": 1}, "unknown"], return_exceptions=True)
+@each(SINGLES)
+def test_a_failing_gate_retrieves(router, call):
+    assert call(router, "RAISE") == "R:RAISE"
+
+
+@each(BATCHES)
+def test_a_failing_gate_retrieves_for_the_whole_batch(router, call):
+    assert call(router, ["RAISE", "b"]) == ["R:RAISE", "R:b"]
+
+
+@each(SINGLES)
+def test_a_gate_that_is_told_to_raise_does(call):
+    chain = RetrievalGate(Judge(on_error="raise")).route(retrieve=str, direct=str)
+    with pytest.raises(RuntimeError, match="gate down"):
+        call(chain, "RAISE")
+
+
+MESSAGES = [HumanMessage("first"), AIMessage("x"), HumanMessage("unknown last"), AIMessage("y")]
+PROMPT = ChatPromptTemplate.from_messages([("system", "s"), ("human", "{q}")])
+INPUTS = {
+    "unknown as it is": "unknown as it is",
+    "unknown q": {"question": "unknown q"},
+    "unknown i": {"input": "unknown i"},
+    "unknown last": {"messages": MESSAGES},
+    "unknown last ": MESSAGES,
+    "unknown in a prompt": PROMPT.invoke({"q": "unknown in a prompt"}),
+    "unknown pair": [("human", "unknown pair")],
+    "unknown dict": [{"role": "user", "content": "unknown dict"}],
+    "unknown message": HumanMessage("unknown message"),
+}
+
+
+@pytest.mark.parametrize("question", INPUTS)
+@each(SINGLES)
+def test_inputs(gate, call, question):
+    decision = call(RetrievalGate(gate), INPUTS[question])
+    assert decision.retrieve
+    assert decision.question == question.strip()
+
+
+@each(INVOKES)
+def test_the_key_of_the_question(gate, call):
+    assert call(RetrievalGate(gate, input_key="q"), {"q": "unknown", "question": "b"}).retrieve
+    with pytest.raises(InvalidQuestionError, match="no key q"):
+        call(RetrievalGate(gate, input_key="q"), {"question": "b"})
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [({"x": 1}, "no key"), (3, "from int"), ([], "no human"), ([AIMessage("a")], "no human")],
+)
+@each(SINGLES)
+def test_inputs_without_a_question(gate, call, value, why):
+    with pytest.raises(InvalidQuestionError, match=why):
+        call(RetrievalGate(gate), value)
+    assert gate.calls == []
+
+
+@each(BATCHES)
+def test_inputs_without_a_question_keep_their_place(gate, call):
+    found = call(RetrievalGate(gate), ["b", {"x": 1}, "unknown"], return_exceptions=True)
     assert [getattr(f, "retrieve", None) for f in found] == [False, None, True]
     assert isinstance(found[1], InvalidQuestionError)
 
 
-def test_a_threshold_for_one_call_does_not_split_the_batch(gate, plain):
+@each(BATCHES)
+def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
-    assert plain.batch(["unknown a", "b"], configs) == ["D:unknown a", "R:b"]
+    assert call(router, ["unknown a", "b"], configs) == ["D:unknown a", "R:b"]
     assert gate.calls == [["unknown a", "b"]]
-    assert plain.invoke("b", {"configurable": {"retrieval_threshold": 0.9}}) == "R:b"
-    assert "retrieval_threshold" in [s.id for s in plain.config_specs]
 
 
-def test_the_graph_shows_gate_and_arms(router):
-    drawn = router.get_graph().draw_mermaid()
+@each(SINGLES)
+def test_a_threshold_for_one_call(router, call):
+    assert call(router, "b", {"configurable": {"retrieval_threshold": 0.9}}) == "R:b"
+    assert "retrieval_threshold" in [s.id for s in router.config_specs]
+
+
+def test_the_graph_shows_gate_and_arms(streaming):
+    drawn = streaming.get_graph().draw_mermaid()
     for name in ("RetrievalGate", "retrieve", "direct", "FakeListChatModel"):
         assert name in drawn
 
 
-def test_the_guarded_retriever(gate):
-    inner = Remembering()
-    guarded = RetrievalGate(gate).guard(inner)
-    assert guarded.invoke("b") == []
-    assert inner.queries == []
-    found = guarded.invoke("unknown Oulu and Turku?")
-    assert "unknown Oulu and Turku?" in inner.queries
-    assert found[0].metadata["rgate"]["query"]
-    assert len([d for d in found if d.page_content == "shared"]) == 1
-    assert len(guarded.invoke("unknown Oulu and Turku?", k=1)) == 1
-    assert len(GatedRetriever(retriever=inner, gate=gate, k=1).invoke("unknown")) == 1
+TURNS = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
 
 
-async def test_the_guarded_retriever_awaits(gate):
-    guarded = RetrievalGate(gate).guard(Remembering())
-    assert await guarded.ainvoke("b") == []
-    assert (await guarded.ainvoke("unknown"))[0].metadata["rgate"] == {
-        "query": "unknown",
-        "claim": None,
-        "rank": 1,
-    }
+@each(BATCHES)
+def test_follow_ups_are_marked(gate, call):
+    marked, plain = call(RetrievalGate(gate), [{"messages": TURNS}, TURNS[:1]])
+    assert marked.warnings == (FOLLOW_UP,)
+    assert plain.warnings == ()
+
+
+@each(SINGLES)
+def test_follow_ups_are_condensed(gate, call):
+    condense = RunnableLambda(lambda messages: f"When was Hamlet written? ({len(messages)} turns)")
+    decision = call(RetrievalGate(gate, condense=condense), TURNS)
+    assert decision.question == "When was Hamlet written? (3 turns)"
+    assert decision.warnings == ()
+
+
+def broken(messages):
+    raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("condense", [broken, lambda messages: 3], ids=["raises", "returns no question"])
+@each(SINGLES)
+def test_follow_ups_that_cannot_be_condensed_are_marked(gate, call, condense):
+    decision = call(RetrievalGate(gate, condense=RunnableLambda(condense)), TURNS)
+    assert (decision.question, decision.warnings) == ("And when?", (FOLLOW_UP,))
 
 
 async def test_a_thousand_concurrent_calls_share_batches():
-    from rgate_integrations import load_gate
-    from tests.scripted_proxy import ScriptedProxy
-
     proxy = ScriptedProxy()
     chain = RetrievalGate(load_gate("prompt", proxy=proxy)).route(
         retrieve=RunnableLambda(lambda q: q), direct=RunnableLambda(lambda q: q)
@@ -221,40 +264,38 @@ async def test_a_thousand_concurrent_calls_share_batches():
     assert len(proxy.calls) < 500
 
 
-@pytest.mark.model
-def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
-    import pathlib
-
-    from rgate_integrations import load_gate
-    from rgate_integrations.index import Passage, PassageIndex
-    from rgate_integrations.pipeline import Pipeline
-
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "cookbook"))
-    from langchain_chain import build_chain
-
-    index = PassageIndex.build([Passage(id="1", title="Zorblat", text="The capital of Zorblat is Quimbo.")])
-    assert IndexRetriever(index=index).invoke("zorblat", k=1)[0].metadata["title"] == "Zorblat"
-    pipeline = Pipeline(load_gate("ik", proxy=smollm2, tokens=8, threshold=1.01), index, smollm2, k=1)
-    (answer,) = build_chain(pipeline).batch(["What is the capital of Zorblat?"])
-    assert "Quimbo" in answer
+@each(SINGLES)
+def test_the_whole_thing_in_one_line(gate, call):
+    llm = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
+    chain = gated_rag(Search(), llm, gate=gate)
+    assert call(chain, "unknown?") == (
+        "System: Answer the question briefly, using the passages where they help.\n"
+        "Human: [1] about unknown?\n\n[2] shared\n\nQuestion: unknown?"
+    )
+    assert (
+        call(chain, "known {braces}?")
+        == "System: Answer the question briefly, in one or two sentences.\nHuman: known {braces}?"
+    )
+    own = gated_rag(Search(), llm, ChatPromptTemplate.from_template("{context}|{question}"), gate=gate)
+    assert call(own, "unknown?") == "Human: [1] about unknown?\n\n[2] shared|unknown?"
 
 
 @pytest.mark.model
-def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
-    import pathlib
+@each(BATCHES)
+def test_a_batch_of_64_makes_four_model_batches(smollm2, call):
+    gate = load_gate("default-question", proxy=smollm2)
+    searched = []
 
-    from rgate_integrations.proxy.download import download
+    def search(question):
+        searched.append(question)
+        return "retrieve"
 
-    pytest.importorskip("langchain_qdrant")
-    download("encyclopedia-leads")
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parent.parent / "cookbook"))
-    import qdrant
-
-    store = qdrant.build_store(25)
-    monkeypatch.setattr(qdrant, "build_store", lambda: store)
-    monkeypatch.setattr(qdrant, "QUESTIONS", qdrant.QUESTIONS[1:3])
-    qdrant.main()
-    known, decision, unknown, other, found, *_ = capsys.readouterr().out.splitlines()
-    assert [known, unknown] == qdrant.QUESTIONS
-    assert (decision, other) == ("  skipped retrieval", "  retrieved")
-    assert found.startswith("    Along the River During the Qingming Festival: ")
+    router = RetrievalGate(gate).route(retrieve=search, direct=lambda q: "direct")
+    asked = [f"What is the capital of country {i}?" for i in range(64)]
+    decisions = gate.decide_batch(asked)
+    middle = sorted(d.p_known for d in decisions)[32]
+    before = smollm2.calls
+    answers = call(router, asked, {"configurable": {"retrieval_threshold": middle}})
+    assert smollm2.calls - before == 64 / smollm2.max_batch_size == 4
+    assert sorted(searched) == sorted(d.question for d in decisions if d.p_known < middle)
+    assert [a == "retrieve" for a in answers] == [d.p_known < middle for d in decisions]

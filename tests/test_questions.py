@@ -1,63 +1,84 @@
-"""Bad input: a typed error with a hint, and in a batch only that item fails."""
+"""Bad input: a typed error with a hint, and in a batch only that item fails. And how adapters call a gate."""
+
+import asyncio
 
 import pytest
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.calling import adecide_safely, as_gate, decide_safely
+from rgate_integrations.calling import as_gate, deciding
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.flow import Call, arun, run
 
 BAD = ["", "   \n\t", "a\0b", None, 7, b"bytes", ["list"]]
 
+DECIDE = {
+    "decide": lambda gate, question: gate.decide(question),
+    "adecide": lambda gate, question: asyncio.run(gate.adecide(question)),
+}
+DECIDE_BATCH = {
+    "decide_batch": lambda gate, questions, **options: gate.decide_batch(questions, **options),
+    "adecide_batch": lambda gate, questions, **options: asyncio.run(gate.adecide_batch(questions, **options)),
+}
+DRIVERS = {"run": run, "arun": lambda flow: asyncio.run(arun(flow))}
+
+
+@pytest.fixture(params=DECIDE)
+def decide(request):
+    return DECIDE[request.param]
+
+
+@pytest.fixture(params=DECIDE_BATCH)
+def decide_batch(request):
+    return DECIDE_BATCH[request.param]
+
+
+@pytest.fixture(params=DRIVERS)
+def drive(request):
+    return DRIVERS[request.param]
+
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_question_is_a_typed_error(scripted, bad):
+def test_a_bad_question_is_a_typed_error(scripted, decide, bad):
     gate = load_gate("ik", proxy=scripted)
     with pytest.raises(InvalidQuestionError) as caught:
-        gate.decide(bad)
+        decide(gate, bad)
     assert caught.value.hint
     assert scripted.calls == []
 
 
-async def test_async_calls_raise_the_same(scripted):
-    gate = load_gate("ik", proxy=scripted)
-    with pytest.raises(InvalidQuestionError):
-        await gate.adecide("")
-    found = await gate.adecide_batch(["who?", ""])
-    assert [d.error is None for d in found] == [True, False]
-
-
-def test_in_a_batch_only_that_item_fails(scripted):
-    found = load_gate("ik", proxy=scripted).decide_batch(["who?", *BAD, "what?"])
+def test_in_a_batch_only_that_item_fails(scripted, decide_batch):
+    found = decide_batch(load_gate("ik", proxy=scripted), ["who?", *BAD, "what?"])
     assert [d.error is None for d in found] == [True, *[False] * len(BAD), True]
     assert all(d.retrieve for d in found[1:-1])
     assert {d.error.type for d in found[1:-1]} == {"InvalidQuestionError"}
 
 
-def test_a_very_long_question_is_cut_with_a_warning(scripted):
+def test_a_very_long_question_is_cut_with_a_warning(scripted, decide):
     question = "why " * 25_000
-    d = load_gate("ik", proxy=scripted).decide(question)
+    d = decide(load_gate("ik", proxy=scripted), question)
     assert d.error is None
     assert len(d.question) <= 8_192
     assert "cut from 99,999" in d.warnings[0]
-    assert load_gate("constant:never").decide(question).warnings
+    assert decide(load_gate("constant:never"), question).warnings
 
 
-def test_lone_surrogates_do_not_break_json(scripted):
-    d = load_gate("ik", proxy=scripted).decide("who is \ud800 here?")
+def test_lone_surrogates_do_not_break_json(scripted, decide):
+    d = decide(load_gate("ik", proxy=scripted), "who is \ud800 here?")
     assert Decision.model_validate_json(d.model_dump_json()) == d
 
 
-def test_thresholds(scripted):
+def test_thresholds(scripted, decide_batch):
     gate = load_gate("ik", proxy=scripted)
-    each = gate.decide_batch(["a?", "a?", "a?"], threshold=[0.0, None, 1.5])
+    each = decide_batch(gate, ["a?", "a?", "a?"], threshold=[0.0, None, 1.5])
     assert [d.threshold for d in each] == [0.0, 0.5, 1.5]
     assert [d.retrieve for d in each][::2] == [False, True]
     with pytest.raises(ConfigurationError, match="not nan"):
-        gate.decide_batch(["a?"], threshold=float("nan"))
+        decide_batch(gate, ["a?"], threshold=float("nan"))
     with pytest.raises(ConfigurationError):
         load_gate("ik", threshold=-1)
     with pytest.raises(ConfigurationError, match="list of questions"):
-        gate.decide_batch("one string")
+        decide_batch(gate, "one string")
 
 
 class Own:
@@ -72,21 +93,60 @@ class Own:
         return self.decide_batch(questions)
 
 
-async def test_adapters_accept_the_users_own_gate():
+def test_adapters_accept_the_users_own_gate(drive):
     own = as_gate(Own())
-    assert decide_safely(own, ["a"], threshold=[0.3], drafts=[None])[0].p_known == 0.9
-    assert (await adecide_safely(own, ["a"]))[0].p_known == 0.9
-    failed = decide_safely(own, ["RAISE", "b"])
+    assert drive(deciding(own, ["a"], threshold=[0.3], drafts=[None]))[0].p_known == 0.9
+    assert drive(deciding(own, ["a"]))[0].p_known == 0.9
+    failed = drive(deciding(own, ["RAISE", "b"]))
     assert [d.retrieve for d in failed] == [True, True]
     assert failed[0].error.message == "own failure"
-    assert (await adecide_safely(own, ["RAISE"]))[0].retrieve
     with pytest.raises(ConfigurationError, match="decide_batch"):
         as_gate(object())
 
 
-def test_a_gate_that_returns_too_few_retrieves():
+def test_a_gate_that_returns_too_few_retrieves(drive):
     class Short(Own):
         def decide_batch(self, questions):
             return []
 
-    assert decide_safely(Short(), ["a", "b"])[1].retrieve
+    assert drive(deciding(Short(), ["a", "b"]))[1].retrieve
+
+
+def test_a_gate_that_is_told_to_raise_does(drive):
+    class Strict(Own):
+        on_error = "raise"
+
+    with pytest.raises(RuntimeError, match="own failure"):
+        drive(deciding(Strict(), ["RAISE"]))
+
+
+class Remembering(Own):
+    """Remembers the options that it was given."""
+
+    def decide_batch(self, questions, *, drafts=None, threshold=None):
+        self.given = drafts, threshold
+        return super().decide_batch(questions)
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+
+def test_a_gate_gets_what_it_takes_and_nothing_that_was_not_given(drive):
+    gate = Remembering()
+    draft = Draft(text="d")
+    drive(deciding(gate, ["a", "b"], drafts=[draft, None], threshold=[None, None], other=3))
+    assert gate.given == ([draft, None], None)
+
+
+def test_drafting_fails_as_the_gate_does(drive):
+    def drafting(error):
+        draft = yield Call(lambda: Draft(text="d"), None)
+        if error is not None:
+            raise error
+        return [draft]
+
+    gate = Remembering()
+    assert not drive(deciding(gate, ["a"], drafting=drafting(None)))[0].retrieve
+    assert gate.given[0] == [Draft(text="d")]
+    (failed,) = drive(deciding(gate, ["a"], drafting=drafting(OSError("no disk"))))
+    assert (failed.retrieve, failed.error.message) == (True, "no disk")

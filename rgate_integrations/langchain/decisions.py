@@ -6,14 +6,21 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
+from rgate_integrations.flow import Flow, arun, run
 from rgate_integrations.langchain.questions import question_of
 
 try:
-    from langchain_core.decisions import BaseDecisionModel, Choice, ChoiceAnswer, ClassifierResponse, Noul
-    from langchain_core.decisions import NoulAnswer as _NoulAnswer
+    from langchain_core.decisions import (
+        BaseDecisionModel,
+        Choice,
+        ChoiceAnswer,
+        ClassifierResponse,
+        Noul,
+        NoulAnswer,
+    )
 except ImportError as error:
     raise MissingDependencyError(
         "This langchain-core has no decision models.",
@@ -27,7 +34,7 @@ ROUTE = Choice(
 )
 
 
-class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]
+class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy, which reads an older langchain-core
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
     The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
@@ -58,34 +65,30 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]
         return "rgate"
 
     def _classify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        asked = _checked(questions)
-        return self._response(decide_safely(self.gate, [question_of(state)])[0], asked)
+        return run(self._classifying(state, questions))
 
     async def _aclassify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        asked = _checked(questions)
-        return self._response((await adecide_safely(self.gate, [question_of(state)]))[0], asked)
+        return await arun(self._classifying(state, questions))
 
-    def _response(self, decision: Decision, questions: dict[str, Any]) -> ClassifierResponse:
-        known = decision.p_known
-        answers: dict[str, Any] = {}
+    def _classifying(self, state: Any, questions: dict[str, Any]) -> Flow[ClassifierResponse]:
         for name, question in questions.items():
-            if isinstance(question, Noul):
-                answers[name] = _NoulAnswer(type="noul", noul=known)
-            else:
-                answers[name] = ChoiceAnswer(
-                    type="choice",
-                    choice="retrieve" if decision.retrieve else "direct",
-                    probabilities={"retrieve": 1 - known, "direct": known},
-                    confidence=1 - known if decision.retrieve else known,
+            if question not in (KNOWS, ROUTE):
+                raise ConfigurationError(
+                    f"The question {name!r} is not one that a retrieval gate can answer.",
+                    hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
+        (decision,) = yield from deciding(self.gate, [question_of(state)])
+        answers = {name: _answer(decision, question) for name, question in questions.items()}
         return ClassifierResponse(model=self.model, answers=answers)
 
 
-def _checked(questions: dict[str, Any]) -> dict[str, Any]:
-    for name, question in questions.items():
-        if question not in (KNOWS, ROUTE):
-            raise ConfigurationError(
-                f"The question {name!r} is not one that a retrieval gate can answer.",
-                hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
-            )
-    return questions
+def _answer(decision: Decision, question: Any) -> Any:
+    known = decision.p_known
+    if isinstance(question, Noul):
+        return NoulAnswer(type="noul", noul=known)
+    return ChoiceAnswer(
+        type="choice",
+        choice="retrieve" if decision.retrieve else "direct",
+        probabilities={"retrieve": 1 - known, "direct": known},
+        confidence=1 - known if decision.retrieve else known,
+    )

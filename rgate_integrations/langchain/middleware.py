@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NotRequired
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.router import EVENT
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.langchain.events import EVENT, event_of
+from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -45,27 +46,22 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     state_schema = RetrievalGateState
 
-    def __init__(self, gate: RetrievalGate | Any = None, *, tools: Sequence[str]) -> None:
+    def __init__(
+        self, gate: RetrievalGate | DecidesBatches | str | None = None, *, tools: Sequence[str]
+    ) -> None:
         super().__init__()
         if isinstance(tools, str) or not tools:
             raise ConfigurationError("tools is a list of tool names.", hint='tools=["search_docs"]')
-        self.gate = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
+        self.gate = as_retrieval_gate(gate)
         self.hidden = frozenset(tools)
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
         """Decide for the last human message."""
-        decision = self.gate.invoke(state["messages"])
-        update = _update(decision)
-        with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
-            dispatch_custom_event(EVENT, update["retrieval_decision"])
-        return update
+        return run(self._deciding(state["messages"]))
 
     async def abefore_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
         """Decide for the last human message without blocking the event loop."""
-        update = _update(await self.gate.ainvoke(state["messages"]))
-        with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
-            await adispatch_custom_event(EVENT, update["retrieval_decision"])
-        return update
+        return await arun(self._deciding(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
         """Hide the retrieval tools when the question is known."""
@@ -87,6 +83,13 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         """Answer a stray call to a hidden tool without searching."""
         return self._stray(request) or await handler(request)
 
+    def _deciding(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
+        decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
+        shown = event_of(decision)
+        with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
+            yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, shown)
+        return {"retrieval_decision": shown}
+
     def _visible(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if not _known(request.state):
             return request
@@ -98,11 +101,6 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if call["name"] not in self.hidden or not _known(request.state):
             return None
         return ToolMessage(KNOWN, tool_call_id=call["id"], name=call["name"])
-
-
-def _update(decision: Decision) -> dict[str, Any]:
-    names = {"question", "retrieve", "p_known", "threshold", "reason", "gate"}
-    return {"retrieval_decision": decision.model_dump(mode="json", include=names)}
 
 
 def _known(state: Any) -> bool:

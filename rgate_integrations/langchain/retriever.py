@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,40 +9,16 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, SkipValidation, field_validator
 
-from rgate_integrations import speculative as searching
-from rgate_integrations.calling import DecidesBatches, adecide_safely, as_gate, decide_safely
-from rgate_integrations.claims import QueryPlan, plan_queries
-from rgate_integrations.decision import Decision
-from rgate_integrations.index import PassageIndex
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.claims import QueryPlan
+from rgate_integrations.claims.plan import Query, planning
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
+from rgate_integrations.index import Retriever
 from rgate_integrations.index.fusion import fuse
-
-
-class IndexRetriever(BaseRetriever):
-    """A `PassageIndex` as a LangChain retriever.
-
-    Attributes:
-        index: The index.
-        k: Documents a query; ``invoke(..., k=)`` overrides it.
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    index: PassageIndex
-    k: int = Field(default=4, ge=1)
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
-    ) -> list[Document]:
-        return [
-            Document(
-                id=hit.passage.id,
-                page_content=hit.passage.text,
-                metadata={**hit.passage.metadata, "title": hit.passage.title, "score": hit.score},
-            )
-            for hit in self.index.search([query], k or self.k)[0]
-        ]
+from rgate_integrations.langchain.drafts import ChatDrafter
 
 
 class GatedRetriever(BaseRetriever):
@@ -54,10 +29,10 @@ class GatedRetriever(BaseRetriever):
 
     Attributes:
         retriever: The guarded retriever; all queries of a question are searched as one batch.
-        gate: A gate, or what `load_gate` takes.
-        k: Greatest number of documents; None for no limit. ``invoke(..., k=)`` overrides it.
+        gate: A gate, what `load_gate` takes, or None for the default gate.
+        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it.
         always_include_question: Whether the question itself is always searched.
-        max_queries: Greatest number of queries a question.
+        max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones.
         speculative: Start searching the question while the gate decides. When it is known the search is
             cancelled or its result dropped, and what it raises is logged only.
@@ -67,13 +42,13 @@ class GatedRetriever(BaseRetriever):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     retriever: BaseRetriever
-    gate: Any = None
+    gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = True
     speculative: bool = False
-    drafter: Any = None
+    drafter: ChatDrafter | None = None
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -83,68 +58,106 @@ class GatedRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        if not self.speculative:
-            plan = self._plan(self._decide(query, config))
-            found = self.retriever.batch([q.text for q in plan.queries], config) if plan.queries else []
-            return self._fused(plan, found, k)
-        search = searching.start(self.retriever.invoke, query, config)
-        plan = self._plan(self._decide(query, config))
-        early = next((i for i, q in enumerate(plan.queries) if q.text == query), None)
-        if early is None:
-            searching.drop(search)
-            queries = [q.text for q in plan.queries]
-            return self._fused(plan, self.retriever.batch(queries, config) if queries else [], k)
-        others = [q.text for q in plan.queries if q.text != query]
-        rest = self.retriever.batch(others, config) if others else []
-        return self._fused(plan, [*rest[:early], search.result(), *rest[early:]], k)
+        return run(self._retrieving(query, {"callbacks": run_manager.get_child()}, k))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        config: RunnableConfig = {"callbacks": run_manager.get_child()}
-        search = asyncio.ensure_future(self.retriever.ainvoke(query, config)) if self.speculative else None
+        return await arun(self._retrieving(query, {"callbacks": run_manager.get_child()}, k))
+
+    def _retrieving(self, question: str, config: RunnableConfig, k: int | None) -> Flow[list[Document]]:
+        search = None
+        if self.speculative:
+            search = yield Start(Call(self.retriever.invoke, self.retriever.ainvoke, question, config))
         try:
-            drafts = None
+            drafting = None
             if self.drafter is not None:
-                drafts = await self.drafter.adraft([query], config)
-            decision = (await adecide_safely(self.gate, [query], drafts=drafts))[0]
-            plan = await asyncio.to_thread(self._plan, decision)
-            early = next((i for i, q in enumerate(plan.queries) if q.text == query and search), None)
-            others = [q.text for i, q in enumerate(plan.queries) if i != early]
-            found = await self.retriever.abatch(others, config) if others else []
-            if early is not None and search is not None:
-                found = [*found[:early], await search, *found[early:]]
-            return self._fused(plan, found, k)
+                drafting = self.drafter.drafting([question], [config])
+            decisions = yield from deciding(self.gate, [question], drafting=drafting)
+            (plan,) = yield from planning(
+                decisions,
+                gate=self.gate if self.filter_claims else None,
+                always_include_question=self.always_include_question,
+                max_queries=self.max_queries,
+            )
+            results = yield from self._searching(plan, question, search, config)
         finally:
             if search is not None:
-                searching.drop(search)
+                search.drop()
+        return _fused(plan, results, k or self.k)
 
-    def _decide(self, query: str, config: RunnableConfig) -> Decision:
-        drafts = self.drafter.draft([query], config) if self.drafter is not None else None
-        return decide_safely(self.gate, [query], drafts=drafts)[0]
+    def _searching(
+        self, plan: QueryPlan, question: str, search: Background | None, config: RunnableConfig
+    ) -> Flow[list[list[Document]]]:
+        """Return what each query of the plan finds; the search that is under way already is not made again."""
+        queries = [query.text for query in plan.queries]
+        under_way = None
+        if search is not None and question in queries:
+            under_way = queries.index(question)
+            del queries[under_way]
+        results: list[list[Document]] = []
+        if queries:
+            results = yield Call(self.retriever.batch, self.retriever.abatch, queries, config)
+        if search is not None and under_way is not None:
+            found = yield search
+            results = [*results[:under_way], found, *results[under_way:]]
+        return results
 
-    def _plan(self, decision: Decision) -> QueryPlan:
-        return plan_queries(
-            [decision],
-            gate=self.gate if self.filter_claims else None,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )[0]
 
-    def _fused(self, plan: QueryPlan, found: Sequence[Sequence[Document]], k: int | None) -> list[Document]:
-        marked = [
-            [
-                document.model_copy(
-                    update={
-                        "metadata": {
-                            **document.metadata,
-                            "rgate": {"query": query.text, "claim": query.claim, "rank": rank},
-                        }
-                    }
-                )
-                for rank, document in enumerate(documents, start=1)
-            ]
-            for query, documents in zip(plan.queries, found, strict=True)
+class IndexRetriever(BaseRetriever):
+    """An index of this package as a LangChain retriever.
+
+    Args:
+        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
+        k: Documents a query; ``invoke(..., k=)`` overrides it.
+
+    Raises:
+        ConfigurationError: The index has no such method.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: SkipValidation[Retriever]
+    k: int = Field(default=4, ge=1)
+
+    def __init__(self, *, index: Retriever, **fields: Any) -> None:
+        # Not in a validator: pydantic would turn the error into one of its own.
+        if not callable(getattr(index, "search", None)):
+            raise ConfigurationError(
+                f"An index needs the method search(queries, k); {type(index).__name__} has none.",
+                hint="Pass a PassageIndex, BM25Index or HybridIndex, or an object with that method.",
+            )
+        fields["index"] = index
+        super().__init__(**fields)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        (hits,) = self.index.search([query], k or self.k)
+        return [
+            Document(
+                id=hit.passage.id,
+                page_content=hit.passage.text,
+                metadata={**hit.passage.metadata, "title": hit.passage.title, "score": hit.score},
+            )
+            for hit in hits
         ]
-        return fuse(marked, key=lambda d: d.id or d.page_content, k=k or self.k)
+
+
+def _fused(plan: QueryPlan, results: Sequence[Sequence[Document]], k: int | None) -> list[Document]:
+    marked = [_marked(query, documents) for query, documents in zip(plan.queries, results, strict=True)]
+    return fuse(marked, key=_identity, k=k)
+
+
+def _marked(query: Query, documents: Sequence[Document]) -> list[Document]:
+    """Return copies of the documents that say which query found them, and at which rank."""
+    copies = []
+    for rank, document in enumerate(documents, start=1):
+        found_by = {"query": query.text, "claim": query.claim, "rank": rank}
+        metadata = {**document.metadata, "rgate": found_by}
+        copies.append(document.model_copy(update={"metadata": metadata}))
+    return copies
+
+
+def _identity(document: Document) -> str:
+    return document.id or document.page_content

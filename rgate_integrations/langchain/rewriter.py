@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
-
-from rgate_integrations.claims import QueryPlan, plan_queries
+from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.claims import QueryPlan
+from rgate_integrations.claims.plan import planning
 from rgate_integrations.claims.rewriter import Rewriter
-from rgate_integrations.langchain.gate import RetrievalGate
+from rgate_integrations.decision import Decision
+from rgate_integrations.flow import Flow
+from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.runnable import Batch, BatchCall, FlowRunnable
 
 
-class ClaimQueryRewriter(Runnable[Any, Any]):
+class ClaimQueryRewriter(FlowRunnable[Any]):
     """A runnable from a question to search queries: the question and the unknown claims of the draft.
 
-    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries.
+    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
+    call of the gate for the questions, and one for all their claims.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
         rewriter: Makes the claims; sentence by sentence when None.
         plan: Return the `QueryPlan`, which says why each claim was kept or dropped, instead of a list of strings.
         always_include_question: Whether the question itself is always a query.
-        max_queries: Greatest number of queries a question.
+        max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Example:
@@ -32,7 +35,7 @@ class ClaimQueryRewriter(Runnable[Any, Any]):
 
     def __init__(
         self,
-        gate: RetrievalGate | Any = None,
+        gate: RetrievalGate | DecidesBatches | str | None = None,
         *,
         rewriter: Rewriter | None = None,
         plan: bool = False,
@@ -40,10 +43,11 @@ class ClaimQueryRewriter(Runnable[Any, Any]):
         max_queries: int = 6,
         filter_claims: bool = True,
     ) -> None:
-        self.gate = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
+        self.gate = as_retrieval_gate(gate)
         self.rewriter = rewriter
         self.plan = plan
-        self.options = {"always_include_question": always_include_question, "max_queries": max_queries}
+        self.always_include_question = always_include_question
+        self.max_queries = max_queries
         self.filter_claims = filter_claims
 
     @property
@@ -51,37 +55,19 @@ class ClaimQueryRewriter(Runnable[Any, Any]):
         """The type of the output."""
         return QueryPlan if self.plan else list[str]
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Rewrite one question."""
-        return self._call_with_config(
-            lambda value, config: self._plans([self.gate.invoke(value, config)])[0], input, config
+    def flow(self, batch: Batch) -> Flow[list[Any]]:
+        """Decide for a batch, then plan the queries of the unknown questions."""
+        decisions: list[Decision | Exception]
+        decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        decided = {place: found for place, found in enumerate(decisions) if isinstance(found, Decision)}
+        plans = yield from planning(
+            list(decided.values()),
+            gate=self.gate.gate if self.filter_claims else None,
+            rewriter=self.rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
         )
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Rewrite one question without blocking the event loop."""
-
-        async def run(value: Any, run_manager: Any, config: RunnableConfig) -> Any:
-            import asyncio
-
-            decision = await self.gate.ainvoke(value, config)
-            return (await asyncio.to_thread(self._plans, [decision]))[0]
-
-        return await self._acall_with_config(run, input, config)
-
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[Any]:
-        """Rewrite a batch: one call of the gate for the questions, and one for all their claims."""
-        decisions: Sequence[Any] = self.gate.batch(inputs, config, return_exceptions=return_exceptions)
-        plans = iter(self._plans([d for d in decisions if not isinstance(d, Exception)]))
-        return [d if isinstance(d, Exception) else next(plans) for d in decisions]
-
-    def _plans(self, decisions: Sequence[Any]) -> list[Any]:
-        judge = self.gate.gate if self.filter_claims else None
-        plans = plan_queries(decisions, gate=judge, rewriter=self.rewriter, **self.options)  # type: ignore[arg-type]
-        return list(plans) if self.plan else [[q.text for q in plan.queries] for plan in plans]
+        results: list[Any] = list(decisions)  # an input without a question keeps its exception
+        for place, plan in zip(decided, plans, strict=True):
+            results[place] = plan if self.plan else [query.text for query in plan.queries]
+        return results

@@ -1,12 +1,10 @@
-"""The router: one gate call a batch, each arm run as a batch, streams kept alive."""
+"""`RetrievalRouter`: one gate call a batch, each arm run as a batch, streams kept alive."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
@@ -17,32 +15,33 @@ from langchain_core.callbacks import (
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import patch_config
-from langchain_core.runnables.graph import Graph
+from langchain_core.runnables.graph import Graph, Node
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 
-from rgate_integrations import speculative as searching
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from rgate_integrations.langchain.gate import RetrievalGate
-
-EVENT = "retrieval_gate"
+from rgate_integrations.flow import Background, Call, Each, Flow, Start, arun, run
+from rgate_integrations.langchain.events import EVENT, event_of
+from rgate_integrations.langchain.runnable import Batch, BatchCall, FlowRunnable
 
 
-class RetrievalRouter(Runnable[Any, Any]):
+class RetrievalRouter(FlowRunnable[Any]):
     """Sends each input to the retrieve arm or the direct arm, as `RetrievalGate.route` made it.
 
     A batch makes one call of the gate, whatever its size, and one batch of each arm; the order is kept.
     Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
     ``retrieval_gate``; the chosen arm's run has the tag ``retrieve`` or ``direct``.
 
+    A speculative router searches while the gate decides when it has a single input: invoked, streamed, or in a
+    batch of one. In a batch of several the gate decides first, in its one call, and then only the unknown questions
+    are searched: one shared decision is too short to be worth searching for questions that are known.
+
     Args:
-        gate: Decides.
+        gate: Decides; a `RetrievalGate`.
         retrieve: Arm for unknown questions.
         direct: Arm for known questions.
-        speculative: Run the first step of the retrieve arm, the retriever's, while the gate decides. For known
-            questions it is cancelled or its result dropped, and what it raises is logged only.
+        speculative: Run the first step of the retrieve arm, the retriever's, while the gate decides. For a known
+            question it is cancelled or its result dropped, and what it raises is logged only.
 
     Raises:
         ConfigurationError: ``speculative``, and the retrieve arm is not a sequence of steps.
@@ -50,7 +49,7 @@ class RetrievalRouter(Runnable[Any, Any]):
 
     def __init__(
         self,
-        gate: RetrievalGate,
+        gate: Runnable[Any, Decision],
         *,
         retrieve: RunnableLike[Any, Any],
         direct: RunnableLike[Any, Any],
@@ -60,16 +59,17 @@ class RetrievalRouter(Runnable[Any, Any]):
         self.retrieve: Runnable[Any, Any] = coerce_to_runnable(retrieve)
         self.direct: Runnable[Any, Any] = coerce_to_runnable(direct)
         self.speculative = speculative
+        # What is run while the gate decides, and the steps of the retrieve arm that go on with what it found.
         self._first: Runnable[Any, Any] | None = None
-        self._rest = self.retrieve
+        self._rest: Runnable[Any, Any] = self.retrieve
         if speculative:
-            self._first, self._rest = _steps(self.retrieve)
+            self._first, self._rest = _split(self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The specs of the gate and of both arms."""
-        parts: list[Runnable[Any, Any]] = [self.gate, self.retrieve, self.direct]
-        return get_unique_config_specs(spec for part in parts for spec in part.config_specs)
+        specs = [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
+        return get_unique_config_specs(specs)
 
     @property
     def InputType(self) -> Any:
@@ -85,53 +85,15 @@ class RetrievalRouter(Runnable[Any, Any]):
         """Return a graph of the gate and both arms."""
         graph = Graph()
         gate = graph.add_node(self.gate)
-        end = None
+        ends = []
         for name, arm in (("retrieve", self.retrieve), ("direct", self.direct)):
-            inner = arm.get_graph(config)
-            inner.trim_first_node()
-            inner.trim_last_node()
-            first, last = graph.extend(inner, prefix=name) if inner.nodes else (None, None)
-            if first is None or last is None:
-                node = graph.add_node(arm, id=f"{name}:{arm.get_name()}")
-                first = last = node
+            first, last = _drawn(graph, name, arm, config)
             graph.add_edge(gate, first, data=name, conditional=True)
-            end = end or graph.add_node(self.get_output_schema(config))
-            graph.add_edge(last, end)
+            ends.append(last)
+        output = graph.add_node(self.get_output_schema(config))
+        for last in ends:
+            graph.add_edge(last, output)
         return graph
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Decide, then run the chosen arm."""
-        return self._call_with_config(self._invoke, input, config, **kwargs)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """Decide, then run the chosen arm."""
-        return await self._acall_with_config(self._ainvoke, input, config, **kwargs)
-
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[Any]:
-        """Decide for all inputs in one call of the gate, then run each arm on its share as a batch."""
-        return self._batch_with_config(
-            self._batch, inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
-
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[Any]:
-        """Decide for all inputs in one call of the gate, then run each arm on its share as a batch."""
-        return await self._abatch_with_config(
-            self._abatch, inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """Decide, then stream the chosen arm."""
@@ -157,152 +119,104 @@ class RetrievalRouter(Runnable[Any, Any]):
         async for chunk in self._atransform_stream_with_config(input, self._atransform, config, **kwargs):
             yield chunk
 
-    # --- each call style runs the shares that one call of the gate has made -------------------------------
-
-    def _invoke(
-        self, value: Any, run_manager: CallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
-    ) -> Any:
-        share = self._decide([value], [run_manager], [config], kwargs).only
-        return share.arm.invoke(share.values[0], share.configs[0], **share.kwargs)
-
-    async def _ainvoke(
-        self, value: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig, **kwargs: Any
-    ) -> Any:
-        share = (await self._adecide([value], [run_manager], [config], kwargs)).only
-        return await share.arm.ainvoke(share.values[0], share.configs[0], **share.kwargs)
-
-    def _batch(
-        self,
-        values: list[Any],
-        run_manager: list[CallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        **kwargs: Any,
-    ) -> list[Any]:
-        routed = self._decide(values, run_manager, config, kwargs)
-        for share in routed.shares:
-            found = share.arm.batch(share.values, share.configs, return_exceptions=True, **share.kwargs)
-            routed.take(share, found)
-        return routed.results
-
-    async def _abatch(
-        self,
-        values: list[Any],
-        run_manager: list[AsyncCallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        **kwargs: Any,
-    ) -> list[Any]:
-        routed = await self._adecide(values, run_manager, config, kwargs)
-
-        async def run(share: _Share) -> None:
-            routed.take(
-                share,
-                await share.arm.abatch(share.values, share.configs, return_exceptions=True, **share.kwargs),
-            )
-
-        await asyncio.gather(*(run(share) for share in routed.shares))
-        return routed.results
+    def flow(self, batch: Batch) -> Flow[list[Any]]:
+        """Decide for a batch in one call of the gate, then run each arm on its share."""
+        if len(batch.inputs) > 1:
+            return (yield from self._answering_several(batch))
+        task = yield from self._choosing(batch)
+        answer = yield Call(task.arm.invoke, task.arm.ainvoke, task.input, task.config, **task.options)
+        return [answer]
 
     def _transform(
         self,
         values: Iterator[Any],
         run_manager: CallbackManagerForChainRun,
         config: RunnableConfig,
-        **kwargs: Any,
+        **options: Any,
     ) -> Iterator[Any]:
-        share = self._decide([_joined(list(values))], [run_manager], [config], kwargs).only
-        yield from share.arm.stream(share.values[0], share.configs[0], **share.kwargs)
+        value = _joined(list(values))
+        task = run(self._choosing(Batch([value], [config], [run_manager], options)))
+        yield from task.arm.stream(task.input, task.config, **task.options)
 
     async def _atransform(
         self,
         values: AsyncIterator[Any],
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
-        **kwargs: Any,
+        **options: Any,
     ) -> AsyncIterator[Any]:
         value = _joined([v async for v in values])
-        share = (await self._adecide([value], [run_manager], [config], kwargs)).only
-        async for chunk in share.arm.astream(share.values[0], share.configs[0], **share.kwargs):
+        task = await arun(self._choosing(Batch([value], [config], [run_manager], options)))
+        async for chunk in task.arm.astream(task.input, task.config, **task.options):
             yield chunk
 
-    # --- one call of the gate, for the whole batch ---------------------------------------------------------
+    def _deciding(self, batch: Batch) -> Flow[list[Decision | Exception]]:
+        """Ask the gate once for the whole batch, and tell listeners what it decided."""
+        decisions: list[Decision | Exception]
+        decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        for decision, config in zip(decisions, batch.children(), strict=True):
+            if isinstance(decision, Decision):
+                yield Call(
+                    dispatch_custom_event, adispatch_custom_event, EVENT, event_of(decision), config=config
+                )
+        return decisions
 
-    def _decide(
-        self,
-        values: list[Any],
-        managers: Sequence[CallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        kwargs: dict[str, Any],
-    ) -> _Routed:
-        search = None
+    def _choosing(self, batch: Batch) -> Flow[_Task]:
+        """Decide for a batch of one, searching meanwhile if this router is speculative.
+
+        Raises:
+            InvalidQuestionError: There is no question in the input.
+        """
+        search: Background | None = None
         if self._first is not None:
-            configs = _children(config, managers, "retrieve")
-            search = searching.start(
-                partial(self._first.batch, values, configs, return_exceptions=True, **kwargs)
+            (config,) = batch.children("retrieve")
+            search = yield Start(
+                Call(self._first.invoke, self._first.ainvoke, batch.inputs[0], config, **batch.options)
             )
         try:
-            gate = _children(config, managers, "gate")
-            decisions = self.gate.batch(values, gate, return_exceptions=True)
-            for decision, inner in zip(decisions, _children(config, managers), strict=True):
-                if isinstance(decision, Decision):
-                    dispatch_custom_event(EVENT, _event(decision), config=inner)
-            early = search.result() if search is not None and _any_unknown(decisions) else None
+            (decision,) = yield from self._deciding(batch)
+            if isinstance(decision, Exception):
+                raise decision
+            config = _arm_config(batch, 0, decision)
+            if not decision.retrieve:
+                return _Task(self.direct, batch.inputs[0], config, batch.options)
+            if search is None:
+                return _Task(self.retrieve, batch.inputs[0], config, batch.options)
+            found = yield search
+            return _Task(self._rest, found, config, {})  # the first step had the options
         finally:
             if search is not None:
-                searching.drop(search)
-        return self._routed(values, decisions, early, managers, config, kwargs)
+                search.drop()
 
-    async def _adecide(
-        self,
-        values: list[Any],
-        managers: Sequence[AsyncCallbackManagerForChainRun],
-        config: list[RunnableConfig],
-        kwargs: dict[str, Any],
-    ) -> _Routed:
-        search = None
-        if self._first is not None:
-            configs = _children(config, managers, "retrieve")
-            search = asyncio.ensure_future(
-                self._first.abatch(values, configs, return_exceptions=True, **kwargs)
-            )
-        try:
-            gate = _children(config, managers, "gate")
-            decisions = await self.gate.abatch(values, gate, return_exceptions=True)
-            for decision, inner in zip(decisions, _children(config, managers), strict=True):
-                if isinstance(decision, Decision):
-                    await adispatch_custom_event(EVENT, _event(decision), config=inner)
-            early = await search if search is not None and _any_unknown(decisions) else None
-        finally:
-            if search is not None:
-                searching.drop(search)
-        return self._routed(values, decisions, early, managers, config, kwargs)
+    def _answering_several(self, batch: Batch) -> Flow[list[Any]]:
+        """Decide for a batch, then run both arms, each on its share as one batch."""
+        decisions = yield from self._deciding(batch)
+        retrieve, direct = _Share(self.retrieve), _Share(self.direct)
+        for place, decision in enumerate(decisions):
+            if isinstance(decision, Decision):
+                share = retrieve if decision.retrieve else direct
+                share.places.append(place)
+                share.inputs.append(batch.inputs[place])
+                share.configs.append(_arm_config(batch, place, decision))
+        shares = [share for share in (retrieve, direct) if share.places]
+        answers = yield Each(
+            [BatchCall(share.arm, share.inputs, share.configs, **batch.options) for share in shares]
+        )
+        results: list[Any] = list(decisions)  # an input without a question keeps its exception
+        for share, found in zip(shares, answers, strict=True):
+            for place, answer in zip(share.places, found, strict=True):
+                results[place] = answer
+        return results
 
-    def _routed(
-        self,
-        values: list[Any],
-        decisions: Sequence[Any],
-        early: Sequence[Any] | None,
-        managers: Sequence[Any],
-        config: Sequence[RunnableConfig],
-        kwargs: dict[str, Any],
-    ) -> _Routed:
-        """Sort the inputs by arm; ``early`` holds what the first step found, for the steps after it."""
-        retrieve = _Share(self._rest, {} if early is not None else kwargs)
-        direct = _Share(self.direct, kwargs)
-        routed = _Routed([None] * len(values), [retrieve, direct])
-        for i, decision in enumerate(decisions):
-            if not isinstance(decision, Decision):
-                routed.results[i] = decision  # what could not be read stays its exception
-                continue
-            value = early[i] if early is not None and decision.retrieve else values[i]
-            if isinstance(value, Exception):
-                routed.results[i] = value
-                continue
-            share, tag = (retrieve, "retrieve") if decision.retrieve else (direct, "direct")
-            share.places.append(i)
-            share.values.append(value)
-            share.configs.append(_child(config[i], managers[i], tag, decision))
-        routed.shares = [share for share in routed.shares if share.places]
-        return routed
+
+@dataclass(frozen=True)
+class _Task:
+    """What is left to do for a single input once it is decided."""
+
+    arm: Runnable[Any, Any]
+    input: Any
+    config: RunnableConfig
+    options: dict[str, Any]
 
 
 @dataclass
@@ -310,32 +224,13 @@ class _Share:
     """The inputs of a batch that go to one arm, with their places in the batch."""
 
     arm: Runnable[Any, Any]
-    kwargs: dict[str, Any]
     places: list[int] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
     configs: list[RunnableConfig] = field(default_factory=list)
 
 
-@dataclass
-class _Routed:
-    """A decided batch: the exceptions of inputs that reach no arm, and each arm's share."""
-
-    results: list[Any]
-    shares: list[_Share]
-
-    @property
-    def only(self) -> _Share:
-        """The share of a batch of one; its exception is raised."""
-        if not self.shares:
-            raise self.results[0]
-        return self.shares[0]
-
-    def take(self, share: _Share, found: Sequence[Any]) -> None:
-        for i, result in zip(share.places, found, strict=True):
-            self.results[i] = result
-
-
-def _steps(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
+def _split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
+    """Split a sequence into its first step and the rest."""
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
             f"A speculative router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
@@ -345,31 +240,32 @@ def _steps(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, A
     return first, rest[0] if len(rest) == 1 else RunnableSequence(*rest)
 
 
-def _any_unknown(decisions: Sequence[Any]) -> bool:
-    return any(isinstance(d, Decision) and d.retrieve for d in decisions)
-
-
-def _event(decision: Decision) -> dict[str, Any]:
-    names = {"question", "retrieve", "p_known", "threshold", "reason", "gate"}
-    return decision.model_dump(mode="json", include=names)
-
-
-def _children(
-    config: Sequence[RunnableConfig], managers: Sequence[Any], tag: str | None = None
-) -> list[RunnableConfig]:
-    return [patch_config(c, callbacks=m.get_child(tag)) for c, m in zip(config, managers, strict=True)]
-
-
-def _child(config: RunnableConfig, manager: Any, tag: str, decision: Decision) -> RunnableConfig:
-    child = patch_config(config, callbacks=manager.get_child(tag))
-    child["tags"] = [*child.get("tags", []), tag]
+def _arm_config(batch: Batch, place: int, decision: Decision) -> RunnableConfig:
+    """Return the config an arm runs with: its tag, what was decided, and the draft to go on with if there is one."""
+    tag = "retrieve" if decision.retrieve else "direct"
     metadata: dict[str, Any] = {"retrieve": decision.retrieve, "p_known": decision.p_known}
-    if not decision.retrieve and decision.draft is not None and decision.draft.source == "llm":
-        metadata["draft"] = (
-            decision.draft.text
-        )  # the beginning of the answer, for models that can go on with it
-    child["metadata"] = {**child.get("metadata", {}), **metadata}
-    return child
+    draft = decision.draft
+    if not decision.retrieve and draft is not None and draft.source == "llm":
+        metadata["draft"] = draft.text  # the beginning of the answer, for models that can go on with it
+    config = patch_config(batch.configs[place], callbacks=batch.managers[place].get_child(tag))
+    config["tags"] = [*config.get("tags", []), tag]
+    config["metadata"] = {**config.get("metadata", {}), **metadata}
+    return config
+
+
+def _drawn(
+    graph: Graph, name: str, arm: Runnable[Any, Any], config: RunnableConfig | None
+) -> tuple[Node, Node]:
+    """Add an arm to a graph; returns its first and last node."""
+    inner = arm.get_graph(config)
+    inner.trim_first_node()
+    inner.trim_last_node()
+    if inner.nodes:
+        first, last = graph.extend(inner, prefix=name)
+        if first is not None and last is not None:
+            return first, last
+    node = graph.add_node(arm, id=f"{name}:{arm.get_name()}")
+    return node, node
 
 
 def _joined(chunks: Sequence[Any]) -> Any:

@@ -1,0 +1,160 @@
+"""`FlowRunnable`: a runnable whose logic is one flow over a batch, whichever way it is called.
+
+`BatchCall` is the step in which such a flow runs other runnables.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import patch_config
+
+from rgate_integrations.flow import Call, Flow, arun, run
+
+_Output = TypeVar("_Output")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one call of a runnable brings; a single input is a batch of one.
+
+    Attributes:
+        inputs: The inputs.
+        configs: The config of each input.
+        managers: The callback manager of each input's run.
+        options: The keyword arguments of the call.
+    """
+
+    inputs: list[Any]
+    configs: list[RunnableConfig]
+    managers: list[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def children(self, tag: str | None = None) -> list[RunnableConfig]:
+        """Return a config for each input that makes what runs with it a child run, with a tag if one is given."""
+        return [
+            patch_config(config, callbacks=manager.get_child(tag))
+            for config, manager in zip(self.configs, self.managers, strict=True)
+        ]
+
+
+class FlowRunnable(Runnable[Any, _Output]):
+    """A runnable that has one method, `flow`: invoke, batch and their async forms all drive it.
+
+    Each input has a run of its own in traces, also in a batch.
+    """
+
+    @abstractmethod
+    def flow(self, batch: Batch) -> Flow[Sequence[_Output | Exception]]:
+        """Work on a batch.
+
+        Returns:
+            One result an input, in order: the output, or the exception that concerns this input only.
+        """
+
+    @property
+    def InputType(self) -> Any:
+        """The type of the input."""
+        return Any
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> _Output:
+        """Run on one input."""
+        return self._call_with_config(self._one, input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> _Output:
+        """Run on one input without blocking the event loop."""
+        return await self._acall_with_config(self._aone, input, config, **kwargs)
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[_Output]:
+        """Run on a batch, in one go."""
+        return self._batch_with_config(
+            self._many, inputs, config, return_exceptions=return_exceptions, **kwargs
+        )
+
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[_Output]:
+        """Run on a batch, in one go, without blocking the event loop."""
+        return await self._abatch_with_config(
+            self._amany, inputs, config, return_exceptions=return_exceptions, **kwargs
+        )
+
+    # LangChain passes the managers and configs to arguments of exactly these names.
+
+    def _one(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
+        return _only(run(self.flow(Batch([value], [config], [run_manager], options))))
+
+    async def _aone(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
+        return _only(await arun(self.flow(Batch([value], [config], [run_manager], options))))
+
+    def _many(
+        self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
+    ) -> list[Exception | _Output]:
+        return list(run(self.flow(Batch(values, config, run_manager, options))))
+
+    async def _amany(
+        self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
+    ) -> list[Exception | _Output]:
+        return list(await arun(self.flow(Batch(values, config, run_manager, options))))
+
+
+class BatchCall(Call):
+    """Runs a runnable on a batch; the result of an input that fails is its exception.
+
+    Args:
+        runnable: The runnable.
+        inputs: The inputs.
+        configs: The config of each input.
+        **options: Further arguments of the call.
+    """
+
+    def __init__(
+        self,
+        runnable: Runnable[Any, Any],
+        inputs: Sequence[Any],
+        configs: Sequence[RunnableConfig],
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            runnable.batch, runnable.abatch, list(inputs), list(configs), return_exceptions=True, **options
+        )
+
+    def run(self) -> list[Any]:
+        """Run it, blocking."""
+        return _unless_stopped(super().run())
+
+    async def arun(self) -> list[Any]:
+        """Run it without blocking the event loop."""
+        return _unless_stopped(await super().arun())
+
+
+def _unless_stopped(results: list[Any]) -> list[Any]:
+    """Raise the cancellation or interrupt that LangChain returns as if it were the exception of an input."""
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, Exception):
+            raise result
+    return results
+
+
+def _only(results: Sequence[_Output | Exception]) -> _Output:
+    """Return the result of a batch of one, or raise it."""
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result

@@ -1,0 +1,177 @@
+"""What the LangChain tests share: ways of calling a runnable, and a scripted gate, retriever and chat model."""
+
+import asyncio
+import functools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.retrievers import BaseRetriever
+from pydantic import Field
+
+from rgate_integrations import Decision
+from rgate_integrations.decision import Draft
+
+PATIENCE = 30  # seconds that a test waits for an event before it fails
+
+
+# --- ways of calling ---------------------------------------------------------------------------------------
+
+
+async def as_stream(value):
+    yield value
+
+
+async def gathered(chunks):
+    return [chunk async for chunk in chunks]
+
+
+STREAMS = {
+    "stream": lambda chain, value, config=None: list(chain.stream(value, config)),
+    "astream": lambda chain, value, config=None: asyncio.run(gathered(chain.astream(value, config))),
+    "transform": lambda chain, value, config=None: list(chain.transform(iter([value]), config)),
+    "atransform": lambda chain, value, config=None: asyncio.run(
+        gathered(chain.atransform(as_stream(value), config))
+    ),
+}
+
+
+def whole(stream):
+    """Return a way of calling that adds up the chunks of a stream."""
+
+    def call(chain, value, config=None):
+        return functools.reduce(lambda total, chunk: total + chunk, STREAMS[stream](chain, value, config))
+
+    return call
+
+
+INVOKES = {
+    "invoke": lambda chain, value, config=None: chain.invoke(value, config),
+    "ainvoke": lambda chain, value, config=None: asyncio.run(chain.ainvoke(value, config)),
+}
+SINGLES = {
+    **INVOKES,
+    "batch": lambda chain, value, config=None: chain.batch([value], config)[0],
+    "abatch": lambda chain, value, config=None: asyncio.run(chain.abatch([value], config))[0],
+    **{name: whole(name) for name in STREAMS},
+}
+BATCHES = {
+    "batch": lambda chain, values, config=None, **options: chain.batch(values, config, **options),
+    "abatch": lambda chain, values, config=None, **options: asyncio.run(
+        chain.abatch(values, config, **options)
+    ),
+}
+
+
+def each(ways):
+    """Run a test with each of the ways of calling, as its argument ``call``."""
+    return pytest.mark.parametrize("call", ways.values(), ids=list(ways))
+
+
+# --- scripted parts ----------------------------------------------------------------------------------------
+
+
+class Judge:
+    """A gate that retrieves for questions with "unknown" in them, and fails for those with "RAISE".
+
+    Attributes:
+        calls: The questions of each call.
+        drafts: The drafts it was given, of all calls.
+        on_error: Read by adapters, as of the gates of this package.
+    """
+
+    def __init__(self, *, on_error="retrieve", draft=None, before=None):
+        self.calls, self.drafts = [], []
+        self.on_error = on_error
+        self.draft = draft
+        self.before = before or (lambda: None)
+
+    @property
+    def questions(self):
+        return [question for call in self.calls for question in call]
+
+    def decide_batch(self, questions, *, threshold=None, drafts=None):
+        self.before()
+        self.calls.append(list(questions))
+        if any("RAISE" in question for question in questions):
+            raise RuntimeError("gate down")
+        given = list(drafts or [None] * len(questions))
+        self.drafts += given
+        thresholds = threshold or [None] * len(questions)
+        return [
+            self._decision(q, 0.5 if t is None else t, d)
+            for q, t, d in zip(questions, thresholds, given, strict=True)
+        ]
+
+    async def adecide_batch(self, questions, **options):
+        return await asyncio.to_thread(self.decide_batch, questions, **options)
+
+    def _decision(self, question, threshold, draft):
+        known = 0.2 if "unknown" in question else 0.8
+        if draft is None and self.draft is not None:
+            draft = Draft(text=self.draft)
+        return Decision(
+            question=question, retrieve=known < threshold, p_known=known, threshold=threshold, draft=draft
+        )
+
+
+class Search(BaseRetriever):
+    """Finds two documents a query; fails for "broken".
+
+    Attributes:
+        queries: What was searched, in order.
+        began: Set when a search begins.
+    """
+
+    queries: list = Field(default_factory=list)
+    began: object = Field(default_factory=threading.Event)
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        self.queries.append(query)
+        self.began.set()
+        if "broken" in query:
+            raise OSError("index gone")
+        return [Document(page_content=f"about {query}"), Document(page_content="shared", id="shared")]
+
+
+class Chat(GenericFakeChatModel):
+    """Answers "It is me." in OpenAI's style, with log-probabilities if it is asked for them.
+
+    Attributes:
+        refuses: Arguments that it does not take.
+        errors: What it raises for its next calls instead of an answer.
+        before: Called before each answer.
+        seen: The arguments of each call.
+    """
+
+    messages: object = Field(default_factory=lambda: iter(()))
+    refuses: tuple[str, ...] = ()
+    errors: list = Field(default_factory=list)
+    before: object = None
+    seen: list = Field(default_factory=list)
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        self.seen.append(kwargs)
+        if self.before is not None:
+            self.before(messages)
+        if self.errors:
+            raise self.errors.pop(0)
+        for name in self.refuses:
+            if name in kwargs:
+                raise ValueError(f"unknown parameter {name}")
+        tokens = ["It ", "is ", "me."][: kwargs.get("max_tokens", 9)]
+        metadata = {"finish_reason": "stop", "model_name": "chat"}
+        if kwargs.get("logprobs"):
+            metadata["logprobs"] = {"content": [{"token": token, "logprob": -0.5} for token in tokens]}
+        message = AIMessage("".join(tokens), response_metadata=metadata)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def in_threads(calls):
+    """Make all calls at the same time; returns their results in order, or raises the first error."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]

@@ -1,0 +1,226 @@
+"""LangChain: drafts that the user's own LLM writes, what it is asked for, and what its errors change."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_core.runnables import RunnableLambda
+
+from rgate_integrations import load_gate
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.drafts import token_logprobs
+from tests.langchain_fakes import (
+    BATCHES,
+    INVOKES,
+    PATIENCE,
+    SINGLES,
+    Chat,
+    Judge,
+    Search,
+    each,
+    in_threads,
+)
+from tests.scripted_proxy import ScriptedProxy
+
+EVERYTHING = {"max_tokens": 2, "logprobs": True}
+
+
+class StatusError(Exception):
+    """An error as API clients raise it."""
+
+    def __init__(self, status_code):
+        super().__init__(f"error {status_code}")
+        self.status_code = status_code
+
+
+@each(BATCHES)
+def test_the_llm_writes_the_drafts(call):
+    judge, llm = Judge(), Chat()
+    decisions = call(RetrievalGate(judge, llm=llm, tokens=2), ["a?", "unknown?"])
+    assert [d.retrieve for d in decisions] == [False, True]
+    assert [(d.text, d.tokens, d.logprobs, d.source) for d in judge.drafts] == [
+        ("It is", ("It ", "is "), (-0.5, -0.5), "llm")
+    ] * 2
+    assert llm.seen == [EVERYTHING] * 2
+    assert decisions[0].draft.text == "It is"
+
+
+@each(SINGLES)
+def test_a_runnable_that_is_no_chat_model_writes_drafts_too(call):
+    llm = RunnableLambda(lambda messages: f" about {messages[-1].text} and so on ")
+    assert call(RetrievalGate(Judge(), llm=llm, tokens=2), "Oulu").draft.text == "about Oulu"
+
+
+@each(INVOKES)
+def test_a_guarded_retriever_has_the_llms_draft(call):
+    judge = Judge()
+    guarded = RetrievalGate(judge, llm=Chat(), tokens=2).guard(Search())
+    call(guarded, "unknown?")
+    assert judge.drafts[0].text == "It is"
+
+
+@each(SINGLES)
+def test_a_gate_that_reads_log_probabilities_gets_them(call):
+    gate = RetrievalGate(load_gate("perplexity", proxy=ScriptedProxy()), llm=Chat())
+    decision = call(gate, "a?")
+    assert decision.error is None
+    assert decision.draft.scored_by == ""
+
+
+@pytest.mark.parametrize(
+    ("refuses", "kept"), [(("logprobs",), {"max_tokens": 2}), (("logprobs", "max_tokens"), {})]
+)
+@each(SINGLES)
+def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, refuses, kept):
+    llm = Chat(refuses=refuses)
+    gate = RetrievalGate(Judge(), llm=llm, tokens=2)
+    draft = call(gate, "a?").draft
+    assert (draft.logprobs, draft.text) == (None, "It is")
+    call(gate, "b?")
+    assert llm.seen[-1] == kept
+    assert len(llm.seen) == len(refuses) + 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("timed out"),
+        ConnectionError("connection reset"),
+        StatusError(429),
+        StatusError(500),
+        StatusError(503),
+        RuntimeError("out of memory"),
+    ],
+    ids=lambda error: str(error),
+)
+@each(SINGLES)
+def test_a_transient_error_changes_nothing_for_the_next_call(call, error):
+    judge, llm = Judge(), Chat(errors=[error])
+    gate = RetrievalGate(judge, llm=llm, tokens=2)
+    assert call(gate, "a?").draft is None
+    assert llm.seen == [EVERYTHING]
+    assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
+    assert llm.seen == [EVERYTHING] * 2
+
+
+@each(SINGLES)
+def test_a_lesser_form_that_fails_is_not_remembered(call):
+    refusal, outage = StatusError(400), StatusError(503)
+    llm = Chat(errors=[refusal, outage])
+    gate = RetrievalGate(Judge(), llm=llm, tokens=2)
+    assert call(gate, "a?").draft is None
+    assert llm.seen == [EVERYTHING, {"max_tokens": 2}]
+    assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
+
+
+def of_the_long(error):
+    """Raise an error for long questions only."""
+
+    def before(messages):
+        if "long" in messages[-1].text:
+            raise error
+
+    return before
+
+
+@each(BATCHES)
+def test_only_refused_questions_of_a_batch_are_asked_again(call):
+    llm = Chat(before=of_the_long(StatusError(400)))
+    judge = Judge()
+    gate = RetrievalGate(judge, llm=llm, tokens=2)
+    call(gate, ["a?", "a long one?", "b?"])
+    assert [d and d.text for d in judge.drafts] == ["It is", None, "It is"]
+    seen = sorted(llm.seen, key=len, reverse=True)
+    assert seen == [EVERYTHING] * 3 + [{"max_tokens": 2}, {}]
+    call(gate, ["c?"])
+    assert llm.seen[-1] == EVERYTHING, "a form that worked for others is one that the model takes"
+
+
+@each(BATCHES)
+def test_a_refused_question_beside_one_that_timed_out_is_asked_again(call):
+    def before(messages):
+        if "slow" in messages[-1].text:
+            raise TimeoutError("timed out")
+
+    llm, judge = Chat(before=before, refuses=("logprobs",)), Judge()
+    gate = RetrievalGate(judge, llm=llm, tokens=2)
+    call(gate, ["slow?", "b?"])
+    assert [d and (d.text, d.logprobs) for d in judge.drafts] == [None, ("It is", None)]
+    assert len(llm.seen) == 3
+    call(gate, ["c?"])
+    assert llm.seen[3:] == [{"max_tokens": 2}]
+
+
+@pytest.mark.parametrize("style", ["threads", "tasks"])
+def test_concurrent_first_calls_agree_on_what_the_llm_takes(style):
+    together = threading.Barrier(10)
+
+    def before(messages):
+        together.wait(PATIENCE)  # all ten are refused before one of them is asked again
+
+    llm = Chat(refuses=("logprobs",), before=before)
+    gate = RetrievalGate(Judge(), llm=llm, tokens=2)
+
+    async def in_tasks():
+        # The event loop's own pool has too few threads on a small machine.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(10))
+        return await asyncio.gather(*(gate.ainvoke(f"{i}?") for i in range(10)))
+
+    if style == "tasks":
+        decisions = asyncio.run(in_tasks())
+    else:
+        decisions = in_threads([lambda i=i: gate.invoke(f"{i}?") for i in range(10)])
+    assert [d.error for d in decisions] == [None] * 10
+    assert [d.draft.text for d in decisions] == ["It is"] * 10
+    assert len(llm.seen) == 20
+    llm.before = None
+    gate.invoke("x?")
+    assert llm.seen[20:] == [{"max_tokens": 2}]
+
+
+@each(SINGLES)
+def test_an_llm_that_fails_means_no_draft_and_retrieval(call):
+    def fails(_):
+        raise TimeoutError("server down")
+
+    judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
+    decision = call(RetrievalGate(judge, llm=RunnableLambda(fails)), "who?")
+    assert decision.retrieve
+    assert decision.error.type == "EvidenceError"
+
+
+class Broken(Chat):
+    """Fails whatever it is asked, also as a batch with ``return_exceptions``."""
+
+    def batch(self, inputs, config=None, **options):
+        raise RuntimeError("no client")
+
+    async def abatch(self, inputs, config=None, **options):
+        raise RuntimeError("no client")
+
+
+@each(SINGLES)
+def test_drafting_that_breaks_down_retrieves(call):
+    chain = RetrievalGate(Judge(), llm=Broken()).route(retrieve=lambda q: "rag", direct=lambda q: "direct")
+    assert call(chain, "known?") == "rag"
+
+
+def test_log_probabilities_in_other_spellings():
+    assert token_logprobs({}) == ((), None)
+    assert token_logprobs({"logprobs": None}) == ((), None)
+    assert token_logprobs({"logprobs": [{"token": "a", "logprob": -1}]}) == (("a",), (-1.0,))
+    assert token_logprobs({"logprobs": {"content": [{"tok": "a"}]}}) == ((), None)
+
+
+@each(BATCHES)
+def test_the_draft_is_there_for_the_direct_arm(call):
+    seen = {}
+
+    def direct(question, config):
+        seen.update(config["metadata"])
+        return "direct"
+
+    chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda q: "rag", direct=direct)
+    assert call(chain, ["a?", "unknown?"]) == ["direct", "rag"]
+    assert seen["draft"] == "It is"

@@ -1,0 +1,128 @@
+"""LangChain: the guarded retriever, indexes as retrievers, and the cookbook's chains on real models."""
+
+import pathlib
+
+import pytest
+from pydantic import ValidationError
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
+from rgate_integrations.langchain import GatedRetriever, IndexRetriever, RetrievalGate
+from tests.langchain_fakes import INVOKES, SINGLES, Judge, Search, each
+from tests.test_hybrid import Words
+
+COOKBOOK = str(pathlib.Path(__file__).parent.parent / "cookbook")
+
+
+@pytest.fixture
+def search():
+    return Search()
+
+
+@each(SINGLES)
+def test_known_questions_are_not_searched(search, call):
+    guarded = RetrievalGate(Judge()).guard(search)
+    assert call(guarded, "b") == []
+    assert search.queries == []
+    assert [d.page_content for d in call(guarded, "unknown?")] == ["about unknown?", "shared"]
+
+
+@each(INVOKES)
+def test_claims_are_searched_beside_the_question(search, call):
+    judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
+    found = call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
+    assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
+    assert [d.page_content for d in found].count("shared") == 1
+    shown = {d.page_content: d.metadata["rgate"] for d in found}
+    assert shown["about Who is unknown Ada?"] == {"query": "Who is unknown Ada?", "claim": None, "rank": 1}
+    assert shown["about unknown Ada wrote programs"]["claim"] == "unknown Ada wrote programs."
+    assert judge.calls == [
+        ["Who is unknown Ada?"],
+        ["unknown Ada wrote programs", "Ada Babbage built engines"],
+    ]
+
+
+@each(INVOKES)
+def test_claims_are_searched_unfiltered_if_one_likes(search, call):
+    judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
+    call(RetrievalGate(judge).guard(search, filter_claims=False), "Who is unknown Ada?")
+    assert len(search.queries) == 3
+    assert judge.calls == [["Who is unknown Ada?"]]
+
+
+@each(INVOKES)
+def test_the_number_of_documents(search, call):
+    assert len(RetrievalGate(Judge()).guard(search).invoke("unknown Oulu and Turku?", k=1)) == 1
+    assert len(call(GatedRetriever(retriever=search, gate=Judge(), k=1), "unknown")) == 1
+    with pytest.raises(ValidationError):
+        GatedRetriever(retriever=search, gate=Judge(), k=0)
+
+
+@each(INVOKES)
+def test_a_failing_gate_searches(search, call):
+    assert call(GatedRetriever(retriever=search, gate=Judge()), "RAISE")
+    assert search.queries == ["RAISE"]
+
+
+def test_a_guarded_retriever_has_the_default_gate(search):
+    assert type(GatedRetriever(retriever=search).gate) is type(load_gate())
+
+
+PASSAGES = [Passage("paris", "Paris is the capital of France.", title="Paris"), Passage("b", "Rome is old.")]
+
+
+@each(INVOKES)
+@pytest.mark.parametrize("kind", [PassageIndex.build, BM25Index, "hybrid"])
+def test_every_index_is_a_retriever(call, kind):
+    if kind == "hybrid":
+        index = HybridIndex(PassageIndex.build(PASSAGES, Words()))
+    elif kind is BM25Index:
+        index = BM25Index(PASSAGES)
+    else:
+        index = PassageIndex.build(PASSAGES, Words())
+    retriever = IndexRetriever(index=index, k=1)
+    (found,) = call(retriever, "the capital of France")
+    assert (found.id, found.metadata["title"]) == ("paris", "Paris")
+    assert len(retriever.invoke("Paris is Rome", k=2)) == 2
+    with pytest.raises(ValidationError):
+        IndexRetriever(index=index, k=0)
+
+
+@pytest.mark.parametrize("index", ["a folder", None, 3])
+def test_what_cannot_search_is_no_index(index):
+    with pytest.raises(ConfigurationError, match=r"method search\(queries, k\)"):
+        IndexRetriever(index=index)
+
+
+@pytest.mark.model
+def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
+    from rgate_integrations.pipeline import Pipeline
+
+    monkeypatch.syspath_prepend(COOKBOOK)
+    from langchain_chain import build_chain
+
+    index = PassageIndex.build([Passage(id="1", title="Zorblat", text="The capital of Zorblat is Quimbo.")])
+    assert IndexRetriever(index=index).invoke("zorblat", k=1)[0].metadata["title"] == "Zorblat"
+    pipeline = Pipeline(load_gate("ik", proxy=smollm2, tokens=8, threshold=1.01), index, smollm2, k=1)
+    (answer,) = build_chain(pipeline).batch(["What is the capital of Zorblat?"])
+    assert "Quimbo" in answer
+
+
+@pytest.mark.model
+def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
+    from rgate_integrations.proxy.download import download
+
+    pytest.importorskip("langchain_qdrant")
+    download("encyclopedia-leads")
+    monkeypatch.syspath_prepend(COOKBOOK)
+    import qdrant
+
+    store = qdrant.build_store(25)
+    monkeypatch.setattr(qdrant, "build_store", lambda: store)
+    monkeypatch.setattr(qdrant, "QUESTIONS", qdrant.QUESTIONS[1:3])
+    qdrant.main()
+    known, decision, unknown, other, found, *_ = capsys.readouterr().out.splitlines()
+    assert [known, unknown] == qdrant.QUESTIONS
+    assert (decision, other) == ("  skipped retrieval", "  retrieved")
+    assert found.startswith("    Along the River During the Qingming Festival: ")

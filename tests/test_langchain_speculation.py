@@ -1,0 +1,209 @@
+"""LangChain: searches that run while the gate decides, and what becomes of those that nobody needs."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+from langchain_core.runnables import RunnableLambda
+from pydantic import Field
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain import GatedRetriever, RetrievalGate
+from tests.langchain_fakes import BATCHES, INVOKES, PATIENCE, SINGLES, Judge, Search, each
+from tests.scripted_proxy import ScriptedProxy
+
+
+class Logged(logging.Handler):
+    """Waits for a log line."""
+
+    def __init__(self, text):
+        super().__init__(logging.INFO)
+        self.text = text
+        self.found = threading.Event()
+
+    def emit(self, record):
+        if self.text in record.getMessage():
+            self.found.set()
+
+
+@pytest.fixture
+def failure_noted():
+    """Set once the log says that a search which was not needed has failed."""
+    log = logging.getLogger("rgate_integrations")
+    handler, level = Logged("not needed failed: OSError: index gone"), log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler.found
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def read(found):
+    return f"{found['question']} {found['context'][0].page_content}"
+
+
+def searching_router(search):
+    """A speculative router whose gate decides only after the search began."""
+    return RetrievalGate(waiting_for(search)).route(
+        retrieve={"context": search, "question": lambda q: q} | RunnableLambda(read),
+        direct=lambda q: f"direct {q}",
+        speculative=True,
+    )
+
+
+def waiting_for(search):
+    def wait():
+        assert search.began.wait(PATIENCE)
+
+    return Judge(before=wait)
+
+
+@each(SINGLES)
+def test_a_router_searches_while_the_gate_decides(call):
+    search = Search()
+    router = searching_router(search)
+    assert call(router, "unknown?") == "unknown? about unknown?"
+    assert search.queries == ["unknown?"]
+    search.began.clear()
+    assert call(router, "known?") == "direct known?"
+    search.began.clear()
+    assert call(router, "broken, but known?") == "direct broken, but known?"
+    search.began.clear()
+    with pytest.raises(OSError, match="index gone"):
+        call(router, "broken and unknown?")
+
+
+@each(BATCHES)
+def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
+    search, judge = Search(), Judge()
+    router = RetrievalGate(judge).route(
+        retrieve=search | RunnableLambda(lambda found: found[0].page_content), direct=str, speculative=True
+    )
+    asked = ["unknown 1", "known 2", "broken unknown 3", "unknown 4"]
+    found = call(router, asked, return_exceptions=True)
+    assert found[:2] == ["about unknown 1", "known 2"]
+    assert isinstance(found[2], OSError)
+    assert found[3] == "about unknown 4"
+    assert sorted(search.queries) == ["broken unknown 3", "unknown 1", "unknown 4"]
+    assert judge.calls == [asked]
+
+
+def test_a_router_needs_a_first_step_to_run_early():
+    with pytest.raises(ConfigurationError, match="several steps"):
+        RetrievalGate(Judge()).route(retrieve=str, direct=str, speculative=True)
+
+
+@each(INVOKES)
+def test_a_guarded_retriever_searches_while_the_gate_decides(call):
+    search = Search()
+    guarded = GatedRetriever(retriever=search, gate=waiting_for(search), speculative=True)
+    found = call(guarded, "unknown?")
+    assert [d.page_content for d in found] == ["about unknown?", "shared"]
+    assert found[0].metadata["rgate"] == {"query": "unknown?", "claim": None, "rank": 1}
+    assert search.queries == ["unknown?"]
+    search.began.clear()
+    assert call(guarded, "known?") == []
+    search.began.clear()
+    with pytest.raises(OSError, match="index gone"):
+        call(guarded, "broken and unknown?")
+
+
+@each(INVOKES)
+def test_the_results_of_an_early_search_keep_their_place_in_the_plan(call):
+    search = Search()
+    judge = Judge(draft="unknown Ada wrote programs. Babbage met unknown Byron.")
+    plain = call(GatedRetriever(retriever=search, gate=judge), "Who is unknown?")
+    again = Search()
+    early = call(GatedRetriever(retriever=again, gate=judge, speculative=True), "Who is unknown?")
+    assert early == plain
+    assert sorted(again.queries) == sorted(search.queries)
+    assert len(search.queries) == 3
+
+
+def failing_after(search):
+    """A gate of this package that fails, and says so, after a search began."""
+
+    class Waits(ScriptedProxy):
+        def _called(self, name, values):
+            assert search.began.wait(PATIENCE)
+            super()._called(name, values)
+
+    return load_gate("ik", proxy=Waits(), on_error="raise")
+
+
+class Held(Search):
+    """Holds its first search until it may end, and fails then; on an event loop it ends by being cancelled only."""
+
+    may_end: object = Field(default_factory=threading.Event)
+    cancelled: object = Field(default_factory=threading.Event)
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        self.began.set()
+        assert self.may_end.wait(PATIENCE)
+        raise OSError("index gone")
+
+    async def _aget_relevant_documents(self, query, *, run_manager):
+        self.began.set()
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), PATIENCE)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+@pytest.mark.parametrize("kind", ["retriever", "router"])
+@pytest.mark.parametrize("question", ["known", "RAISE"])
+@each(INVOKES)
+def test_a_search_that_nobody_needs_is_dropped(call, question, kind, failure_noted):
+    search = Held()
+    gate = RetrievalGate(waiting_for(search) if question == "known" else failing_after(search))
+    if kind == "retriever":
+        chain = gate.guard(search, speculative=True)
+    else:
+        chain = gate.route(retrieve=search | RunnableLambda(str), direct=lambda q: [], speculative=True)
+    if question == "known":
+        assert call(chain, question) == []
+    else:
+        with pytest.raises(RuntimeError, match="scripted failure"):
+            call(chain, question)
+    search.may_end.set()
+    # A search in a thread cannot be stopped: its failure is noted, so somebody has taken care of it.
+    dropped = search.cancelled if call is INVOKES["ainvoke"] else failure_noted
+    assert dropped.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("phase", ["deciding", "searching"])
+@pytest.mark.parametrize("kind", ["retriever", "router", "batch"])
+async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
+    began = asyncio.Event()
+
+    class Forever(Search):
+        async def _aget_relevant_documents(self, query, *, run_manager):
+            if phase == "searching":
+                began.set()
+            await asyncio.Event().wait()
+
+    class Slow(Judge):
+        async def adecide_batch(self, questions, **options):
+            if phase == "deciding":
+                began.set()
+                await asyncio.Event().wait()
+            return self.decide_batch(questions, **options)
+
+    gate = RetrievalGate(Slow())
+    if kind == "retriever":
+        call = gate.guard(Forever(), speculative=True).ainvoke("unknown?")
+    else:
+        chain = gate.route(retrieve=Forever() | str, direct=str, speculative=True)
+        call = chain.abatch(["unknown?", "known?"]) if kind == "batch" else chain.ainvoke("unknown?")
+    task = asyncio.ensure_future(call)
+    await began.wait()
+    for _ in range(20):  # let it go on until both sides wait
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others or not (await asyncio.wait(others, timeout=PATIENCE))[1]
