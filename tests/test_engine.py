@@ -250,9 +250,9 @@ def test_a_gate_reads_its_artefact_once_when_it_is_made(probe, monkeypatch):
 def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
     inner = load_gate(probe, threshold=0.3).gate
     assert load_gate("cached", inner=inner).threshold == 0.3
-    assert load_gate("cached", inner=inner).proxy_name == "scripted"
+    assert load_gate("cached", inner=inner).proxy == "scripted"
     assert load_gate("cached", inner=inner, threshold=0.6).threshold == 0.6
-    assert load_gate(f"cascade:{probe},{probe}").proxy_name == "scripted"
+    assert load_gate(f"cascade:{probe},{probe}").proxy == "scripted"
 
 
 def test_options_of_the_engine_are_checked():

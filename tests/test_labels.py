@@ -132,7 +132,7 @@ def test_labels_that_are_in_the_data_are_not_sampled(questions):
 
 def test_training_on_sampled_labels_from_the_command_line(questions, tmp_path, monkeypatch):
     class Half(Samples):
-        layers = 30
+        num_layers = 30
         fingerprint = "f" * 16
 
         def sample(self, prompt, values, **options):

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.langchain import GatedRetriever, IndexRetriever, RetrievalGate
 from tests.langchain_fakes import INVOKES, SINGLES, Judge, Search, each
 from tests.test_hybrid import Words

@@ -94,7 +94,7 @@ def calibrate(
         **origin(files, draft, seed, p[choose]),
     }
     calibrated = CalibratedGate(
-        inner=gate.gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy_name
+        inner=gate.gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy
     )
     return Calibration(gate.with_gate(calibrated), chosen, provenance)
 
