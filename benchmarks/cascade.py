@@ -18,8 +18,8 @@ from attempts import SMOL, Attempts
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.calibration import Band, BandOptions, choose_band
-from rgate_integrations.calibration.bands import cascaded
+from rgate_integrations.calibration import BandOptions
+from rgate_integrations.calibration.bands import Band, cascaded, choose_band
 from rgate_integrations.evaluation.metrics import auc, paired_interval
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.training.folds import question_folds

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from rgate_integrations import load_gate
 from rgate_integrations.cli.opening import open_index
-from rgate_integrations.evaluation import auc
+from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.local import shared_proxy

@@ -16,7 +16,8 @@ from rich.table import Table
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved import read_probe, shipped
+from rgate_integrations.saved.folder import shipped
+from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.folds import auc_by_set

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine import decide_together
-from rgate_integrations.evaluation import auc
+from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.files import read_jsonl
 
 # Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.

@@ -24,7 +24,7 @@ from rich.table import Table
 from rgate_integrations import load_gate
 from rgate_integrations.answer import answer_all
 from rgate_integrations.decision import Decision
-from rgate_integrations.evaluation import auc
+from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.files import JsonlLog, json_line, read_jsonl, write_atomically
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index

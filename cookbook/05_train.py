@@ -14,10 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from rgate_integrations import load_gate
-from rgate_integrations.evaluation import auc
 from rgate_integrations.evaluation.collect import collect
+from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved import save_probe
+from rgate_integrations.saved.probe import save_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.options import TrainingOptions
 from rgate_integrations.training.probe import train_probe

@@ -10,7 +10,7 @@ import numpy as np
 
 from rgate_integrations import Draft, list_gates, load_gate
 from rgate_integrations.engine import decide_together
-from rgate_integrations.evaluation import auc
+from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.text import is_correct

@@ -12,7 +12,7 @@ from rich.console import Console
 from rgate_integrations import load_gate
 from rgate_integrations.cli.ask import panel
 from rgate_integrations.cli.opening import open_pipeline
-from rgate_integrations.evaluation import StageTimes
+from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.pipeline import Answered
 
 QUESTIONS = [

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rgate_integrations.decision import Cost, Decision, Draft
     from rgate_integrations.engine import DecisionEngine
-    from rgate_integrations.gates import Gate, list_gates
+    from rgate_integrations.gates.base import Gate
+    from rgate_integrations.gates.registry import list_gates
     from rgate_integrations.loading import load_gate
 
 __version__ = "0.1.0"
@@ -25,8 +26,8 @@ _HOME = {
     "Decision": "decision",
     "DecisionEngine": "engine",
     "Draft": "decision",
-    "Gate": "gates",
-    "list_gates": "gates",
+    "Gate": "gates.base",
+    "list_gates": "gates.registry",
     "load_gate": "loading",
 }
 

@@ -22,7 +22,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from rgate_integrations.claims import QueryPlan
-    from rgate_integrations.index import Hit
+    from rgate_integrations.index.retriever import Hit
     from rgate_integrations.pipeline import Pipeline
 
 EXAMPLES = [

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration import BandOptions, choose_band
-from rgate_integrations.calibration.bands import cascaded
+from rgate_integrations.calibration import BandOptions
+from rgate_integrations.calibration.bands import cascaded, choose_band
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.evaluation import read_paired

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations import Decision, Draft
-from rgate_integrations.claims import Claim, ModelRewriter, plan_queries
-from rgate_integrations.claims.format import parse_claims, print_claims, without_tags
+from rgate_integrations.claims import ModelRewriter, plan_queries
+from rgate_integrations.claims.format import Claim, parse_claims, print_claims, without_tags
 from rgate_integrations.claims.sentences import entities, sentence_claims, split_sentences, subject
 from tests.scripted_proxy import ScriptedProxy
 

@@ -11,7 +11,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, OverloadedError
-from rgate_integrations.saved import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from tests.scripted_proxy import ScriptedProxy
 
 PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead

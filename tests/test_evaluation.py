@@ -13,13 +13,15 @@ from rgate_integrations.calibration.policies import ALWAYS, betting_p_value, upp
 from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.evaluation import Paired, StageTimes, compare, evaluate, read_paired
+from rgate_integrations.evaluation import compare, evaluate, read_paired
+from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.evaluation.evaluate import JudgedQuestions, measure
 from rgate_integrations.evaluation.metrics import (
     area_between,
     expected_calibration_error,
     retrieval_curve,
 )
+from rgate_integrations.evaluation.paired import Paired
 from rgate_integrations.gates.calibrated import ProbabilityMap
 from rgate_integrations.text import is_correct
 from tests.scripted_proxy import ScriptedProxy

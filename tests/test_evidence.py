@@ -8,7 +8,8 @@ import pytest
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
-from rgate_integrations.evidence import DraftSpec, Inputs
+from rgate_integrations.evidence import DraftSpec
+from rgate_integrations.evidence.base import Inputs
 from rgate_integrations.evidence.collector import Collector, Sources
 from rgate_integrations.evidence.draft import ProxyDrafter
 from rgate_integrations.prompts import ANSWER

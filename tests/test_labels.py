@@ -10,7 +10,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evaluation import read_paired
 from rgate_integrations.evaluation.collect import collect
-from rgate_integrations.saved import read_probe
+from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.sampling import read_sampled, to_be_sampled
 from tests.scripted_proxy import ScriptedProxy

@@ -17,7 +17,8 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import load_gate
-from rgate_integrations.index import Hit, Passage
+from rgate_integrations.index import Passage
+from rgate_integrations.index.retriever import Hit
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryEngine,

@@ -12,7 +12,8 @@ import pytest
 from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.claims import plan_queries
 from rgate_integrations.decision import Failure
-from rgate_integrations.index import Hit, Passage, PassageIndex
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.retriever import Hit
 from rgate_integrations.pipeline import Pipeline
 from tests.scripted_proxy import ScriptedProxy
 

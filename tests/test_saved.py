@@ -13,22 +13,18 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.saved import (
-    AdapterArtifact,
-    EarlyExit,
-    ProbeArtifact,
+from rgate_integrations.saved import push_to_hub
+from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.saved.calibrated import save_calibrated
+from rgate_integrations.saved.folder import (
     TrainedOn,
     check_fingerprint,
-    push_to_hub,
     read_config,
-    read_probe,
-    save_adapter,
-    save_calibrated,
-    save_probe,
     saved_folder,
     shipped,
     trained_on,
 )
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe, save_probe
 from tests.scripted_proxy import ScriptedProxy
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.saved import read_probe
+from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.linear import cross_validate, fit_probe
 from rgate_integrations.training.probe import middle_layers

@@ -1,7 +1,6 @@
 """What to retrieve: claims of the draft, their queries, and the filter."""
 
-from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.plan import QueryPlan, plan_queries
 from rgate_integrations.claims.rewriter import ModelRewriter
 
-__all__ = ["Claim", "ModelRewriter", "QueryPlan", "plan_queries"]
+__all__ = ["ModelRewriter", "QueryPlan", "plan_queries"]

@@ -14,7 +14,9 @@ from rgate_integrations.cli.gate_options import Data, DraftOf, GateName, More, P
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.calibration import BandOptions, Calibration, Policy
+    from rgate_integrations.calibration import BandOptions
+    from rgate_integrations.calibration.calibrate import Calibration
+    from rgate_integrations.calibration.policies import Policy
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def calibrate(
     from rgate_integrations.evaluation.paired import read_paired
     from rgate_integrations.gates.calibrated import Method
     from rgate_integrations.gates.registry import prompt_hashes
-    from rgate_integrations.saved import save_calibrated
+    from rgate_integrations.saved.calibrated import save_calibrated
 
     policy = _Promise(budget, max_loss, cost, band, confidence, seed).policy()
     if probability not in get_args(Method):

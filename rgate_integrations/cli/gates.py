@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.cli.options import AsJson
-from rgate_integrations.gates import list_gates
+from rgate_integrations.gates.registry import list_gates
 
 
 def gates(
@@ -55,7 +55,8 @@ def _shipped(as_json: bool) -> None:
 
 def _shipped_gates() -> list[dict[str, Any]]:
     """Return what each trained gate of the package is, as JSON values."""
-    from rgate_integrations.saved import read_probe, shipped
+    from rgate_integrations.saved.folder import shipped
+    from rgate_integrations.saved.probe import read_probe
 
     rows = []
     for name in shipped():

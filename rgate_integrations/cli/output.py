@@ -9,7 +9,7 @@ from rich.progress import Progress, TaskID
 
 if TYPE_CHECKING:
     from rgate_integrations.errors import RGateError
-    from rgate_integrations.index import Hit
+    from rgate_integrations.index.retriever import Hit
 
 
 def print_error(error: RGateError) -> None:

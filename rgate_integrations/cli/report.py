@@ -33,7 +33,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
     from rgate_integrations.evaluation.drift import drift
-    from rgate_integrations.saved import read_config
+    from rgate_integrations.saved.folder import read_config
 
     config = read_config(str(gate))
     if config["method"] != "calibrated":

@@ -104,7 +104,7 @@ def _train_gate(
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.proxy.local import shared_proxy
-    from rgate_integrations.saved import save_probe
+    from rgate_integrations.saved.probe import save_probe
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
     from rgate_integrations.training.probe import train_probe

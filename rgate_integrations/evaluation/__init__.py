@@ -1,8 +1,6 @@
-"""Evaluation: metrics, paired data, both arms, break-even."""
+"""Evaluation: paired data, metrics of a gate on both arms, and a paired comparison of two gates."""
 
-from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.evaluation.evaluate import compare, evaluate
-from rgate_integrations.evaluation.metrics import auc
-from rgate_integrations.evaluation.paired import Paired, read_paired
+from rgate_integrations.evaluation.paired import read_paired
 
-__all__ = ["Paired", "StageTimes", "auc", "compare", "evaluate", "read_paired"]
+__all__ = ["compare", "evaluate", "read_paired"]

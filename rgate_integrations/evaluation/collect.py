@@ -10,7 +10,7 @@ from typing import Any
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.files import JsonlLog, read_jsonl
-from rgate_integrations.index import Retriever
+from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.loading import load_gate
 from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.proxy.base import Proxy

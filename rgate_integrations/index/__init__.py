@@ -7,6 +7,5 @@ What is less often needed is in the modules: `bm25`, `building` (builds that can
 from rgate_integrations.index.hybrid import HybridIndex
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage, read_passages
-from rgate_integrations.index.retriever import Hit, Retriever
 
-__all__ = ["Hit", "HybridIndex", "Passage", "PassageIndex", "Retriever", "read_passages"]
+__all__ = ["HybridIndex", "Passage", "PassageIndex", "read_passages"]

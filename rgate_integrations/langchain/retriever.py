@@ -16,8 +16,8 @@ from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
-from rgate_integrations.index import Retriever
 from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.drafts import ChatDrafter
 
 

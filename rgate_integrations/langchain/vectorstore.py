@@ -17,7 +17,8 @@ from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import Hit, Passage, PassageIndex
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.retriever import Hit
 
 Filter = Mapping[str, Any] | Callable[[Document], bool]
 _WIDER = 4

@@ -11,8 +11,8 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Call, Flow, arun, run
-from rgate_integrations.index import Hit
-from rgate_integrations.index import Retriever as Index
+from rgate_integrations.index.retriever import Hit
+from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.decider import Decider
 
 KNOWN = "No passages were needed for this question: answer it from what you know."

@@ -18,7 +18,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.ik import IK_FOLLOW_UP
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved import AdapterArtifact, save_adapter
+from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.training.drafts import Progress, drafts_for, silent
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import auc_by_set, fold_metrics, question_folds

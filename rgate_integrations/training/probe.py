@@ -12,7 +12,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
 from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.saved import EarlyExit, ProbeArtifact
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import fold_metrics, question_folds
