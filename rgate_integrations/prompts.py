@@ -158,8 +158,8 @@ def format_passages(passages: Iterable[TitledText]) -> str:
     """Join passages into the ``passages`` of a prompt: numbered, each with its title if it has one.
 
     >>> from rgate_integrations.index import Passage
-    >>> format_passages([Passage("a", "It is in France.", title="Paris"), Passage("b", "It rains.")])
-    '[1] Paris: It is in France.\\n\\n[2] It rains.'
+    >>> format_passages([Passage("a", "It is in France.", title="Paris")])
+    '[1] Paris: It is in France.'
     """
     blocks = []
     for number, passage in enumerate(passages, start=1):
