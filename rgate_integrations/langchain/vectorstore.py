@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.retriever import Hit
 
 Filter = Mapping[str, Any] | Callable[[Document], bool]
-_WIDER = 4
+_WIDER = 4  # by which factor more documents are searched while a filter leaves too few
 
 
 class EmbeddingsAdapter:
@@ -43,7 +44,8 @@ class EmbeddingsAdapter:
     def name(self) -> str:
         """The model's name, or the class's."""
         for attribute in ("model_name", "model"):
-            if isinstance(value := getattr(self.embeddings, attribute, None), str):
+            value = getattr(self.embeddings, attribute, None)
+            if isinstance(value, str):
                 return value
         return type(self.embeddings).__name__
 
@@ -109,13 +111,10 @@ class FaissVectorStore(VectorStore):
         self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
     ) -> list[str]:
         """Add documents, or replace those with the same id; returns the ids."""
-        names = self._ids(documents, ids)
-        last = {name: i for i, name in enumerate(names)}  # of equal ids in one call the last one counts
-        passages = [
-            Passage(id=names[i], text=documents[i].page_content, metadata=dict(documents[i].metadata))
-            for i in sorted(last.values())
-        ]
-        self.index.upsert(passages)
+        names = _ids_of(documents, ids)
+        # Of equal ids in one call the last one counts.
+        last = {name: position for position, name in enumerate(names)}
+        self.index.upsert([_passage(names[i], documents[i]) for i in sorted(last.values())])
         return names
 
     def add_texts(
@@ -130,9 +129,10 @@ class FaissVectorStore(VectorStore):
         given = list(texts)
         if metadatas is not None and len(metadatas) != len(given):
             raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
+        described = metadatas or [{} for _ in given]
         documents = [
-            Document(page_content=text, metadata=metadatas[i] if metadatas else {})
-            for i, text in enumerate(given)
+            Document(page_content=text, metadata=metadata)
+            for text, metadata in zip(given, described, strict=True)
         ]
         return self.add_documents(documents, ids=ids)
 
@@ -166,8 +166,8 @@ class FaissVectorStore(VectorStore):
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents with these ids, in their order; ids that are not there are left out."""
-        found = {p.id: p for p in self.index.get(ids)}
-        return [_document(found[i]) for i in ids if i in found]
+        found = {passage.id: passage for passage in self.index.get(ids)}
+        return [_document(found[name]) for name in ids if name in found]
 
     async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents with these ids without blocking the event loop."""
@@ -246,7 +246,7 @@ class FaissVectorStore(VectorStore):
         return [near[i] for i in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return lambda cosine: (cosine + 1) / 2
+        return _relevance
 
     # --- saving --------------------------------------------------------------------------------------------
 
@@ -283,15 +283,10 @@ class FaissVectorStore(VectorStore):
             ConfigurationError: The number of documents is not that of the vectors, or the index keeps none.
         """
         store = cls(embedding)
-        ids = store._ids(list(documents), None)
-        passages = [
-            Passage(id=i, text=d.page_content, metadata=dict(d.metadata))
-            for i, d in zip(ids, documents, strict=True)
-        ]
+        names = _ids_of(documents, None)
+        passages = [_passage(name, document) for name, document in zip(names, documents, strict=True)]
         store.index.add_vectors(passages, PassageIndex.read_vectors(index_file))
         return store
-
-    # --- parts ---------------------------------------------------------------------------------------------
 
     def _search(
         self, vectors: npt.NDArray[np.float32], k: int, filter: Filter | None
@@ -302,22 +297,37 @@ class FaissVectorStore(VectorStore):
         if not size:
             return [[] for _ in vectors]
         passes = _predicate(filter)
-        wanted = k if passes is None else min(size, k * _WIDER)
+        if passes is None:
+            return [_documents(hits) for hits in self.index.search_vectors(vectors, k)]
+        # FAISS knows no metadata: search wider until each query has enough that passes, or all were searched.
+        wanted = k
         while True:
-            found = [_documents(hits) for hits in self.index.search_vectors(vectors, wanted)]
-            if passes is None:
-                return found
-            kept = [[(d, s) for d, s in each if passes(d)][:k] for each in found]
+            wanted = min(size, wanted * _WIDER)
+            kept = [
+                _passing(_documents(hits), passes, k) for hits in self.index.search_vectors(vectors, wanted)
+            ]
             if wanted >= size or all(len(each) == k for each in kept):
                 return kept
-            wanted = min(size, wanted * _WIDER)
 
-    @staticmethod
-    def _ids(documents: Sequence[Document], ids: Sequence[str] | None) -> list[str]:
-        if ids is not None and len(ids) != len(documents):
-            raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
-        given = ids if ids is not None else [d.id for d in documents]
-        return [i or uuid.uuid4().hex for i in given]
+
+def _ids_of(documents: Sequence[Document], ids: Sequence[str] | None) -> list[str]:
+    """Return the ids that are given beside the documents or in them, and new ones where there are none."""
+    if ids is not None and len(ids) != len(documents):
+        raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
+    given = ids if ids is not None else [document.id for document in documents]
+    return [name or uuid.uuid4().hex for name in given]
+
+
+def _passage(name: str, document: Document) -> Passage:
+    return Passage(id=name, text=document.page_content, metadata=dict(document.metadata))
+
+
+def _passing(
+    found: Sequence[tuple[Document, float]], passes: Callable[[Document], bool], k: int
+) -> list[tuple[Document, float]]:
+    """Return the first ``k`` that pass a filter."""
+    kept = [(document, score) for document, score in found if passes(document)]
+    return kept[:k]
 
 
 def _documents(hits: Sequence[Hit]) -> list[tuple[Document, float]]:
@@ -332,10 +342,17 @@ def _document(passage: Passage) -> Document:
 def _predicate(filter: Filter | None) -> Callable[[Document], bool] | None:
     if filter is None or callable(filter):
         return filter
-    wanted = dict(filter)
-    return lambda document: all(
-        k in document.metadata and document.metadata[k] == v for k, v in wanted.items()
-    )
+    return partial(_has_metadata, dict(filter))
+
+
+def _has_metadata(wanted: Mapping[str, Any], document: Document) -> bool:
+    held = document.metadata
+    return all(name in held and held[name] == value for name, value in wanted.items())
+
+
+def _relevance(cosine: float) -> float:
+    """Map a cosine to LangChain's relevance in [0, 1]."""
+    return (cosine + 1) / 2
 
 
 def _normalised(vectors: Sequence[Sequence[float]]) -> npt.NDArray[np.float32]:
