@@ -42,6 +42,7 @@ lint: $(STAMP)
 
 type: $(STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file benchmarks/mypy.ini
 
 bench: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads

@@ -20,7 +20,8 @@ import signal
 import statistics
 import sys
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -33,11 +34,14 @@ from speed import milliseconds, questions
 
 from rgate_integrations import load_gate
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.batch import pad_left, positions
 from rgate_integrations.proxy.download import cache_dir
+from rgate_integrations.proxy.local import LocalProxy, shared_proxy
+from rgate_integrations.proxy.model_runner import ModelRunner
 
 OUT = Path(__file__).parent / "out" / "cpu.json"
 GATE = load_gate("default", early_exit=False)
-PROXY = GATE.get_proxy()
+PROXY = shared_proxy()
 TOKENS, SECONDS = 32, 900
 COLUMNS = {
     "time of 1": ("1 question", "{:.2f}"),
@@ -59,29 +63,56 @@ class Way(NamedTuple):
     decide: Callable[[Sequence[str]], Sequence[Any]] | None = None
 
 
+class OtherModel(LocalProxy):
+    """The proxy with another model in place of its own, such as a quantised copy of it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(PROXY.name)
+        encoder = PROXY.runner.encoder
+        self._other = ModelRunner(model, encoder, PROXY.name, PROXY.max_batch_size, PROXY.max_batch_tokens)
+
+    @property
+    def runner(self) -> ModelRunner:
+        """What runs the other model."""
+        return self._other
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the proxy's own model, so that the gate, which was trained on it, judges the other one too."""
+        return PROXY.fingerprint
+
+
+@contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def of_model(model: Any, threads: int) -> Way:
     """Run another model, or the same one on other threads, in place of the proxy's own."""
-    engine = Engine(model, PROXY._enc, PROXY.name, PROXY.max_batch_size, PROXY.max_batch_tokens)
-
-    def swapped(work: Callable[[], Any]) -> Any:
-        before = PROXY._engine, torch.get_num_threads()
-        try:
-            PROXY._engine, _ = engine, torch.set_num_threads(threads)
-            return work()
-        finally:
-            PROXY._engine, _ = before[0], torch.set_num_threads(before[1])
+    proxy = OtherModel(model)
+    gate = GATE.with_options(proxy=proxy)
 
     def draft(asked: Sequence[str]) -> list[list[int]]:
-        drafts = swapped(lambda: PROXY.generate(ANSWER, [{"question": q} for q in asked], tokens=TOKENS))
+        with on_threads(threads):
+            drafts = proxy.generate(ANSWER, [{"question": q} for q in asked], tokens=TOKENS)
         return [list(d.token_ids) for d in drafts]
+
+    def decide(asked: Sequence[str]) -> Sequence[Any]:
+        with on_threads(threads):
+            return gate.decide_batch(asked)
 
     packed = [m.weight() for m in model.modules() if isinstance(m, torch.ao.nn.quantized.dynamic.Linear)]
     size = sum(w.numel() * w.element_size() for w in [*model.parameters(), *packed]) / 2**20
-    return Way(draft, size, lambda asked: swapped(lambda: GATE.decide_batch(asked)))
+    return Way(draft, size, decide)
 
 
 def quantised(head: bool, channels: bool) -> Any:
-    model, how = copy.deepcopy(PROXY._model), torch.ao.quantization.default_dynamic_qconfig
+    model, how = copy.deepcopy(PROXY.runner.model), torch.ao.quantization.default_dynamic_qconfig
     if channels:  # a scale for each row of a weight, not one for all of it
         how = torch.ao.quantization.per_channel_dynamic_qconfig
     part = model if head else model.base_model
@@ -90,7 +121,7 @@ def quantised(head: bool, channels: bool) -> Any:
 
 
 def compiled(whole: bool) -> Any:
-    model = copy.deepcopy(PROXY._model)
+    model = copy.deepcopy(PROXY.runner.model)
     for part in [model] if whole else [layer.mlp for layer in model.base_model.layers]:
         part.forward = torch.compile(part.forward, dynamic=True)
     return model
@@ -100,10 +131,15 @@ def from_ids(draft: Callable[[list[list[int]]], list[list[int]]], file: Path) ->
     """A way that takes up to sixteen prompts as token ids, and may write on after the end of an answer."""
 
     def whole(asked: Sequence[str]) -> list[list[int]]:
-        rows = [list(row.ids) for row in PROXY._encode(ANSWER, [{"question": q} for q in asked])]
-        found = [ids for i in range(0, len(rows), 16) for ids in draft(rows[i : i + 16])]
-        ends = set(PROXY._enc.stop_ids())
-        return [ids[: next((i for i, t in enumerate(ids) if t in ends), len(ids))] for ids in found]
+        encoder = PROXY.runner.encoder
+        rows = [list(encoder.encode(ANSWER, {"question": q}).ids) for q in asked]
+        ends = set(encoder.stop_ids())
+        drafts = []
+        for i in range(0, len(rows), 16):
+            for ids in draft(rows[i : i + 16]):
+                length = next((k for k, token in enumerate(ids) if token in ends), len(ids))
+                drafts.append(ids[:length])
+        return drafts
 
     return Way(whole, file.stat().st_size / 2**20)
 
@@ -119,7 +155,9 @@ def of_onnx(file: Path, threads: int) -> Way:
     outputs = [o.name for o in session.get_outputs()]
 
     def draft(rows: list[list[int]]) -> list[list[int]]:
-        inputs = {name: value.numpy() for name, value in PROXY._padded(rows).items()}
+        ids, mask = pad_left(rows, PROXY.pad_token_id, torch.device("cpu"))
+        padded = {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask)}
+        inputs: dict[str, np.ndarray] = {name: value.numpy() for name, value in padded.items()}
         empty = np.zeros((len(rows), caches[0].shape[1], 0, caches[0].shape[3]), np.float32)
         past, new = [OrtValue.ortvalue_from_numpy(empty) for _ in caches], []
         for _ in range(TOKENS):
@@ -127,7 +165,7 @@ def of_onnx(file: Path, threads: int) -> Way:
             feed |= {c.name: value for c, value in zip(caches, past, strict=True)}
             logits, *past = session.run_with_ort_values(outputs, feed)
             new.append(logits.numpy()[:, -1].argmax(-1)[:, None])
-            if np.isin(np.hstack(new), PROXY._enc.stop_ids()).any(1).all():
+            if np.isin(np.hstack(new), PROXY.runner.encoder.stop_ids()).any(1).all():
                 break
             mask = np.pad(inputs["attention_mask"], ((0, 0), (0, 1)), constant_values=1)
             place = inputs["position_ids"][:, -1:] + 1
@@ -160,7 +198,7 @@ def of_llama_cpp(file: Path, threads: int) -> Way:
 
 
 def ways(onnx: Path | None, gguf: Path) -> dict[str, Callable[[], Way]]:
-    threads, model = torch.get_num_threads(), PROXY._model
+    threads, model = torch.get_num_threads(), PROXY.runner.model
     found: dict[str, Callable[[], Way]] = {
         f"float32, {threads} threads, again": lambda: of_model(model, threads),
         "float32, 1 thread": lambda: of_model(model, 1),
@@ -223,9 +261,8 @@ def main() -> None:
     parser.add_argument("--onnx", type=Path, help="folder of exported models")
     parser.add_argument("--gguf", type=Path, default=cache_dir() / "tests" / "smollm2.gguf")
     arguments = parser.parse_args()
-    PROXY.load()
     asked, threads = questions(arguments.questions), torch.get_num_threads()
-    base = of_model(PROXY._model, threads)
+    base = of_model(PROXY.runner.model, threads)
     signal.signal(signal.SIGALRM, late)
     drafts, decisions = base.draft(asked), base.decide(asked)
     rows: dict[str, dict[str, Any]] = {}

@@ -44,7 +44,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("There is no CUDA device here; `make bench` measures the CPU.")
     proxy = LocalProxy(arguments.model, max_batch_size=64).load()
-    weights = sum(p.numel() * p.element_size() for p in proxy._model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in proxy.runner.model.parameters())
     speed = arguments.bandwidth * 1e9 if arguments.bandwidth else bandwidth()
     floor = weights / speed * 1e3
     table = Table(

@@ -26,7 +26,6 @@ from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy import engine
 from rgate_integrations.proxy.download import PASSAGES, download
 from rgate_integrations.proxy.local import shared_proxy
 
@@ -66,15 +65,16 @@ LOADING = """
 import time
 import torch, transformers, rgate_integrations
 from rgate_integrations import load_gate
+from rgate_integrations.proxy.local import shared_proxy
 def peak():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
 before, start = peak(), time.perf_counter()
 gate = load_gate()
-gate.get_proxy().load()
+shared_proxy().load()
 seconds = time.perf_counter() - start
 gate.decide("Who wrote Hamlet?")
-weights = sum(p.numel() * p.element_size() for p in gate.get_proxy()._model.parameters()) / 2**20
+weights = sum(p.numel() * p.element_size() for p in shared_proxy().runner.model.parameters()) / 2**20
 print(seconds, (peak() - before) / weights)
 """
 
@@ -109,16 +109,17 @@ def resident() -> float:
 
 @contextmanager
 def read_each_time() -> Iterator[None]:
-    """Read the beginning of each prompt with every batch, instead of once."""
-    before, engine._LEAST = engine._LEAST, 10**9
+    """Read the prefix of each prompt with every batch, instead of once."""
+    runner = shared_proxy().runner
+    before, runner.min_prefix_tokens = runner.min_prefix_tokens, 10**9
     try:
         yield
     finally:
-        engine._LEAST = before
+        runner.min_prefix_tokens = before
 
 
-def beginnings(asked: Sequence[str]) -> list[tuple[str, float, str]]:
-    """What it brings to read a prompt's beginning once."""
+def prefix_caching(asked: Sequence[str]) -> list[tuple[str, float, str]]:
+    """What it brings to read a prompt's prefix once."""
     proxy, gate = shared_proxy(), load_gate("default-question")
     values = [{"question": q, "draft": "It is a town."} for q in asked]
     rows = []
@@ -134,7 +135,7 @@ def beginnings(asked: Sequence[str]) -> list[tuple[str, float, str]]:
         work(), apart()
         found = in_turns({"once": work, "each": apart}, 5)
         ratio = 100 * found["once"] / found["each"]
-        rows.append((f"{what}: the prompt's beginning read once", ratio, "% of reading it each time"))
+        rows.append((f"{what}: the prompt's prefix read once", ratio, "% of reading it each time"))
     return rows
 
 
@@ -215,7 +216,7 @@ def main() -> None:
         ]
 
     rows += judgments(asked)
-    rows += beginnings(asked)
+    rows += prefix_caching(asked)
     batched = {
         f"batches of {n}": lambda n=n: [drafting.decide_batch(asked[i : i + n]) for i in range(0, 64, n)]
         for n in (8, 32)
