@@ -81,7 +81,10 @@ def applications(rounds: int) -> list[dict]:
     tokens = dict.fromkeys(ways, 0)
     for n in range(rounds):
         for question in QUESTIONS:
-            for name, chain in list(ways.items())[:: 1 if n % 2 else -1]:
+            in_turn = list(ways.items())
+            if not n % 2:  # so that no way always comes after the same other one
+                in_turn.reverse()
+            for name, chain in in_turn:
                 before, start = llm.tokens, time.perf_counter()
                 chain.invoke(question)
                 times[name].append(time.perf_counter() - start)
