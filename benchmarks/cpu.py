@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from rgate_integrations.proxy.engine import Engine
 from rich.console import Console
 from rich.table import Table
 from speed import milliseconds, questions

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from langchain_core.runnables import Runnable, RunnableLambda
+from rgate_integrations.training.artifact import read_artifact
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +28,6 @@ from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.training.artifact import read_artifact
 from rgate_integrations.training.examples import read_examples
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
@@ -82,7 +82,10 @@ def applications(rounds: int) -> list[dict]:
     tokens = dict.fromkeys(ways, 0)
     for n in range(rounds):
         for question in QUESTIONS:
-            for name, chain in list(ways.items())[:: 1 if n % 2 else -1]:
+            in_turn = list(ways.items())
+            if not n % 2:  # so that no way always comes after the same other one
+                in_turn.reverse()
+            for name, chain in in_turn:
                 before, start = llm.tokens, time.perf_counter()
                 chain.invoke(question)
                 times[name].append(time.perf_counter() - start)

@@ -75,7 +75,7 @@ def compare(passages: int, queries: int) -> dict:
             other = [theirs.similarity_search(q, k=5) for q in asked]
             rounds.append((middle - start, time.perf_counter() - middle))
     same = np.mean([a[0].page_content == b[0].page_content for a, b in zip(mine, other, strict=True)])
-    ours_s, theirs_s = (float(np.median([r[i] for r in rounds])) for i in (0, 1))
+    ours_s, theirs_s = np.median(rounds, axis=0).tolist()
     found |= {
         "ours_queries_per_s": round(queries / ours_s, 1),
         "langchain_community_queries_per_s": round(queries / theirs_s, 1),

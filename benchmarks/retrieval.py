@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from datetime import date
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from rgate_integrations.index import HybridIndex, PassageIndex, read_passages
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.hybrid import slimplm_search
-from rgate_integrations.index.retriever import Hit
+from rgate_integrations.index.retriever import Hit, passage_id
 from rgate_integrations.text import normalise, token_f1
 
 OUT = Path(__file__).parent / "out"
@@ -69,14 +70,19 @@ def queries_for(questions: list[dict], answers: dict[str, str], filtered: bool) 
 
 def recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
     """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
-    flat = [q for each in queries for q in each]
+    flat = [query for own in queries for query in own]
     found = iter(search(flat, max(k, 10)))
     shares = []
-    for question, each in zip(questions, queries, strict=True):
-        ranking = fuse([next(found) for _ in each], key=lambda h: h.passage.id, k=k)
-        supporting = set(question["supporting_ids"])
-        shares.append(len(supporting & {h.passage.id for h in ranking}) / len(supporting))
+    for question, own in zip(questions, queries, strict=True):
+        rankings = list(islice(found, len(own)))
+        shares.append(share_found(question, fuse(rankings, key=passage_id, k=k)))
     return float(np.mean(shares))
+
+
+def share_found(question: dict, hits: list[Hit]) -> float:
+    """Share of a question's supporting passages that are among the hits."""
+    supporting = set(question["supporting_ids"])
+    return len(supporting & {passage_id(hit) for hit in hits}) / len(supporting)
 
 
 def load(data: Path, limit: int | None) -> tuple[list[dict], dict[str, str]]:
@@ -103,26 +109,17 @@ def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
     }
     rows: dict[str, dict[str, float]] = {}
     for way, queries in queries_for(questions, answers, filtered).items():
+        mean_queries = float(np.mean([len(own) for own in queries]))
         for side, search in sides.items():
-            rows[f"{way}: {side}"] = {
-                f"recall@{k}": recall(questions, queries, search, k) for k in (5, 10)
-            } | {"queries": float(np.mean([len(q) for q in queries]))}
-        chain = [
-            slimplm_search(hybrid, q["question"], each, token_budget=10_000)
-            for q, each in zip(questions, queries, strict=True)
-        ]
-        rows[f"{way}: SlimPLM's chain"] = {
-            f"recall@{k}": float(
-                np.mean(
-                    [
-                        len(set(q["supporting_ids"]) & {h.passage.id for h in hits[:k]})
-                        / len(q["supporting_ids"])
-                        for q, hits in zip(questions, chain, strict=True)
-                    ]
-                )
-            )
-            for k in (5, 10)
-        } | {"queries": float(np.mean([len(q) for q in queries]))}
+            row = {f"recall@{k}": recall(questions, queries, search, k) for k in (5, 10)}
+            rows[f"{way}: {side}"] = row | {"queries": mean_queries}
+        shares: dict[str, list[float]] = {"recall@5": [], "recall@10": []}
+        for question, own in zip(questions, queries, strict=True):
+            hits = slimplm_search(hybrid, question["question"], own, token_budget=10_000)
+            shares["recall@5"].append(share_found(question, hits[:5]))
+            shares["recall@10"].append(share_found(question, hits[:10]))
+        row = {name: float(np.mean(values)) for name, values in shares.items()}
+        rows[f"{way}: SlimPLM's chain"] = row | {"queries": mean_queries}
     table = Table(title=f"{len(questions)} questions, {len(dense)} passages", title_justify="left", box=None)
     for column in ("queries: search", "recall@5", "recall@10", "queries a question"):
         table.add_column(column, justify="left" if column.startswith("queries:") else "right")

@@ -19,7 +19,7 @@ from rgate_integrations.cli.options import (
     GateName,
     IndexFolder,
     LLMName,
-    Passages,
+    PassageCount,
     ProxyName,
     Questions,
     Threshold,
@@ -38,7 +38,7 @@ def ask(
     proxy: ProxyName = None,
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
-    k: Passages = 3,
+    k: PassageCount = 3,
     as_json: AsJson = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from rgate_integrations.cli.opening import open_index
-from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, Passages
+from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
 from rgate_integrations.cli.output import advance
 
 
@@ -42,7 +42,7 @@ def collect(
     closed_book: Annotated[
         bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
     ] = False,
-    k: Passages = 3,
+    k: PassageCount = 3,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     judge: Annotated[
         str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")

@@ -21,5 +21,5 @@ LLMName = Annotated[str, typer.Option("--llm", help="Answering LLM: catalogue na
 IndexFolder = Annotated[
     Path | None, typer.Option("--index", help="Folder of an index; the demo's corpus when none.")
 ]
-Passages = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
+PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]

@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 
 from rgate_integrations.cli.opening import open_pipeline
-from rgate_integrations.cli.options import DEFAULT_LLM, GateName, IndexFolder, LLMName, Passages
+from rgate_integrations.cli.options import DEFAULT_LLM, GateName, IndexFolder, LLMName, PassageCount
 
 
 def playground(
     gate: GateName = "default",
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
-    k: Passages = 3,
+    k: PassageCount = 3,
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback let others in.")
     ] = "127.0.0.1",
