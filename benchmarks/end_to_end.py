@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from langchain_core.runnables import Runnable, RunnableLambda
-from rgate_integrations.training.artifact import read_artifact
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.examples import read_examples
 
 COOKBOOK = Path(__file__).parent.parent / "cookbook"
@@ -186,7 +186,7 @@ def main() -> None:
     show("Eight questions, three passages each", found["applications"])
     if arguments.data:
         found["routers"] = routers(arguments.data, arguments.questions)
-        each = read_artifact("default").provenance["metrics"]["auc"]
+        each = read_probe("default").provenance["metrics"]["auc"]
         held_out = ", ".join(f"{name} {value:.2f}" for name, value in each.items())
         CONSOLE.print(f"The default gate's AUC on questions that it was not trained on: {held_out}")
         show(f"{arguments.questions} labelled questions, routed by the same small model", found["routers"])

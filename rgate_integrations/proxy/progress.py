@@ -15,12 +15,11 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from rgate_integrations.proxy.catalog import Entry
-from rgate_integrations.proxy.download import Report
+from rgate_integrations.proxy.catalog import DownloadReport, Entry
 
 
 @contextmanager
-def shown(item: Entry, *, console: Console | None = None) -> Iterator[Report]:
+def shown(item: Entry, *, console: Console | None = None) -> Iterator[DownloadReport]:
     """Show a bar with bytes while an entry is fetched and a spinner while it is converted.
 
     On a stream that is not a terminal each step is one plain line instead.

