@@ -8,7 +8,7 @@ from typing import Any
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.evidence.base import EvidenceSpec, Inputs
-from rgate_integrations.evidence.collector import Collector, Sources, with_all_that_they_need
+from rgate_integrations.evidence.collector import Collector, Sources, expanded_specs
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.scoring import ScoreSpec
 
@@ -53,7 +53,7 @@ def _fitting(
     batch: Sequence[Inputs], specs: Sequence[EvidenceSpec[Any]], sources: Sources
 ) -> tuple[list[Inputs], list[tuple[str, ...]]]:
     """Cut questions that no model should read whole; returns them all, and a warning for each that was cut."""
-    reads = any(spec.reads_model for spec in with_all_that_they_need(specs))
+    reads = any(spec.reads_model for spec in expanded_specs(specs))
     inputs: list[Inputs] = []
     warnings: list[tuple[str, ...]] = []
     for each in batch:

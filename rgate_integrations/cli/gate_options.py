@@ -33,7 +33,7 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
     Raises:
         ConfigurationError: The gate reads a draft, and there is to be none.
     """
-    from rgate_integrations.evidence.collector import with_all_that_they_need
+    from rgate_integrations.evidence.collector import expanded_specs
     from rgate_integrations.evidence.draft import DraftSpec
     from rgate_integrations.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.training.drafts import valid_draft_kind
@@ -44,7 +44,7 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
         return gate
     if name == "ik":
         return gate.with_options(tokens=0)
-    if any(isinstance(spec, DraftSpec) for spec in with_all_that_they_need(gate.gate.specs)):
+    if any(isinstance(spec, DraftSpec) for spec in expanded_specs(gate.gate.specs)):
         raise ConfigurationError(
             f"The gate {name!r} reads a draft.", hint="--draft proxy or recorded; or --gate default or ik."
         )

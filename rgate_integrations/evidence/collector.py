@@ -62,7 +62,7 @@ class Collector:
     ) -> None:
         self.inputs = list(inputs)
         self.sources = sources
-        self.planned = with_all_that_they_need(specs)
+        self.planned = expanded_specs(specs)
         self._entries: list[dict[EvidenceSpec[Any], _Entry]] = [{} for _ in inputs]
         self._seconds = 0.0  # spent in finished computations, those inside of others included once
 
@@ -236,7 +236,7 @@ class _Part(Context):
         return found
 
 
-def with_all_that_they_need(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
+def expanded_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
     """Return some specs and all that they may need, each once."""
     found: dict[EvidenceSpec[Any], None] = {}
     pending = list(specs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import PrivateAttr
 
@@ -27,6 +27,13 @@ class AdapterGate(Gate):
         """Read once what the adapter was trained on."""
         if self.adapter is not None:
             self._trained_on = trained_on(self.adapter)
+
+    def changed(self, **parameters: Any) -> Self:
+        """Return a copy with other parameters; what the same adapter was trained on is known already."""
+        copy = super().changed(**parameters)
+        if copy.adapter == self.adapter:
+            copy._trained_on = self._trained_on
+        return copy
 
     def check_model(self, evidence: Evidence, spec: EvidenceSpec[Any]) -> None:
         """Check that a piece was computed with the model that the adapter was trained on.

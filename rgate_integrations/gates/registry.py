@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknown_name
-from rgate_integrations.evidence.collector import with_all_that_they_need
+from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.gates.base import Gate, GateInfo
 from rgate_integrations.saved.folder import read_config, shipped
 
@@ -92,7 +92,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
 def prompt_hashes(gate: Gate) -> dict[str, str]:
     """Return name and hash of every prompt that a gate's evidence comes from."""
     found = {}
-    for spec in with_all_that_they_need(gate.specs):
+    for spec in expanded_specs(gate.specs):
         prompt = getattr(spec, "prompt", None)
         if prompt is not None:
             found[prompt.name] = prompt.hash
