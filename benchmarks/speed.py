@@ -27,6 +27,7 @@ from rgate_integrations.index import read_passages
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.download import PASSAGES, download
 from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.training.artifact import read_artifact
 
 YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
 OUT = Path(__file__).parent / "out" / "speed.json"
@@ -186,7 +187,7 @@ def main() -> None:
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
     rows += loading()
-    layers = gate.trained.blocks if hasattr(gate, "trained") else ()
+    layers = read_artifact("default").blocks
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)
