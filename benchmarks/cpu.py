@@ -155,8 +155,11 @@ def of_onnx(file: Path, threads: int) -> Way:
 
     def draft(rows: list[list[int]]) -> list[list[int]]:
         ids, mask = pad_left(rows, PROXY.pad_token_id, torch.device("cpu"))
-        padded = {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask)}
-        inputs: dict[str, np.ndarray] = {name: value.numpy() for name, value in padded.items()}
+        inputs: dict[str, Any] = {
+            "input_ids": ids.numpy(),
+            "attention_mask": mask.numpy(),
+            "position_ids": positions(mask).numpy(),
+        }
         empty = np.zeros((len(rows), caches[0].shape[1], 0, caches[0].shape[3]), np.float32)
         past, new = [OrtValue.ortvalue_from_numpy(empty) for _ in caches], []
         for _ in range(TOKENS):

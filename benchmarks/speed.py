@@ -28,6 +28,7 @@ from rgate_integrations.index import read_passages
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.download import PASSAGES, download
 from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.saved.probe import read_probe
 
 YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
 OUT = Path(__file__).parent / "out" / "speed.json"
@@ -188,7 +189,7 @@ def main() -> None:
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
     rows += loading()
-    layers = probe.gate.trained.layers
+    layers = read_probe("default").layers
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)

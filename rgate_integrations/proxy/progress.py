@@ -11,6 +11,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -26,16 +27,7 @@ def shown(item: Entry, *, console: Console | None = None) -> Iterator[DownloadRe
     """
     console = console or Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        last = ""
-
-        def plain(line: str, size: int | None) -> None:
-            nonlocal last
-            step = line.partition(" ")[0]  # one line for all parts
-            if step != last:
-                console.print(f"{item.name}: {step if size is None else f'{step} {item.megabytes} MB'}")
-                last = step
-
-        yield plain
+        yield _PlainLines(item, console)
         return
     columns = (
         SpinnerColumn(),
@@ -45,21 +37,47 @@ def shown(item: Entry, *, console: Console | None = None) -> Iterator[DownloadRe
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        total = item.megabytes
-        task = progress.add_task("starting", total=None, name=item.name, amount="")
+        yield _Bar(item, progress)
 
-        def live(line: str, size: int | None) -> None:
-            if size is not None:
-                done = min(round(size / 1e6), total)
-                progress.update(
-                    task, description=line, total=total, completed=done, amount=f"{done}/{total} MB"
-                )
-            elif progress.tasks[-1].description != line:  # nothing to count: a bar that only moves
-                for old in progress.task_ids:
-                    progress.remove_task(old)
-                progress.add_task(line, total=None, name=item.name, amount="")
 
-        yield live
+class _PlainLines:
+    """Prints one line a step."""
+
+    def __init__(self, item: Entry, console: Console) -> None:
+        self.item = item
+        self.console = console
+        self.last = ""
+
+    def __call__(self, line: str, size: int | None) -> None:
+        step = line.partition(" ")[0]  # one line for all parts
+        if step != self.last:
+            amount = "" if size is None else f" {self.item.megabytes} MB"
+            self.console.print(f"{self.item.name}: {step}{amount}")
+            self.last = step
+
+
+class _Bar:
+    """Moves a bar: with bytes while there are some to count, and to and fro otherwise."""
+
+    def __init__(self, item: Entry, progress: Progress) -> None:
+        self.item = item
+        self.progress = progress
+        self.task = self._restart("starting")
+
+    def __call__(self, line: str, size: int | None) -> None:
+        if size is not None:
+            total = self.item.megabytes
+            done = min(round(size / 1e6), total)
+            self.progress.update(
+                self.task, description=line, total=total, completed=done, amount=f"{done}/{total} MB"
+            )
+        elif self.progress.tasks[-1].description != line:
+            self.task = self._restart(line)
+
+    def _restart(self, line: str) -> TaskID:
+        for old in self.progress.task_ids:
+            self.progress.remove_task(old)
+        return self.progress.add_task(line, total=None, name=self.item.name, amount="")
 
 
 @contextmanager

