@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from rgate_integrations.proxy.download import download
+from rgate_integrations.proxy.download import cached_path, download
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
 from tests.scripted_proxy import ScriptedProxy
 
@@ -20,6 +20,32 @@ def scripted() -> ScriptedProxy:
 def smollm2() -> LocalProxy:
     download(SMOLLM2)
     return shared_proxy(SMOLLM2).load()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> str:
+    """Two narrow layers with random weights, and the tokenizer of smollm2: a training step takes milliseconds."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    download(SMOLLM2)
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = AutoTokenizer.from_pretrained(cached_path(SMOLLM2))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.2,  # wide: with the usual 0.02 attention carries next to nothing
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")

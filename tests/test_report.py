@@ -98,7 +98,7 @@ def test_a_model_can_judge_the_answers(tmp_path):
 
 
 @pytest.mark.model
-def test_collected_data_feed_calibration_and_evaluation(smollm2, tmp_path):
+def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path):
     questions = write(
         tmp_path / "q.jsonl",
         *({"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)),
@@ -106,15 +106,15 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tmp_path):
     passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
     PassageIndex.build(passages).save(tmp_path / "index")
     data, runner = str(tmp_path / "paired.jsonl"), CliRunner()
-    options = ["--llm", smollm2.name, "--index", str(tmp_path / "index"), "--tokens", "3", "-k", "1"]
+    options = ["--llm", tiny, "--index", str(tmp_path / "index"), "--tokens", "6"]
     done = runner.invoke(app, ["collect", "--questions", str(questions), "--out", data, *options])
     assert done.exit_code == 0, done.output
     assert "24 questions" in done.output
-    options = ["calibrate", "--data", data, "--draft", "recorded", "--budget", "0.9", "--probability", "none"]
+    options = ["calibrate", "--data", data, "--budget", "0.9", "--probability", "none", "--draft", "none"]
     done = runner.invoke(app, [*options, "--out", str(tmp_path / "g")])
     assert done.exit_code == 0, done.output
     result = tmp_path / "r.json"
-    options = ["evaluate", "--gate", str(tmp_path / "g"), "--draft", "recorded", "--data", data]
+    options = ["evaluate", "--gate", str(tmp_path / "g"), "--data", data, "--draft", "none"]
     options += ["--json", str(result)]
     done = runner.invoke(app, options)
     assert done.exit_code == 0, done.output
@@ -222,5 +222,5 @@ def test_monitoring_from_the_command_line(tmp_path):
     done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
     assert done.exit_code == 0, done.output
     assert "100 decisions: retrieval rate 50.0%" in done.output
-    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default"])  # trained, not calibrated
+    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default-question"])  # a probe
     assert isinstance(failed.exception, DataFormatError)

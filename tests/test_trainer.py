@@ -1,10 +1,10 @@
-"""Labels, pairs, and LoRA fine-tuning on the real smollm2: repeatable, resumable, and worth something."""
+"""Labels, pairs, and LoRA fine-tuning: repeatable, resumable, and worth something."""
 
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -12,6 +12,8 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.adapt import RET
 from rgate_integrations.proxy.base import TargetScores
+from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.labels import (
     judge,
@@ -20,7 +22,8 @@ from rgate_integrations.training.labels import (
     sampled_certainty,
 )
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.training.trainer import RECIPES
+from rgate_integrations.training.target_trainer import Row
+from rgate_integrations.training.trainer import RECIPES, Recipe, Run, prepare
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -98,79 +101,148 @@ def test_rewriter_pairs(tmp_path):
         rewriter_pairs([path])
 
 
+# --- fine-tuning ---------------------------------------------------------------------------------------------
+
 SUMS = [(f"What is {a} plus {a}?", a % 2 == 0) for a in range(1, 13)]
+SAID = ["Even." if known else "Odd." for _, known in SUMS]
+RECIPE = Recipe(epochs=4, learning_rate=2e-3, batch_size=4)
+LEARNS = Recipe(epochs=25, learning_rate=2e-2, batch_size=12, per_device=12, dropout=0.0)
+"""Enough for the tiny model to tell "Even." from "Odd."."""
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
     path = tmp_path_factory.mktemp("sums") / "sums.jsonl"
     lines = [
-        {"question": q, "closed_book_correct": k, "closed_book_text": "Even." if k else "Odd."}
-        for q, k in SUMS
+        {"question": question, "closed_book_correct": known, "closed_book_text": said}
+        for (question, known), said in zip(SUMS, SAID, strict=True)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
-def command(data, out, *more):
-    code = "from rgate_integrations.cli.main import app; app()"
-    options = ["train", "--gate", "ik", "--draft", "recorded", "--data", str(data), "--out", str(out)]
-    options += ["--batch-size", "4", "--epochs", "4", "--learning-rate", "2e-3", *more]
-    return [sys.executable, "-c", code, *options]
+def fitted(sums, model, out, **options):
+    given = {"draft": "recorded", "recipe": RECIPE, **options}
+    train_adapter("ik", read_examples([sums]), model, out, AdapterOptions(**given))
+    return load_gate(str(out))
 
 
-@pytest.mark.model
-def test_a_killed_run_resumes_to_the_same_weights(smollm2, sums, tmp_path):
-    whole = tmp_path / "whole"
-    subprocess.run(command(sums, whole), check=True, capture_output=True)
-    out = tmp_path / "killed"
-    running = subprocess.Popen(command(sums, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    checkpoints = tmp_path / ".killed-checkpoints"
-    deadline = time.monotonic() + 120
-    while not list(checkpoints.glob("checkpoint-[3-9]/trainer_state.json")):
-        assert running.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert not out.exists()
-    subprocess.run(command(sums, out, "--resume"), check=True, capture_output=True)
-    weights = [(d / "adapter_model.safetensors").read_bytes() for d in (whole, out)]
-    assert weights[0] == weights[1]
-    assert not checkpoints.exists()
-
-    gate = load_gate(str(whole))
-    assert (gate.proxy, gate.source, gate.tokens) == (smollm2.name, "recorded", 32)
-    decisions = gate.decide_batch([q for q, _ in SUMS], drafts=["Even." if k else "Odd." for _, k in SUMS])
-    known = [d.p_known for d, (_, k) in zip(decisions, SUMS, strict=True) if k]
-    unknown = [d.p_known for d, (_, k) in zip(decisions, SUMS, strict=True) if not k]
+def assert_told_apart(gate):
+    decisions = gate.decide_batch([question for question, _ in SUMS], drafts=SAID)
+    assert [d.error for d in decisions] == [None] * len(SUMS)
+    known = [d.p_known for d, (_, known) in zip(decisions, SUMS, strict=True) if known]
+    unknown = [d.p_known for d, (_, known) in zip(decisions, SUMS, strict=True) if not known]
     assert min(known) > max(unknown)
 
-    config = json.loads((whole / "gate.json").read_text())
-    (whole / "gate.json").write_text(json.dumps(config | {"fingerprint": "0" * 16}))
-    refused = load_gate(str(whole)).with_options(adapter=str(whole) + "/.").decide("who?", draft="Even.")
-    assert refused.retrieve
-    assert "was trained on" in refused.reason
-    (whole / "adapter_model.safetensors").write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match="checksum"):
-        load_gate(str(whole))
+
+# Trains like `fitted`, and kills itself when the fifth of twelve steps is done, before its checkpoint is written.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rgate_integrations.training.adapters import AdapterOptions, train_adapter
+from rgate_integrations.training.examples import read_examples
+from rgate_integrations.training.trainer import Recipe
+
+def progress(what, done, total):
+    if what.startswith("training") and done == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+data, model, out, recipe = sys.argv[1:]
+options = AdapterOptions(draft="recorded", recipe=eval(recipe))
+train_adapter("ik", read_examples([data]), model, Path(out), options, progress=progress)
+"""
 
 
 @pytest.mark.model
-def test_an_activated_adapter_learns_to_judge_after_the_draft(smollm2, sums, tmp_path):
-    out = tmp_path / "activated"
-    subprocess.run(command(sums, out, "--activated"), check=True, capture_output=True)
-    gate = load_gate(str(out))
-    assert gate.follow_up
-    drafts = ["Even." if k else "Odd." for _, k in SUMS]
-    p = [d.p_known for d in gate.decide_batch([q for q, _ in SUMS], drafts=drafts)]
-    known = [k for _, k in SUMS]
-    assert min(v for v, k in zip(p, known, strict=True) if k) > max(
-        v for v, k in zip(p, known, strict=True) if not k
+def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
+    gate = fitted(sums, tiny, tmp_path / "whole")
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-c", KILLED, str(sums), tiny, str(killed), repr(RECIPE)]
+    process = subprocess.run(command, capture_output=True, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    assert not killed.exists()
+    checkpoints = tmp_path / ".killed-checkpoints"
+    assert (checkpoints / "checkpoint-4").is_dir()
+    steps = []
+    options = AdapterOptions(draft="recorded", recipe=RECIPE, resume=True)
+    train_adapter(
+        "ik",
+        read_examples([sums]),
+        tiny,
+        killed,
+        options,
+        progress=lambda what, done, total: steps.append(done),
     )
-    own, before = load_gate(str(out), source="proxy", tokens=4), smollm2.calls
-    assert all(d.error is None for d in own.decide_batch([q for q, _ in SUMS]))
-    assert smollm2.calls - before == 1, "draft and judgment in one batch"
+    assert (steps[0], steps[-1]) == (5, 12), "it went on from the fourth step"
+    weights = [(tmp_path / d / "adapter_model.safetensors").read_bytes() for d in ("whole", "killed")]
+    assert weights[0] == weights[1]
+    assert not checkpoints.exists()
+    assert gate.config()["source"] == "recorded"
+    assert gate.config()["tokens"] == 32
+
+
+@pytest.mark.model
+def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
+    out = tmp_path / "g"
+    assert_told_apart(fitted(sums, tiny, out, recipe=LEARNS))
+    config = json.loads((out / "gate.json").read_text())
+    (out / "gate.json").write_text(json.dumps(config | {"fingerprint": "0" * 16}))
+    # Under another name the adapter is not in the shared model yet, so it is checked.
+    refused = load_gate(str(out)).with_options(adapter=str(out) + "/.").decide("who?", draft="Even.")
+    assert refused.retrieve
+    assert "was trained on" in refused.reason
+    (out / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match="checksum"):
+        load_gate(str(out))
+
+
+@pytest.mark.model
+def test_an_activated_adapter_learns_to_judge_after_the_draft(tiny, sums, tmp_path):
+    out = tmp_path / "g"
+    gate = fitted(sums, tiny, out, recipe=LEARNS, activated=True)
+    assert gate.config()["follow_up"]
+    assert_told_apart(gate)
+    own, proxy = load_gate(str(out), source="proxy", tokens=4), shared_proxy(tiny)
+    before = proxy.calls
+    assert all(d.error is None for d in own.decide_batch([question for question, _ in SUMS]))
+    assert proxy.calls - before == 1, "draft and judgment in one batch"
+
+
+@pytest.mark.model
+def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
+    lines = []
+    options = AdapterOptions(draft="recorded", recipe=RECIPE.with_options(epochs=1), folds=2)
+    files = read_examples([sums])
+    metrics = train_adapter("ik", files, tiny, tmp_path / "g", options, show=lines.append)
+    assert [line.split(":")[0] for line in lines] == ["fold 1 of 2", "fold 2 of 2"]
+    assert metrics["auc"] == {"sums": metrics["auc_pooled"]}
+    saved = json.loads((tmp_path / "g" / "gate.json").read_text())["provenance"]
+    assert (saved["metrics"], saved["folds"]) == (metrics, 2)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("activated", [False, True])
+def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path, activated):
+    assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g", activated=activated))
+
+
+def test_only_the_very_same_run_is_resumed(tmp_path):
+    """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
+    rows, others = [Row((1,), (2,), 1.0)], [Row((1,), (3,), 1.0)]
+    run, checkpoints = Run("m", RECIPE, 0, ()), tmp_path / "checkpoints"
+    assert not prepare(checkpoints, run.identity(rows), resume=True)
+    assert not prepare(checkpoints, run.identity(rows), resume=True), "there is nothing to go on from"
+    for identity, resume, expected in (
+        (run.identity(rows), True, True),
+        (run.identity(rows), False, False),
+        (run.identity(others), True, False),
+        (dataclasses.replace(run, seed=1).identity(rows), True, False),
+    ):
+        prepare(checkpoints, run.identity(rows), resume=False)
+        (checkpoints / "checkpoint-1").mkdir()
+        assert prepare(checkpoints, identity, resume=resume) is expected
+        assert (checkpoints / "checkpoint-1").exists() is expected
 
 
 def test_recipes_follow_the_papers():
@@ -183,8 +255,6 @@ def test_recipes_follow_the_papers():
 
 
 def test_what_cannot_be_trained(sums):
-    from rgate_integrations.training.adapters import AdapterOptions, train_adapter
-
     with pytest.raises(ConfigurationError, match="not trained"):
         train_adapter("perplexity", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
     with pytest.raises(ConfigurationError, match="acts after a draft"):

@@ -123,10 +123,10 @@ def fine_tune(
     for pair in pairs:
         prompt, target = proxy.pair_ids(pair.prompt, pair.values, pair.target, pair.ends)
         rows.append(Row(tuple(prompt), tuple(target), pair.weight))
-    run = _Run(model, recipe, seed, tuple(invocation or ()))
+    run = Run(model, recipe, seed, tuple(invocation or ()))
     tuned = run.model_to_tune()
     checkpoints = out.parent / f".{out.name}-checkpoints"
-    resumed = _prepare(checkpoints, run.identity(rows), resume)
+    resumed = prepare(checkpoints, run.identity(rows), resume)
     trainer = train_on_targets(tuned, run.arguments(rows, checkpoints), rows, proxy.pad_token_id, progress)
     trainer.train(resume_from_checkpoint=True if resumed else None)
     made = out.parent / f".{out.name}-made"
@@ -149,7 +149,7 @@ def _check_dependencies() -> None:
             raise missing_dependency(module, extra)
 
 
-def _prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
+def prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
     """Return whether there are checkpoints of this very run to go on from; else make an empty folder for them."""
     marker = checkpoints / "run.json"
     same_run = marker.is_file() and marker.read_text(encoding="utf-8") == identity
@@ -161,8 +161,15 @@ def _prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """What decides the weights that come out."""
+class Run:
+    """What decides the weights that come out.
+
+    Attributes:
+        model: Base model: catalogue name, folder or Hub id.
+        recipe: How.
+        seed: Seed of the adapter's weights, the order and the dropout.
+        invocation: Token ids from whose last occurrence on the adapter acts; empty: everywhere.
+    """
 
     model: str
     recipe: Recipe
