@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations import Gate
+from rgate_integrations import Gate, load_gate
 from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.probe import ProbeGate
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
@@ -72,8 +72,8 @@ def main() -> None:
     known, sets = np.array([e.known for e in asked]), [e.dataset for e in asked]
     found = {}
 
-    def measure(gate: Gate) -> dict:
-        p = []
+    def measure(scorer: Gate) -> dict:
+        gate, p = load_gate(scorer), []
         for at in range(0, len(asked), 64):
             questions = [e.question for e in asked[at : at + 64]]
             p += [d.p_known for d in gate.decide_batch(questions, drafts=drafts[at : at + 64])]

@@ -44,7 +44,7 @@ class ProbeGate(Gate):
     )
 
     artifact: str
-    trained: SkipValidation[ProbeArtifact] = Field(exclude=True, repr=False)
+    trained: SkipValidation[ProbeArtifact] = Field(default=None, exclude=True, repr=False)
     early_exit: bool = True
 
     @model_validator(mode="before")
