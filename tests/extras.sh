@@ -57,6 +57,5 @@ echo "llama-index alone, without any OpenAI package: ok"
 
 fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,train]" \
   pytest pytest-asyncio pytest-timeout langchain-tests hypothesis
-"$work/lowest/bin/python" -m pytest -q -m "not model" tests/test_langchain.py tests/test_langchain_more.py \
-  tests/test_langchain_standard.py tests/test_llama_index*.py
+"$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_llama_index*.py
 echo "lowest versions: ok"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
@@ -44,7 +44,9 @@ class ProbeGate(Gate):
     )
 
     artifact: str
-    trained: SkipValidation[ProbeArtifact] = Field(default=None, exclude=True, repr=False)
+    trained: SkipValidation[ProbeArtifact] = Field(
+        default=cast(ProbeArtifact, None), exclude=True, repr=False
+    )  # never None: it is read with the other parameters
     early_exit: bool = True
 
     @model_validator(mode="before")
