@@ -28,7 +28,7 @@ def collect(
         bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
     ] = False,
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a question.")] = 3,
-    tokens: Annotated[int, typer.Option(min=1, help="Greatest length of an answer.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     judge: Annotated[
         str | None,
         typer.Option(help="A model that judges the answers; when none, a gold answer must be contained."),

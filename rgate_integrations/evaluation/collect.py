@@ -154,7 +154,7 @@ def collect(
         out: The file.
         index: Finds passages; None asks without retrieval only.
         k: Passages a question.
-        tokens: Greatest length of an answer.
+        tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
             what it gives no label, such as a refusal, is judged by containment.
         report: Told how many questions are done.
