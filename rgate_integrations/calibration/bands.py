@@ -241,22 +241,22 @@ def _best(questions: _Questions, threshold: float, options: BandOptions) -> tupl
     highs = np.append(cuts[cuts >= threshold], max(ALWAYS, threshold))
     below, above = first[:, None] < lows, first[:, None] >= highs  # no question is both
 
-    def total(if_below: Float64Array, if_above: Float64Array) -> Float64Array:
-        """Sum over the questions below each low and above each high, shape (lows, highs)."""
-        sums: Float64Array = (if_below @ below)[:, None] + (if_above @ above)[None, :]
-        return sums
-
     # What changes against the second gate for all: a question below the band is retrieved for, one above is not.
     by_second = questions.second < threshold
     answered, retrieving = questions.answered(by_second), by_second.astype(float)
-    gained = total(questions.rag - answered, questions.closed_book - answered)
-    retrieved = total(1 - retrieving, -retrieving)
-    exits = total(np.ones(n), np.ones(n))
+    gained = _sums((questions.rag - answered) @ below, (questions.closed_book - answered) @ above)
+    retrieved = _sums((1 - retrieving) @ below, -retrieving @ above)
+    exits = _sums(below.sum(axis=0), above.sum(axis=0))
     allowed = (gained >= -options.loss * n - 1e-9) & (retrieved <= options.more_retrieval * n + 1e-9)
     # All are whole numbers, and `gained` is at most n: it decides between equal numbers of exits only.
     value = np.where(allowed, exits + gained / (4 * n), -1.0)
     at_low, at_high = np.unravel_index(int(value.argmax()), value.shape)
     return float(lows[at_low]), float(highs[at_high])
+
+
+def _sums(below: Float64Array, above: Float64Array) -> Float64Array:
+    """Return what comes of each band, shape (lows, highs), from what comes of each low and of each high."""
+    return below[:, None] + above[None, :]
 
 
 def _measured(
