@@ -442,7 +442,7 @@ def test_an_activated_adapter_judges_as_in_peft_and_leaves_the_draft_alone(smoll
 
 
 def test_a_gate_that_follows_up_drafts_and_judges_in_one_batch(smollm2):
-    gate = IKGate(tokens=12, follow_up=True)
+    gate = load_gate(IKGate(tokens=12, follow_up=True))
     questions = [v["question"] for v in VALUES]
     before = smollm2.calls
     decisions = gate.decide_batch(questions)
