@@ -15,46 +15,95 @@ from rgate_integrations.batching import Batcher
 from rgate_integrations.errors import OverloadedError
 from tests.scripted_proxy import ScriptedProxy
 
+PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
 
-class Slow(ScriptedProxy):
-    """Takes 20 ms a call, so that callers pile up."""
+
+class Held(ScriptedProxy):
+    """Its first call waits until it is let go, so that callers pile up behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.busy, self.go = threading.Event(), threading.Event()
+        self.sizes = []
 
     def score(self, prompt, values, targets, *, adapter=None):
-        time.sleep(0.02)
-        self.sizes = [*getattr(self, "sizes", []), len(values)]
+        self.sizes.append(len(values))
+        self.busy.set()
+        assert self.go.wait(PATIENCE)
         return super().score(prompt, values, targets, adapter=adapter)
 
 
+class Clock:
+    """Stands in for the batcher's clock."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr("rgate_integrations.batching.time", found)
+    return found
+
+
+async def until_submitted(tasks):
+    """Let every task run up to where it waits for its decision."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
 async def test_concurrent_coroutines_share_batches():
-    proxy = Slow()
+    proxy = Held()
     gate = load_gate("prompt", proxy=proxy)
     questions = [f"question {i}?" for i in range(100)]
-    found = await asyncio.gather(*(gate.adecide(q) for q in questions))
+    tasks = [asyncio.create_task(gate.adecide(q)) for q in questions]
+    await until_submitted(tasks)
+    proxy.go.set()
+    found = await asyncio.gather(*tasks)
     assert [d.question for d in found] == questions
     assert sum(proxy.sizes) == 100
-    assert len(proxy.sizes) <= 4  # at most 64 a batch, and perhaps a lone first one
+    assert len(proxy.sizes) <= 3  # what came before the first call, then at most 64 a batch
 
 
 def test_concurrent_threads_share_batches():
-    proxy = Slow()
+    proxy = Held()
     gate = load_gate("prompt", proxy=proxy)
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(gate.decide, [f"q{i}?" for i in range(64)]))
-    assert len(found) == 64
-    assert len(proxy.sizes) < 20
+        asked = [pool.submit(gate.decide, "first?")]
+        assert proxy.busy.wait(PATIENCE)
+        asked += [pool.submit(gate.decide, f"q{i}?") for i in range(15)]
+        waiting = threading.Event()
+        for _ in range(PATIENCE * 100):
+            if gate._batcher._queue.qsize() == 15:
+                break
+            waiting.wait(0.01)
+        proxy.go.set()
+        assert [future.result(PATIENCE).error for future in asked] == [None] * 16
+    assert proxy.sizes == [1, 15]
 
 
 async def test_cancelled_callers_cost_nothing_and_others_get_their_decision():
-    proxy = Slow()
+    proxy = Held()
     gate = load_gate("prompt", proxy=proxy)
+    first = asyncio.create_task(gate.adecide("first?"))
+    assert await asyncio.to_thread(proxy.busy.wait, PATIENCE)
     tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(200)]
-    await asyncio.sleep(0.005)
+    await until_submitted(tasks)
     for task in tasks[::3]:
         task.cancel()
+    await asyncio.sleep(0)
+    proxy.go.set()
     done = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(d, asyncio.CancelledError) for d in done[::3])
     rest = [d for i, d in enumerate(done) if i % 3]
     assert [d.question for d in rest] == [f"q{i}?" for i in range(200) if i % 3]
+    assert (await first).error is None
+    assert sum(proxy.sizes) == 1 + len(rest), "who has left is not judged"
 
 
 async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_and_then():
@@ -94,16 +143,26 @@ async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_
     assert decision() is None
 
 
-async def test_questions_that_wait_too_long_retrieve():
-    gate = load_gate("prompt", proxy=Slow(), queue_timeout=0.03)
-    found = await asyncio.gather(*(gate.adecide(f"q{i}?") for i in range(300)))
-    overdue = [d for d in found if d.error is not None]
-    assert 0 < len(overdue) < 300
-    assert all(d.retrieve and d.error.type == "OverloadedError" for d in overdue)
-    assert {d.question for d in found} == {f"q{i}?" for i in range(300)}
-    gate = gate.with_options(on_error="raise")
-    done = await asyncio.gather(*(gate.adecide(f"q{i}?") for i in range(300)), return_exceptions=True)
-    assert any(isinstance(d, OverloadedError) for d in done)
+@pytest.mark.parametrize("on_error", ["retrieve", "raise"])
+async def test_questions_that_wait_too_long_retrieve(clock, on_error):
+    proxy = Held()
+    gate = load_gate("prompt", proxy=proxy, queue_timeout=2.0, on_error=on_error)
+    first = asyncio.create_task(gate.adecide("first?"))
+    assert await asyncio.to_thread(proxy.busy.wait, PATIENCE)
+    tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(30)]
+    await until_submitted(tasks)
+    clock.now = 2.5
+    proxy.go.set()
+    assert (await first).error is None
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    if on_error == "raise":
+        assert all(isinstance(d, OverloadedError) for d in done)
+        assert "waited 2.5 s" in str(done[0])
+    else:
+        assert {(d.retrieve, d.error.type) for d in done} == {(True, "OverloadedError")}
+        assert [d.question for d in done] == [f"q{i}?" for i in range(30)]
+    assert (await gate.adecide("after?")).error is None
+    assert proxy.sizes == [1, 1]
 
 
 def test_an_exception_reaches_every_caller_of_its_batch():

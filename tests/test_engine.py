@@ -4,6 +4,8 @@ import asyncio
 import pickle
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, OverloadedError
+from rgate_integrations.evidence.base import Inputs
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from tests.scripted_proxy import ScriptedProxy
 
@@ -47,37 +50,30 @@ def call(request):
 
 @pytest.mark.parametrize("threshold", BAD_THRESHOLDS, ids=repr)
 def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
-    gate = load_gate("prompt", proxy=scripted, queue_timeout=0.001)
+    gate = load_gate("prompt", proxy=scripted)
     with pytest.raises(ConfigurationError, match="threshold must be a number"):
         call(gate, threshold=threshold)
     assert scripted.calls == [], "it never reached the worker"
     assert call(load_gate("prompt", proxy=scripted), threshold=0.3).error is None
 
 
-def test_an_overdue_question_with_a_bad_threshold_does_not_end_the_worker():
+def test_an_overdue_question_with_a_bad_threshold_does_not_end_the_worker(monkeypatch):
     """It raised in the worker, which died with its place still taken: every later call waited for ever."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("rgate_integrations.batching.time", clock)
     proxy = Waiting()
-    gate = load_gate("prompt", proxy=proxy, queue_timeout=0.01)
-    found = []
-    first = threading.Thread(target=lambda: found.append(gate.decide("first?")), daemon=True)
-    first.start()
-    assert proxy.busy.wait(PATIENCE)
-    overdue = threading.Thread(target=lambda: found.append(gate.decide("second?")), daemon=True)
-    overdue.start()
-    with pytest.raises(ConfigurationError):
-        gate.decide("third?", threshold=float("nan"))
-    threading.Event().wait(0.05)  # longer than the queue's limit
-    proxy.go_on.set()
-    for thread in (first, overdue):
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    late = next(d for d in found if d.question == "second?")
-    assert (late.retrieve, late.error.type) == (True, "OverloadedError")
-    after = []
-    last = threading.Thread(target=lambda: after.append(gate.decide("after?")), daemon=True)
-    last.start()
-    last.join(PATIENCE)
-    assert [d.question for d in after] == ["after?"]
+    gate = load_gate("prompt", proxy=proxy, queue_timeout=1.0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(gate.decide, "first?")
+        assert proxy.busy.wait(PATIENCE)
+        (overdue,) = gate._batcher.submit([Inputs("second?")])
+        with pytest.raises(ConfigurationError):
+            gate.decide("third?", threshold=float("nan"))
+        clock.now = 2.0
+        proxy.go_on.set()
+        assert first.result(PATIENCE).error is None
+        assert isinstance(overdue.exception(PATIENCE), OverloadedError)
+        assert pool.submit(gate.decide, "after?").result(PATIENCE).error is None
 
 
 class Unprintable:
@@ -151,25 +147,6 @@ def test_a_worker_that_dies_leaves_nobody_waiting(monkeypatch):
     with pytest.raises(MemoryError):
         batcher.submit([1])[0].result(PATIENCE)
     assert batcher.submit([2])[0].result(PATIENCE) == 2
-
-
-def test_overdue_items_get_a_typed_error():
-    entered, go_on = threading.Event(), threading.Event()
-
-    def run(items):
-        entered.set()
-        assert go_on.wait(PATIENCE)
-        return items
-
-    batcher = Batcher(run, timeout=0.01)
-    (first,) = batcher.submit([1])
-    assert entered.wait(PATIENCE)
-    (late,) = batcher.submit([2])
-    threading.Event().wait(0.05)  # longer than the timeout
-    go_on.set()
-    assert first.result(PATIENCE) == 1
-    with pytest.raises(OverloadedError, match="waited"):
-        late.result(PATIENCE)
 
 
 class OtherModel(ScriptedProxy):
