@@ -3,7 +3,7 @@
     python benchmarks/cascade.py --data FILE.jsonl ... [--draft proxy]
 
 The files are those of attempts.py, whose kept hidden states and held-out logits are used: two minutes on two cores.
-States that are not kept are computed first (about half an hour; with --draft proxy the drafts too, ten minutes).
+LayerStates that are not kept are computed first (about half an hour; with --draft proxy the drafts too, ten minutes).
 First comes a probe of the question alone, second one of the question and 32 draft tokens: the LLM's recorded ones,
 or the proxy's own. Each is calibrated by logistic regression on the other folds, as in training.
 

@@ -16,7 +16,7 @@ from rgate_integrations.proxy.local import shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.labels import (
-    judge,
+    judge_answers,
     match_ratio,
     sampled_accuracy,
     sampled_certainty,
@@ -52,7 +52,7 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label():
             nan = float("nan")
             return [TargetScores(s, 1) for s in ((-0.1, -3.0), (-3.0, -0.1), (nan, nan))]
 
-    found = judge(
+    found = judge_answers(
         Judge(),
         ["a?", "b?", "c?", "d?", "e?"],
         [["Paris", "Paname"], ["Rome"], ["x"], ["x"], ["Oslo"]],

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from rgate_integrations.cli.decide import read_questions
+from rgate_integrations.cli.decide import typed_questions
 from rgate_integrations.cli.opening import open_pipeline
 from rgate_integrations.cli.options import (
     DEFAULT_LLM,
@@ -21,8 +21,8 @@ from rgate_integrations.cli.options import (
     LLMName,
     PassageCount,
     ProxyName,
-    Questions,
-    Threshold,
+    QuestionArguments,
+    ThresholdOption,
 )
 from rgate_integrations.cli.output import hit_as_json
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def ask(
-    questions: Questions = None,
+    questions: QuestionArguments = None,
     gate: GateName = "default",
-    threshold: Threshold = None,
+    threshold: ThresholdOption = None,
     proxy: ProxyName = None,
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
@@ -46,18 +46,18 @@ def ask(
     pipeline = open_pipeline(gate, notices, proxy=proxy, llm=llm, index=index, k=k)
     console = Console(highlight=False)
     failed = False
-    for question in read_questions(questions):
+    for question in typed_questions(questions):
         answered = pipeline.ask(question, threshold=threshold)
         failed = failed or answered.decision.error is not None
         if as_json:
-            typer.echo(json.dumps(as_object(answered), ensure_ascii=False))
+            typer.echo(json.dumps(answered_as_json(answered), ensure_ascii=False))
         else:
             console.print(panel(answered))
     if failed:
         raise typer.Exit(1)
 
 
-def as_object(answered: Answered) -> dict[str, Any]:
+def answered_as_json(answered: Answered) -> dict[str, Any]:
     """Return one answered question as JSON values."""
     decision = answered.decision
     found = {

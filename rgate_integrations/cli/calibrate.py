@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from rgate_integrations.cli.bars import QuestionBar
-from rgate_integrations.cli.gate_options import Data, DraftOf, GateName, More, ProxyName, gate_for, numbers
+from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
+from rgate_integrations.cli.options import GateName, ProxyName
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:

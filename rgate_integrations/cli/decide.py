@@ -11,16 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from rgate_integrations.cli.options import AsJson, GateName, ProxyName, Questions, Threshold
+from rgate_integrations.cli.options import AsJson, GateName, ProxyName, QuestionArguments, ThresholdOption
 from rgate_integrations.decision import Decision
 
 
 def decide(
-    questions: Questions = None,
+    questions: QuestionArguments = None,
     gate: GateName = "default",
-    threshold: Threshold = None,
+    threshold: ThresholdOption = None,
     proxy: ProxyName = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="QuestionArguments decided together.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Decide for each question whether to retrieve. Exit code 1 if any could not be judged.
@@ -33,7 +33,7 @@ def decide(
     loaded = load_gate(gate, proxy=proxy)
     console = Console(highlight=False)
     failed = False
-    for lines in batched(read_questions(questions), batch_size):
+    for lines in batched(typed_questions(questions), batch_size):
         records = [_record(line) for line in lines]
         decisions = loaded.decide_batch(
             [record["question"] for record in records],
@@ -44,14 +44,14 @@ def decide(
         for record, decision in zip(records, decisions, strict=True):
             failed = failed or decision.error is not None
             if as_json:
-                typer.echo(json.dumps(as_object(record["question"], decision), ensure_ascii=False))
+                typer.echo(json.dumps(decision_as_json(record["question"], decision), ensure_ascii=False))
             else:
                 _print(console, record["question"], decision)
     if failed:
         raise typer.Exit(1)
 
 
-def read_questions(arguments: list[str] | None) -> Iterator[str]:
+def typed_questions(arguments: list[str] | None) -> Iterator[str]:
     """Yield the questions given as arguments, or else the lines of standard input."""
     if arguments:
         yield from arguments
@@ -69,7 +69,7 @@ def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def as_object(asked: str, decision: Decision) -> dict[str, Any]:
+def decision_as_json(asked: str, decision: Decision) -> dict[str, Any]:
     """Return a decision, or its error, as JSON values; ``question`` is the question as it was asked."""
     if decision.error is not None:
         return {"question": asked, "retrieve": True, "error": decision.error.model_dump()}

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.cli.bars import QuestionBar
-from rgate_integrations.cli.gate_options import Data, DraftOf, GateName, More, ProxyName, gate_for, numbers
+from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
+from rgate_integrations.cli.options import GateName, ProxyName
 from rgate_integrations.files import json_text, write_atomically
 
 if TYPE_CHECKING:

@@ -14,16 +14,12 @@ if TYPE_CHECKING:
 
 Data = Annotated[list[Path], typer.Option("--data", help="Paired JSONL; several may follow.")]
 More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")]
-GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
 DraftOf = Annotated[
     str,
     typer.Option(
         "--draft",
         help="proxy: its own; recorded: closed_book_text, the LLM's own words; none: question only.",
     ),
-]
-ProxyName = Annotated[
-    str | None, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
 ]
 
 

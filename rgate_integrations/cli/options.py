@@ -9,9 +9,11 @@ import typer
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 
-Questions = Annotated[list[str] | None, typer.Argument(help="Questions; standard input when none.")]
+QuestionArguments = Annotated[
+    list[str] | None, typer.Argument(help="QuestionArguments; standard input when none.")
+]
 GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
-Threshold = Annotated[
+ThresholdOption = Annotated[
     float | None, typer.Option("--threshold", min=0.0, help="Retrieve iff p_known is below it.")
 ]
 ProxyName = Annotated[

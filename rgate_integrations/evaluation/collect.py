@@ -15,7 +15,7 @@ from rgate_integrations.loading import load_gate
 from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.text import is_correct
-from rgate_integrations.training.labels import judge as judged_by_model
+from rgate_integrations.training.labels import judge_answers
 
 _CHUNK = 16  # questions that are lost when a run is killed
 DATASETS: dict[str, dict[str, str]] = {
@@ -181,8 +181,9 @@ def collect(
         index: Finds passages; None asks without retrieval only.
         k: Passages a question.
         tokens: Maximum length of an answer.
-        judge: A model that judges answers against the gold ones (see `rgate_integrations.training.labels.judge`);
-            what it gives no label, such as a refusal, is judged by containment.
+        judge: A model that judges answers against the gold ones
+            (see `rgate_integrations.training.labels.judge_answers`); what it gives no label, such as a refusal, is
+            judged by containment.
         report: Told how many questions are done.
 
     Returns:
@@ -241,7 +242,7 @@ def _correct(
     if judge is None:
         return correct
     asked = [str(question["question"]) for question in questions]
-    for position, label in enumerate(judged_by_model(judge, asked, gold, answers).labels):
+    for position, label in enumerate(judge_answers(judge, asked, gold, answers).labels):
         if label is not None:
             correct[position] = label
     return correct

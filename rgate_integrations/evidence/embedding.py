@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-
-Vector: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class EmbeddingSpec(EvidenceSpec[Vector]):
+class EmbeddingSpec(EvidenceSpec[Float32Array]):
     """The question's embedding, shape (dimensions,), of length 1.
 
     Attributes:
@@ -25,7 +21,7 @@ class EmbeddingSpec(EvidenceSpec[Vector]):
 
     embedder: str = "all-minilm-l6-v2"
 
-    def compute(self, context: Context) -> list[Piece[Vector]]:
+    def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Embed the questions as they are: an index that embeds them with the same model shares the vectors."""
         from rgate_integrations.index.embedder import SentenceEmbedder
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.draft import (
@@ -20,11 +18,9 @@ from rgate_integrations.evidence.draft import (
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, Values
 
-States: TypeAlias = npt.NDArray[np.float32]
-
 
 @dataclass(frozen=True)
-class HiddenSpec(WrittenWithDraft[States]):
+class HiddenSpec(WrittenWithDraft[Float32Array]):
     """Pooled hidden states, shape (layers, hidden size).
 
     Attributes:
@@ -42,7 +38,7 @@ class HiddenSpec(WrittenWithDraft[States]):
         """The draft that is read."""
         return () if self.draft is None else (self.draft,)
 
-    def compute(self, context: Context) -> list[Piece[States]]:
+    def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
         drafts = None if self.draft is None else context.get(self.draft)
         states = context.proxy.hidden(self.prompt, questions_as_values(context), drafts, self.layers)
@@ -54,13 +50,13 @@ class HiddenSpec(WrittenWithDraft[States]):
 
     def write(
         self, draft: DraftSpec, proxy: Proxy, values: Sequence[Values]
-    ) -> tuple[list[Draft], list[Piece[States]]]:
+    ) -> tuple[list[Draft], list[Piece[Float32Array]]]:
         """Write the drafts, and keep the states of the pass that writes them."""
         both = proxy.generate_hidden(draft.prompt, values, tokens=draft.tokens, layers=self.layers)
         return [written for written, _ in both], [_piece(states) for _, states in both]
 
 
-def _piece(states: HiddenStates) -> Piece[States]:
+def _piece(states: HiddenStates) -> Piece[Float32Array]:
     # States that were kept while a draft was written have no prompt of their own, and cost nothing.
     cost = Cost(model_calls=int(states.prompt_tokens > 0), tokens_in=states.prompt_tokens)
     return Piece(states.states, cost)

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
-from rgate_integrations.evidence.embedding import EmbeddingSpec, Vector
+from rgate_integrations.evidence.embedding import EmbeddingSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.gate_of_gates import WrappingGate
 from rgate_integrations.gates.scoring import ScoreSpec
@@ -99,7 +100,7 @@ class RememberedScore(EvidenceSpec[Score]):
                 memory.put(keys[place], score, vectors.get(place), self.size)
         return [outcomes[place] for place in range(len(context.inputs))]
 
-    def _vectors(self, context: Context, places: list[int]) -> dict[int, Vector]:
+    def _vectors(self, context: Context, places: list[int]) -> dict[int, Float32Array]:
         if self.similarity is None or not places:
             return {}
         embedded = context.part(places).find(EmbeddingSpec(self.embedder))
@@ -116,7 +117,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, tuple[Score, Vector | None]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Score, Float32Array | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -131,7 +132,7 @@ class Memory:
                     found[place] = _again(self._known[key][0], "asked before")
         return found
 
-    def near(self, vectors: Mapping[int, Vector], similarity: float) -> dict[int, Score]:
+    def near(self, vectors: Mapping[int, Float32Array], similarity: float) -> dict[int, Score]:
         """Return the score of the nearest question for each that is near enough to one."""
         found = {}
         with self._lock:
@@ -146,7 +147,7 @@ class Memory:
                     found[place] = _again(score, f"cosine {row.max():.2f} to {key!r}")
         return found
 
-    def put(self, key: str, score: Score, vector: Vector | None, size: int) -> None:
+    def put(self, key: str, score: Score, vector: Float32Array | None, size: int) -> None:
         """Remember a score, and forget the question that was not asked for longest."""
         with self._lock:
             self._known[key] = score, vector

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
+from rgate_integrations.arrays import Float64Array
 from rgate_integrations.decision import Frozen
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import GateInfo, Score
@@ -45,10 +45,10 @@ class ProbabilityMap(Frozen):
         return float(1 / (1 + np.exp(-np.clip(logit, -500, 500))))
 
 
-def logits(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def logits(p: Float64Array) -> Float64Array:
     """Return the logits of probabilities, clipped away from 0 and 1."""
     clipped = np.clip(p, _EDGE, 1 - _EDGE)
-    found: npt.NDArray[np.float64] = np.log(clipped) - np.log1p(-clipped)
+    found: Float64Array = np.log(clipped) - np.log1p(-clipped)
     return found
 
 

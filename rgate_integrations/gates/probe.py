@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.hidden import HiddenSpec, States
+from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe
@@ -115,12 +116,12 @@ class ProbeGate(Gate):
             return Score(p, self._reason("question", p))
         return Score(p, self._reason("question and draft", p), evidence[self._draft_spec])
 
-    def _first_score(self, states: States, early: EarlyExit) -> Score | None:
+    def _first_score(self, states: Float32Array, early: EarlyExit) -> Score | None:
         p = _sigmoid(float(np.sum(early.weight * states)) + early.bias)
         clear = p >= max(early.p_known, self.threshold)
         return Score(p, self._reason("question", p)) if clear else None
 
-    def _states(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> States:
+    def _states(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> Float32Array:
         """Return states, if they are of the model that the probe was trained on."""
         trained, states = self.trained, evidence[spec]
         base = TrainedOn(trained.base_model, trained.fingerprint)

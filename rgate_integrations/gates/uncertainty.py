@@ -9,9 +9,9 @@ from itertools import combinations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
+from rgate_integrations.arrays import Float64Array
 from rgate_integrations.decision import Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Evidence
@@ -103,7 +103,7 @@ class _SampleUncertainty(Gate):
         return Score(p, reason, answers[int(matrix.sum(axis=1).argmax())])
 
     @abstractmethod
-    def _agreement(self, answers: Sequence[Draft], matrix: npt.NDArray[np.float64]) -> tuple[float, str]: ...
+    def _agreement(self, answers: Sequence[Draft], matrix: Float64Array) -> tuple[float, str]: ...
 
 
 class LexicalSimilarityGate(_SampleUncertainty):
@@ -113,7 +113,7 @@ class LexicalSimilarityGate(_SampleUncertainty):
         "lexical_similarity", "lexical similarity (Fomicheva et al. 2020)", "samples", "no", "several samples"
     )
 
-    def _agreement(self, answers: Sequence[Draft], matrix: npt.NDArray[np.float64]) -> tuple[float, str]:
+    def _agreement(self, answers: Sequence[Draft], matrix: Float64Array) -> tuple[float, str]:
         n = len(answers)
         p = float((matrix.sum() - np.trace(matrix)) / (n * (n - 1)))
         return p, f"{n} sampled answers are alike to {p:.2f} (ROUGE-L)."
@@ -129,7 +129,7 @@ class SemanticSetsGate(_SampleUncertainty):
         "semantic_sets", "number of semantic sets (Lin et al. 2023)", "samples", "no", "several samples"
     )
 
-    def _agreement(self, answers: Sequence[Draft], matrix: npt.NDArray[np.float64]) -> tuple[float, str]:
+    def _agreement(self, answers: Sequence[Draft], matrix: Float64Array) -> tuple[float, str]:
         sets = len(set(comparable([a.text for a in answers])))
         return 1 - (sets - 1) / (len(answers) - 1), f"{len(answers)} sampled answers fall into {sets} sets."
 
@@ -145,13 +145,13 @@ class EigValLaplacianGate(_SampleUncertainty):
         "eigval_laplacian", "EigValLaplacian (Lin et al. 2023)", "samples", "no", "several samples"
     )
 
-    def _agreement(self, answers: Sequence[Draft], matrix: npt.NDArray[np.float64]) -> tuple[float, str]:
+    def _agreement(self, answers: Sequence[Draft], matrix: Float64Array) -> tuple[float, str]:
         soft_sets = laplacian_sets(matrix)
         p = 1 - (soft_sets - 1) / (len(answers) - 1)
         return min(max(p, 0.0), 1.0), f"{len(answers)} sampled answers form {soft_sets:.1f} soft sets."
 
 
-def similarity_matrix(texts: Sequence[str]) -> npt.NDArray[np.float64]:
+def similarity_matrix(texts: Sequence[str]) -> Float64Array:
     """Return the pairwise ROUGE-L of normalised texts, shape (n, n), ones on the diagonal."""
     matrix = np.eye(len(texts))
     for i, j in combinations(range(len(texts)), 2):
@@ -159,7 +159,7 @@ def similarity_matrix(texts: Sequence[str]) -> npt.NDArray[np.float64]:
     return matrix
 
 
-def laplacian_sets(matrix: npt.NDArray[np.float64]) -> float:
+def laplacian_sets(matrix: Float64Array) -> float:
     """Return sum(max(0, 1 - eigenvalue)) of the normalised Laplacian of a similarity matrix, in [1, n]."""
     degrees = matrix.sum(axis=1)
     laplacian = np.eye(len(matrix)) - matrix / np.sqrt(np.outer(degrees, degrees))

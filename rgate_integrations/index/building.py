@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import write_atomically
 from rgate_integrations.index.embedder import Embedder
@@ -55,10 +55,10 @@ def build_resumable(
     return index
 
 
-def _part(file: Path, passages: Sequence[Passage], embedder: Embedder) -> npt.NDArray[np.float32]:
+def _part(file: Path, passages: Sequence[Passage], embedder: Embedder) -> Float32Array:
     """Return the vectors of a part of the corpus: those of an earlier run, or new ones, which are kept."""
     if file.is_file():
-        kept: npt.NDArray[np.float32] = np.load(file, allow_pickle=False)
+        kept: Float32Array = np.load(file, allow_pickle=False)
         return kept
     vectors = embedder.embed([passage.searchable for passage in passages])
     content = io.BytesIO()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.proxy.download import resolve_model
 
@@ -35,7 +35,7 @@ class Embedder(Protocol):
     @property
     def identity(self) -> str: ...  # noqa: D102
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension)."""
 
 
@@ -61,11 +61,11 @@ class SentenceEmbedder:
                 digest.update(f"{file.relative_to(folder)}:{file.stat().st_size};".encode())
         return digest.hexdigest()[:16]
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension); one model call for the batch."""
         return _shared(self.name).embed(texts)
 
-    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension); one model call for those not asked for lately.
 
         The vectors of the latest 1,024 queries are kept in memory, for every user of the model in the process.
@@ -79,14 +79,14 @@ class _SharedModel:
     def __init__(self, where: str) -> None:
         self._where = where
         self._model: Any = None
-        self._latest: OrderedDict[str, npt.NDArray[np.float32]] = OrderedDict()
+        self._latest: OrderedDict[str, Float32Array] = OrderedDict()
         self._lock = threading.Lock()
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
             return self._encode(texts)
 
-    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         if not texts:
             return self.embed(texts)
         with self._lock:
@@ -102,7 +102,7 @@ class _SharedModel:
                 self._latest.popitem(last=False)
             return vectors
 
-    def _encode(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def _encode(self, texts: Sequence[str]) -> Float32Array:
         if self._model is None:
             self._model = _load(self._where)
         if not texts:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import (
     ConfigurationError,
     DataFormatError,
@@ -130,7 +130,7 @@ class PassageIndex:
         self.delete([p.id for p in passages])
         self._put(passages, vectors)
 
-    def add_vectors(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
+    def add_vectors(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
         """Add passages with vectors that were computed elsewhere, by the same embedder.
 
         Args:
@@ -151,7 +151,7 @@ class PassageIndex:
         self._put(passages, np.ascontiguousarray(normalised, dtype=np.float32))
 
     @staticmethod
-    def read_vectors(path: str | Path) -> npt.NDArray[np.float32]:
+    def read_vectors(path: str | Path) -> Float32Array:
         """Return the vectors of a FAISS file that keeps them, shape (n, dimension).
 
         Raises:
@@ -167,7 +167,7 @@ class PassageIndex:
         """Return the passages with these ids; ids that are not there are left out."""
         return list(self._store.get(self._store.rows_of(ids).values()).values())
 
-    def vectors(self, ids: Sequence[str]) -> npt.NDArray[np.float32]:
+    def vectors(self, ids: Sequence[str]) -> Float32Array:
         """Return the vectors of passages that are there, shape (ids, dimension)."""
         rows = self._store.rows_of(ids)
         return np.stack([self._faiss.reconstruct(int(rows[name])) for name in ids])
@@ -185,7 +185,7 @@ class PassageIndex:
             if not passage.text.strip():
                 raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
 
-    def _put(self, passages: Sequence[Passage], vectors: npt.NDArray[np.float32]) -> None:
+    def _put(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
         rows = np.arange(self._next_row, self._next_row + len(passages))
         if self._faiss is None:
             faiss = _faiss()
@@ -213,15 +213,15 @@ class PassageIndex:
             return [[] for _ in queries]
         return self.search_vectors(self.embed_queries(queries), k, queries)
 
-    def embed_queries(self, queries: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
-        embed: Callable[[Sequence[str]], npt.NDArray[np.float32]] = getattr(
+        embed: Callable[[Sequence[str]], Float32Array] = getattr(
             self.embedder, "embed_queries", self.embedder.embed
         )
         return embed(queries)
 
     def search_vectors(
-        self, vectors: npt.NDArray[np.float32], k: int, queries: Sequence[str] | None = None
+        self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
         """Search with normalised vectors of shape (queries, dimension) in place of texts."""
         contiguous = np.ascontiguousarray(vectors, dtype=np.float32)

@@ -16,7 +16,7 @@ from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.questions import Questions, history_of
 from rgate_integrations.langchain.retriever import GatedRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import Batch, BatchCall, FlowRunnable
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.loading import DEFAULT_GATES
 
 THRESHOLD_KEY = "retrieval_threshold"
@@ -109,7 +109,7 @@ class RetrievalGate(FlowRunnable[Decision]):
         """
         return GatedRetriever(retriever=retriever, gate=self.gate, drafter=self.drafter, k=k, **options)
 
-    def flow(self, batch: Batch) -> Flow[list[Decision | Exception]]:
+    def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question is its own error."""
         children = batch.children()
         questions = Questions.read(batch.inputs, self.input_key)

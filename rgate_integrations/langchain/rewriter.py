@@ -11,7 +11,7 @@ from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
-from rgate_integrations.langchain.runnable import Batch, BatchCall, FlowRunnable
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 
 
 class ClaimQueryRewriter(FlowRunnable[Any]):
@@ -55,7 +55,7 @@ class ClaimQueryRewriter(FlowRunnable[Any]):
         """The type of the output."""
         return QueryPlan if self.plan else list[str]
 
-    def flow(self, batch: Batch) -> Flow[list[Any]]:
+    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
         decisions: list[Decision | Exception]
         decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))

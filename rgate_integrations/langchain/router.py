@@ -22,7 +22,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Each, Flow, Start, arun, run
 from rgate_integrations.langchain.events import EVENT, event_of
-from rgate_integrations.langchain.runnable import Batch, BatchCall, FlowRunnable
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 
 
 class RetrievalRouter(FlowRunnable[Any]):
@@ -119,7 +119,7 @@ class RetrievalRouter(FlowRunnable[Any]):
         async for chunk in self._atransform_stream_with_config(input, self._atransform, config, **kwargs):
             yield chunk
 
-    def flow(self, batch: Batch) -> Flow[list[Any]]:
+    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch in one call of the gate, then run each arm on its share."""
         if len(batch.inputs) > 1:
             return (yield from self._answering_several(batch))
@@ -135,7 +135,7 @@ class RetrievalRouter(FlowRunnable[Any]):
         **options: Any,
     ) -> Iterator[Any]:
         value = _joined(list(values))
-        task = run(self._choosing(Batch([value], [config], [run_manager], options)))
+        task = run(self._choosing(RunBatch([value], [config], [run_manager], options)))
         yield from task.arm.stream(task.input, task.config, **task.options)
 
     async def _atransform(
@@ -146,11 +146,11 @@ class RetrievalRouter(FlowRunnable[Any]):
         **options: Any,
     ) -> AsyncIterator[Any]:
         value = _joined([v async for v in values])
-        task = await arun(self._choosing(Batch([value], [config], [run_manager], options)))
+        task = await arun(self._choosing(RunBatch([value], [config], [run_manager], options)))
         async for chunk in task.arm.astream(task.input, task.config, **task.options):
             yield chunk
 
-    def _deciding(self, batch: Batch) -> Flow[list[Decision | Exception]]:
+    def _deciding(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Ask the gate once for the whole batch, and tell listeners what it decided."""
         decisions: list[Decision | Exception]
         decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
@@ -161,7 +161,7 @@ class RetrievalRouter(FlowRunnable[Any]):
                 )
         return decisions
 
-    def _choosing(self, batch: Batch) -> Flow[_Task]:
+    def _choosing(self, batch: RunBatch) -> Flow[_Task]:
         """Decide for a batch of one, searching meanwhile if this router is speculative.
 
         Raises:
@@ -188,7 +188,7 @@ class RetrievalRouter(FlowRunnable[Any]):
             if search is not None:
                 search.drop()
 
-    def _answering_several(self, batch: Batch) -> Flow[list[Any]]:
+    def _answering_several(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch, then run both arms, each on its share as one batch."""
         decisions = yield from self._deciding(batch)
         retrieve, direct = _Share(self.retrieve), _Share(self.direct)
@@ -240,7 +240,7 @@ def _split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, A
     return first, rest[0] if len(rest) == 1 else RunnableSequence(*rest)
 
 
-def _arm_config(batch: Batch, place: int, decision: Decision) -> RunnableConfig:
+def _arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:
     """Return the config an arm runs with: its tag, what was decided, and the draft to go on with if there is one."""
     tag = "retrieve" if decision.retrieve else "direct"
     metadata: dict[str, Any] = {"retrieve": decision.retrieve, "p_known": decision.p_known}

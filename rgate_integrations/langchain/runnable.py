@@ -19,7 +19,7 @@ _Output = TypeVar("_Output")
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunBatch:
     """What one call of a runnable brings; a single input is a batch of one.
 
     Attributes:
@@ -49,7 +49,7 @@ class FlowRunnable(Runnable[Any, _Output]):
     """
 
     @abstractmethod
-    def flow(self, batch: Batch) -> Flow[Sequence[_Output | Exception]]:
+    def flow(self, batch: RunBatch) -> Flow[Sequence[_Output | Exception]]:
         """Work on a batch.
 
         Returns:
@@ -98,20 +98,20 @@ class FlowRunnable(Runnable[Any, _Output]):
     # LangChain passes the managers and configs to arguments of exactly these names.
 
     def _one(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
-        return _only(run(self.flow(Batch([value], [config], [run_manager], options))))
+        return _only(run(self.flow(RunBatch([value], [config], [run_manager], options))))
 
     async def _aone(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
-        return _only(await arun(self.flow(Batch([value], [config], [run_manager], options))))
+        return _only(await arun(self.flow(RunBatch([value], [config], [run_manager], options))))
 
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
     ) -> list[Exception | _Output]:
-        return list(run(self.flow(Batch(values, config, run_manager, options))))
+        return list(run(self.flow(RunBatch(values, config, run_manager, options))))
 
     async def _amany(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
     ) -> list[Exception | _Output]:
-        return list(await arun(self.flow(Batch(values, config, run_manager, options))))
+        return list(await arun(self.flow(RunBatch(values, config, run_manager, options))))
 
 
 class BatchCall(Call):

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.retriever import Hit
@@ -57,11 +57,11 @@ class EmbeddingsAdapter:
             self._identity = hashlib.sha256(np.round(vector, 2).astype(np.float32).tobytes()).hexdigest()[:16]
         return self._identity
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
         return _normalised(self.embeddings.embed_documents(list(texts)))
 
-    def embed_queries(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
 
         LangChain's interface has no call for several queries. Whether the one for documents does is found out
@@ -289,7 +289,7 @@ class FaissVectorStore(VectorStore):
         return store
 
     def _search(
-        self, vectors: npt.NDArray[np.float32], k: int, filter: Filter | None
+        self, vectors: Float32Array, k: int, filter: Filter | None
     ) -> list[list[tuple[Document, float]]]:
         if k < 1:
             raise ConfigurationError(f"k must be at least 1, not {k}.")
@@ -355,7 +355,7 @@ def _relevance(cosine: float) -> float:
     return (cosine + 1) / 2
 
 
-def _normalised(vectors: Sequence[Sequence[float]]) -> npt.NDArray[np.float32]:
+def _normalised(vectors: Sequence[Sequence[float]]) -> Float32Array:
     array = np.asarray(vectors, dtype=np.float32)
     norms = np.linalg.norm(array, axis=-1, keepdims=True)
     return np.ascontiguousarray(array / np.maximum(norms, 1e-12), dtype=np.float32)

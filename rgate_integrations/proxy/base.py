@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
 
@@ -61,7 +59,7 @@ class HiddenStates:
         prompt_tokens: Length of the text read, in tokens; 0 if they were kept while a draft was written.
     """
 
-    states: npt.NDArray[np.float32] = field(repr=False)
+    states: Float32Array = field(repr=False)
     prompt_tokens: int
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-States: TypeAlias = Mapping[int, torch.Tensor]
+LayerStates: TypeAlias = Mapping[int, torch.Tensor]
 """Hidden states by layer, each (rows, columns, hidden size) or, of one row, (tokens, hidden size)."""
 
 
@@ -36,7 +36,7 @@ class CachedPrefix:
 
     ids: tuple[int, ...] = ()
     cache: Any = None
-    states: States = field(default_factory=dict)
+    states: LayerStates = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Batch:
         """The cache as an argument, if there is one."""
         return {} if self.cache is None else {"past_key_values": self.cache}
 
-    def row_states(self, states: States, row: int, prompt: int, written: int = 0) -> States:
+    def row_states(self, states: LayerStates, row: int, prompt: int, written: int = 0) -> LayerStates:
         """Return one row's states without padding, each (prompt + written, hidden size).
 
         Args:

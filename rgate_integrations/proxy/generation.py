@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.batch import Batch, States
+from rgate_integrations.proxy.batch import Batch, LayerStates
 from rgate_integrations.proxy.decoding import Recorder, Sampling, StopAt
 from rgate_integrations.proxy.encoding import EncodedPrompt
 from rgate_integrations.proxy.hidden import layer_numbers, pooled, spans_of, watching
@@ -51,7 +50,7 @@ class GenerateDrafts(BatchJob[Draft]):
         return self.writer.write(indices).drafts
 
 
-class GenerateWithStates(BatchJob[tuple[Draft, npt.NDArray[np.float32]]]):
+class GenerateWithStates(BatchJob[tuple[Draft, Float32Array]]):
     """Writes a draft a row, and pools hidden states over prompt and draft on the way.
 
     Args:
@@ -66,7 +65,7 @@ class GenerateWithStates(BatchJob[tuple[Draft, npt.NDArray[np.float32]]]):
         self.writer = _Writer(runner, wanted, complete=True, watch=layer_numbers(layers))
         self.lengths = self.writer.lengths
 
-    def run_batch(self, indices: Sequence[int]) -> list[tuple[Draft, npt.NDArray[np.float32]]]:
+    def run_batch(self, indices: Sequence[int]) -> list[tuple[Draft, Float32Array]]:
         """Write one batch."""
         written = self.writer.write(indices)
         results = []
@@ -114,7 +113,7 @@ class _Written:
 
     drafts: Sequence[Draft]
     batch: Batch
-    states: States
+    states: LayerStates
     cache: Any
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.proxy.base import PooledLayer, Span
 
 
@@ -85,7 +84,7 @@ def layer_states(decoder: Any, inputs: Mapping[str, Any], numbers: Sequence[int]
 
 def pooled(
     states: Mapping[int, torch.Tensor], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
-) -> npt.NDArray[np.float32]:
+) -> Float32Array:
     """Pool the states of one text by layer, each (tokens, hidden size), to shape (layers, hidden size)."""
     vectors = []
     for layer, span, pooling in layers:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.decoding import entropy
@@ -68,7 +66,7 @@ class ReadTexts(BatchJob[TokenValues]):
         return results
 
 
-class PoolStates(BatchJob[npt.NDArray[np.float32]]):
+class PoolStates(BatchJob[Float32Array]):
     """Reads prompts and the texts that continue them; pools hidden states, each (layers, hidden size).
 
     Args:
@@ -95,7 +93,7 @@ class PoolStates(BatchJob[npt.NDArray[np.float32]]):
         self.lengths = [len(sequence) for sequence in self.sequences]
         self.prefix = runner.shared_prefix(prompt, self.sequences)
 
-    def run_batch(self, indices: Sequence[int]) -> list[npt.NDArray[np.float32]]:
+    def run_batch(self, indices: Sequence[int]) -> list[Float32Array]:
         """Read one batch, as far up as the highest layer that is wanted."""
         numbers = layer_numbers(self.layers)
         batch = self.runner.batch([self.sequences[i] for i in indices], self.prefix, numbers)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
 from rgate_integrations.files import json_text, write_folder
@@ -39,7 +39,7 @@ class EarlyExit:
         p_known: From this probability on the question is known without a draft.
     """
 
-    weight: npt.NDArray[np.float32] = field(repr=False, compare=False)
+    weight: Float32Array = field(repr=False, compare=False)
     bias: float
     p_known: float
 
@@ -64,7 +64,7 @@ class ProbeArtifact:
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
 
-    weight: npt.NDArray[np.float32] = field(repr=False, compare=False)
+    weight: Float32Array = field(repr=False, compare=False)
     bias: float
     layers: tuple[PooledLayer, ...]
     tokens: int

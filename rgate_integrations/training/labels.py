@@ -76,7 +76,7 @@ class JudgeLabels:
     unparsable: int = 0
 
 
-def judge(
+def judge_answers(
     proxy: Proxy, questions: Sequence[str], gold: Sequence[Sequence[str]], answers: Sequence[str]
 ) -> JudgeLabels:
     """Let a model judge answers by its Yes and No logits, binarised at 0.5 (IK, section 3.1).
