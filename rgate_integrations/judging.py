@@ -44,7 +44,8 @@ def judge_together(gates: Sequence[Gate], batch: Sequence[Inputs], sources: Sour
         scores = collector.context().find(spec)
         for place, score in enumerate(scores):
             question, cost = inputs[place].question, collector.cost(spec, place)
-            judged.append(Judged(question, score, cost, warnings[place]))
+            noticed = score.warnings if isinstance(score, Score) else ()
+            judged.append(Judged(question, score, cost, (*warnings[place], *noticed)))
         found.append(judged)
     return found
 

@@ -12,7 +12,9 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.batching import Batcher
+from rgate_integrations.calibration import Budget, calibrate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, OverloadedError
+from rgate_integrations.evaluation.paired import Paired, PairedFile
 from rgate_integrations.evidence.base import Inputs
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from tests.scripted_proxy import ScriptedProxy
@@ -214,6 +216,40 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(request, kin
     foreign = make(folder, proxy=OtherModel()).decide("who?")
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
     assert "another model's" in foreign.reason
+
+
+@pytest.mark.parametrize("kind", ["probe", "drafting_probe"])
+@pytest.mark.parametrize("wrapped", WRAPPED)
+def test_a_model_of_unknown_weights_is_no_silent_match(request, kind, wrapped, scripted):
+    (decision,) = WRAPPED[wrapped](request.getfixturevalue(kind), proxy=scripted).decide_batch(["who?"])
+    assert (decision.error, decision.retrieve) == (None, False)
+    assert len(decision.warnings) == 1
+    assert "'scripted' is the model" in decision.warnings[0]
+    assert "cannot be checked" in decision.warnings[0]
+
+
+@pytest.mark.parametrize("inner", ["prompt", "ik", "token_probability"])
+def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inner):
+    gate = load_gate("calibrated", inner=inner, fingerprint="the probe's own", proxy=OwnModel())
+    own = gate.decide("who?")
+    assert (own.error, own.warnings) == (None, ())
+    foreign = gate.with_options(proxy=OtherModel()).decide("who?")
+    assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
+    assert "cannot be checked" in gate.with_options(proxy=ScriptedProxy()).decide("who?").warnings[0]
+
+
+def test_calibration_stores_the_model_that_made_the_evidence():
+    def questions(dataset):
+        rows = []
+        for i in range(60):
+            rows.append(Paired(str(i), f"question {i}?", dataset, i % 2 == 0, True))
+        return [PairedFile(dataset, "0" * 64, tuple(rows))]
+
+    found = calibrate(load_gate("prompt", proxy=OwnModel()), questions("x"), Budget(0.9), method="none")
+    assert found.gate.fingerprint == "the probe's own"
+    assert found.gate.decide("who?").error is None
+    without = calibrate(load_gate("constant:always"), questions("x"), Budget(1.0), method="none")
+    assert without.gate.fingerprint == ""
 
 
 def test_a_gate_reads_its_artefact_once_when_it_is_made(probe, monkeypatch):

@@ -14,9 +14,10 @@ from rgate_integrations.calibration.policies import Chosen, Policy
 from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation.evaluate import judge
+from rgate_integrations.evaluation.evaluate import JudgedQuestions, judge
 from rgate_integrations.evaluation.metrics import expected_calibration_error
 from rgate_integrations.evaluation.paired import PairedFile
+from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.gates.calibrated import CalibratedGate, Method
 from rgate_integrations.training.drafts import DraftKind
 
@@ -94,9 +95,20 @@ def calibrate(
         **origin(files, draft, seed, p[choose]),
     }
     calibrated = CalibratedGate(
-        inner=gate.gate, probability=fitted, threshold=chosen.threshold, proxy=gate.proxy
+        inner=gate.gate,
+        probability=fitted,
+        threshold=chosen.threshold,
+        proxy=gate.proxy,
+        fingerprint=_fingerprint(gate, judged),
     )
     return Calibration(gate.with_gate(calibrated), chosen, provenance)
+
+
+def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:
+    """Return the fingerprint of the model that a gate was calibrated with; empty if none read the questions."""
+    may_read = any(spec.reads_model for spec in expanded_specs(gate.gate.specs))
+    called = any(decision.cost.model_calls for decision in judged.decisions)
+    return gate.get_proxy().fingerprint if may_read and called else ""
 
 
 def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Float64Array) -> dict[str, Any]:

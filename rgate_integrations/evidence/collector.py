@@ -115,6 +115,14 @@ class Collector:
         """Keep what became of a spec for a question."""
         self._entries[place][self.stored(spec)] = entry
 
+    def maker_of(self, specs: Iterable[EvidenceSpec[Any]], place: int) -> MadeBy:
+        """Return the model that made any of a question's pieces; with empty names if none was used."""
+        for spec in specs:
+            outcome = self._entries[place][spec].outcome
+            if isinstance(outcome, Piece) and outcome.made_by.model:
+                return outcome.made_by
+        return MadeBy()
+
     def _first_error(self, needs: Sequence[EvidenceSpec[Any]], place: int) -> _Entry | None:
         for needed in needs:
             entry = self._entries[place][needed]
@@ -220,7 +228,9 @@ class _Part(Context):
         for place, outcome in zip(self._places, outcomes, strict=True):
             if isinstance(outcome, Piece):
                 cost = outcome.cost.model_copy(update={"milliseconds": milliseconds})
-                outcome = replace(outcome, cost=cost, made_by=made_by)
+                # A score is made by the model that made what it was made of: a batch has one proxy.
+                maker = made_by if made_by.model else self._collector.maker_of(self._used[place], place)
+                outcome = replace(outcome, cost=cost, made_by=maker)
             self._collector.keep(spec, place, _Entry(outcome, frozenset({spec, *self._used[place]})))
         for other, place, piece in self._brought:
             piece = replace(piece, made_by=made_by)

@@ -76,9 +76,9 @@ class AdaptGate(AdapterGate):
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the probability of not asking for context."""
-        self.check_model(evidence, self._targets)
+        warnings = self.check_model(evidence, self._targets)
         p_ret = math.exp(evidence[self._targets][0])
         answer = evidence[self._answer]
         if RET in answer.text:
-            return Score(0.0, "The model asked for context: it answered <RET>.")
-        return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)
+            return Score(0.0, "The model asked for context: it answered <RET>.", warnings=warnings)
+        return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer, warnings)

@@ -35,12 +35,13 @@ class AdapterGate(Gate):
             copy._trained_on = self._trained_on
         return copy
 
-    def check_model(self, evidence: Evidence, spec: EvidenceSpec[Any]) -> None:
-        """Check that a piece was computed with the model that the adapter was trained on.
+    def check_model(self, evidence: Evidence, spec: EvidenceSpec[Any]) -> tuple[str, ...]:
+        """Check that a piece was computed with the model that the adapter was trained on; returns warnings.
 
         Raises:
             ModelLoadError: It was another model.
         """
-        if self.adapter is not None and self._trained_on is not None:
-            used = evidence.made_by(spec)
-            check_fingerprint(self.adapter, self._trained_on, used.model, used.fingerprint)
+        if self.adapter is None or self._trained_on is None:
+            return ()
+        used = evidence.made_by(spec)
+        return check_fingerprint(self.adapter, self._trained_on, used.model, used.fingerprint)

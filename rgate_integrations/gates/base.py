@@ -50,11 +50,13 @@ class Score:
         p_known: Probability in [0, 1] that the LLM answers rightly without retrieval. Higher means skip.
         reason: One sentence for a person.
         draft: The draft to hand on with the decision, if there is one.
+        warnings: What was noticed on the way; the decision carries it.
     """
 
     p_known: float
     reason: str
     draft: Draft | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Gate(BaseModel, ABC):

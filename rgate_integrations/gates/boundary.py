@@ -113,9 +113,9 @@ class BoundaryGate(AdapterGate):
     def score(self, evidence: Evidence) -> Score:
         """Score by the certainty of the samples, or by the trained model."""
         if self.adapter is not None:
-            self.check_model(evidence, self._targets)
+            warnings = self.check_model(evidence, self._targets)
             p = ik_score(*evidence[self._targets])
-            return Score(p, f"The boundary model predicts {self.label} {p:.2f}.")
+            return Score(p, f"The boundary model predicts {self.label} {p:.2f}.", warnings=warnings)
         answers = evidence[self._samples]
         texts = comparable([a.text for a in answers])
         counts = Counter(texts)

@@ -13,6 +13,7 @@ from rgate_integrations.decision import Frozen
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import GateInfo, Score
 from rgate_integrations.gates.gate_of_gates import WrappingGate
+from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 
 Method = Literal["platt", "temperature", "isotonic", "none"]
 _EDGE = 1e-6
@@ -58,6 +59,8 @@ class CalibratedGate(WrappingGate):
     Attributes:
         inner: The gate whose scores are mapped.
         probability: The map.
+        fingerprint: `rgate_integrations.proxy.base.Proxy.fingerprint` of the model that it was calibrated with; empty
+            if unknown, or if no model reads the question.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -65,8 +68,18 @@ class CalibratedGate(WrappingGate):
     )
 
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
+    fingerprint: str = ""
 
     def score(self, evidence: Evidence) -> Score:
-        """Map the inner gate's score."""
-        score = evidence[self._judged]
-        return replace(score, p_known=self.probability(score.p_known))
+        """Map the inner gate's score.
+
+        Raises:
+            ModelLoadError: The score comes from another model than the one that it was calibrated with.
+        """
+        score, used = evidence[self._judged], evidence.made_by(self._judged)
+        warnings: tuple[str, ...] = ()
+        if used.model:  # nothing was read by a model where all evidence was given
+            base = TrainedOn(self.proxy, self.fingerprint)
+            warnings = check_fingerprint(self.name, base, used.model, used.fingerprint)
+        distinct = tuple(dict.fromkeys((*score.warnings, *warnings)))
+        return replace(score, p_known=self.probability(score.p_known), warnings=distinct)

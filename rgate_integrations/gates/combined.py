@@ -143,7 +143,8 @@ class EnsembleGate(GateOfGates):
             parts.append(f"{gate.name} {score.p_known:.2f}")
         p = 1 / (1 + math.exp(-min(max(total, -500.0), 500.0)))
         drafts = [score.draft for score in scores if score.draft is not None]
-        return Score(p, f"Combined from {', '.join(parts)}.", drafts[0] if drafts else None)
+        warnings = tuple(dict.fromkeys(warning for score in scores for warning in score.warnings))
+        return Score(p, f"Combined from {', '.join(parts)}.", drafts[0] if drafts else None, warnings)
 
 
 def _logit(p: float) -> float:

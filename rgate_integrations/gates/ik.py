@@ -101,7 +101,7 @@ class IKGate(AdapterGate):
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over Yes and No."""
-        self.check_model(evidence, self._targets)
+        warnings = self.check_model(evidence, self._targets)
         p = ik_score(*evidence[self._targets])
         draft = None if self._draft_spec is None else evidence[self._draft_spec]
-        return Score(p, f"P(Yes) against P(No) is {p:.2f} after {self.tokens} draft tokens.", draft)
+        return Score(p, f"P(Yes) against P(No) is {p:.2f} after {self.tokens} draft tokens.", draft, warnings)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
@@ -105,35 +104,35 @@ class ProbeGate(Gate):
         Raises:
             ModelLoadError: The states are not those of the model that the probe was trained on.
         """
-        early, first = self.trained.early_exit, self._question_alone
+        trained, early, first = self.trained, self.trained.early_exit, self._question_alone
         if early is not None and first is not None and self._hidden not in evidence:
-            return self._first_score(self._states(evidence, first, early.weight.shape), early)
-        trained = self.trained
-        states = self._states(evidence, self._hidden, trained.weight.shape)
-        logit = float(np.sum(trained.weight * states)) + trained.bias
+            return self._first_score(evidence, first, early)
+        warnings = self._check(evidence, self._hidden, trained.weight.shape)
+        logit = float(np.sum(trained.weight * evidence[self._hidden])) + trained.bias
         p = _sigmoid(trained.slope * logit + trained.intercept)
         if self._draft_spec is None:
-            return Score(p, self._reason("question", p))
-        return Score(p, self._reason("question and draft", p), evidence[self._draft_spec])
+            return Score(p, self._reason("question", p), warnings=warnings)
+        draft = evidence[self._draft_spec]
+        return Score(p, self._reason("question and draft", p), draft, warnings)
 
-    def _first_score(self, states: Float32Array, early: EarlyExit) -> Score | None:
-        p = _sigmoid(float(np.sum(early.weight * states)) + early.bias)
+    def _first_score(self, evidence: Evidence, spec: HiddenSpec, early: EarlyExit) -> Score | None:
+        warnings = self._check(evidence, spec, early.weight.shape)
+        p = _sigmoid(float(np.sum(early.weight * evidence[spec])) + early.bias)
         clear = p >= max(early.p_known, self.threshold)
-        return Score(p, self._reason("question", p)) if clear else None
+        return Score(p, self._reason("question", p), warnings=warnings) if clear else None
 
-    def _states(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> Float32Array:
-        """Return states, if they are of the model that the probe was trained on."""
-        trained, states = self.trained, evidence[spec]
+    def _check(self, evidence: Evidence, spec: HiddenSpec, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """Check that states are of the model that the probe was trained on; returns warnings."""
+        trained, used = self.trained, evidence.made_by(spec)
         base = TrainedOn(trained.base_model, trained.fingerprint)
-        used = evidence.made_by(spec)
-        check_fingerprint(self.artifact, base, used.model, used.fingerprint)
-        if states.shape != shape:
+        warnings = check_fingerprint(self.artifact, base, used.model, used.fingerprint)
+        if evidence[spec].shape != shape:
             raise ModelLoadError(
                 f"The probe {self.artifact!r} was trained on {trained.base_model!r} (states of shape {shape}), but "
-                f"{used.model!r} gives {states.shape}.",
+                f"{used.model!r} gives {evidence[spec].shape}.",
                 hint=f"Load it with proxy={trained.base_model!r}, or train a probe for this model.",
             )
-        return states
+        return warnings
 
     def _reason(self, read: str, p: float) -> str:
         return f"A probe trained on {self.trained.llm} reads {read}: known with probability {p:.2f}."

@@ -84,10 +84,12 @@ class SlimPLMGate(AdapterGate):
         """
         draft = evidence[self._draft_spec]
         if self.mode == "score":
-            self.check_model(evidence, self._targets)
+            warnings = self.check_model(evidence, self._targets)
             p = ik_score(*evidence[self._targets])
-            return Score(p, f"Known(True) against Known(False) is {p:.2f} for the heuristic answer.", draft)
-        self.check_model(evidence, self._verdict)
+            return Score(
+                p, f"Known(True) against Known(False) is {p:.2f} for the heuristic answer.", draft, warnings
+            )
+        warnings = self.check_model(evidence, self._verdict)
         text = evidence[self._verdict].text
         known = parse_verdict(text)
         if known is None:
@@ -95,4 +97,4 @@ class SlimPLMGate(AdapterGate):
                 f"The judgment {text[:60]!r} is neither Known(True) nor Known(False).",
                 hint='An untrained proxy seldom keeps to the format: use mode="score", or train an adapter.',
             )
-        return Score(float(known), f"The judgment model wrote Known({known}).", draft)
+        return Score(float(known), f"The judgment model wrote Known({known}).", draft, warnings)

@@ -144,24 +144,30 @@ def trained_on(folder: str | Path) -> TrainedOn | None:
         raise unreadable(path, error) from error
 
 
-def check_fingerprint(gate: str, trained: TrainedOn, model: str, found: str) -> None:
-    """Refuse a gate that was trained on another model than the one that is used; an unknown fingerprint fits all.
+def check_fingerprint(gate: str, trained: TrainedOn, model: str, found: str) -> tuple[str, ...]:
+    """Refuse a gate that was trained on another model than the one that is used.
 
     Args:
         gate: Name or folder of the gate, for the message.
-        trained: What it was trained on.
+        trained: What it was trained on; without a fingerprint nothing can be checked.
         model: What the used model is called.
         found: The used model's fingerprint; empty if unknown.
+
+    Returns:
+        A warning for the decision if the used model's weights are unknown: that does not make them the same.
 
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    if trained.fingerprint and found and trained.fingerprint != found:
-        raise ModelLoadError(
-            f"The gate {gate!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but {model!r} "
-            f"has the weights {found}.",
-            hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
-        )
+    if not trained.fingerprint or trained.fingerprint == found:
+        return ()
+    if not found:
+        return (f"Whether {model!r} is the model that the gate {gate!r} was trained on cannot be checked.",)
+    raise ModelLoadError(
+        f"The gate {gate!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but {model!r} "
+        f"has the weights {found}.",
+        hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
+    )
 
 
 def _from_hub(name: str) -> Path:
