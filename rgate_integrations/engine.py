@@ -233,7 +233,10 @@ class DecisionEngine:
         return asked
 
     def _submit(self, asked: Sequence[Request]) -> list[Future[Judged]]:
-        """Queue what can be judged; the others are done already."""
+        """Queue what can be judged; the others are done already.
+
+        The worker gets questions only. Thresholds stay with the caller: they concern nobody else in a merged batch.
+        """
         futures: list[Future[Judged]] = []
         queued = iter(self._batcher.submit([r.inputs for r in asked if isinstance(r.inputs, Inputs)]))
         for each in asked:

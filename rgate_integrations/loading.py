@@ -51,7 +51,7 @@ def load_gate(
     if isinstance(name, Gate):
         gate = name.changed(**parameters) if parameters else name
     else:
-        if isinstance(proxy, str):
+        if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
     return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)

@@ -65,6 +65,7 @@ def checked_batch(
     if isinstance(questions, str):
         raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
     n = len(questions)
+    # A string is iterable, too, but it is one bad threshold and not several.
     thresholds: list[Any] = [threshold] * n
     if isinstance(threshold, Iterable) and not isinstance(threshold, str):
         thresholds = list(threshold)

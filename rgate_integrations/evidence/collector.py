@@ -63,6 +63,7 @@ class Collector:
         self.inputs = list(inputs)
         self.sources = sources
         self.planned = expanded_specs(specs)
+        # A dict for each question: what fails for one is nothing to the others.
         self._entries: list[dict[EvidenceSpec[Any], _Entry]] = [{} for _ in inputs]
         self._seconds = 0.0  # spent in finished computations, those inside of others included once
 
@@ -104,7 +105,7 @@ class Collector:
             failed = self._first_error(needs, place)
             if failed is None:
                 ready.append(place)
-            else:
+            else:  # its reason is the first thing that failed, not what followed from that
                 self._entries[place][stored] = failed
         # A needed draft may have brought this piece with it.
         ready = [place for place in ready if stored not in self._entries[place]]
@@ -139,6 +140,7 @@ class Collector:
             if len(outcomes) != len(places):
                 raise EvidenceError(f"{spec} gave {len(outcomes)} pieces for {len(places)} questions.")
         except Exception as error:
+            # Evidence may be any user's code, so any error may come. It must cost one question, not the batch.
             if len(places) > 1 and not isinstance(error, _HOPELESS):
                 for place in places:
                     self._compute(spec, [place])
@@ -168,6 +170,7 @@ class _Part(Context):
 
     @property
     def proxy(self) -> Proxy:
+        # Noted here, where it is handed out: no spec can forget to say which model made its pieces.
         self._root._model = self._collector.sources.proxy()
         return self._root._model
 
@@ -197,6 +200,7 @@ class _Part(Context):
     def evidence(
         self, specs: Sequence[EvidenceSpec[Any]], *, earlier: Sequence[EvidenceSpec[Any]] = ()
     ) -> list[Evidence | Exception]:
+        # One spec after another, each for all questions at once: that is what makes batches.
         columns = {spec: self.find(spec) for spec in (*earlier, *specs)}
         found: list[Evidence | Exception] = []
         for row, inputs in enumerate(self.inputs):

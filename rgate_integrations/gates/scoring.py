@@ -54,6 +54,7 @@ class ScoreSpec(EvidenceSpec[Score]):
                 found = context.part(places).evidence(specs, earlier=earlier)
                 for place, evidence in zip(places, found, strict=True):
                     outcome = self._outcome(evidence)
+                    # Before the last look an error is no more than "not clear yet": the next look may do without.
                     last = round_ == len(looks[place]) - 1
                     if isinstance(outcome, Score) or last:
                         outcomes[place] = outcome
@@ -71,7 +72,7 @@ class ScoreSpec(EvidenceSpec[Score]):
             if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
                 return ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
             return replace(score, p_known=min(max(p, 0.0), 1.0))
-        except Exception as error:
+        except Exception as error:  # `score` may be any user's code
             return error
 
     def _piece(self, outcome: Score | Exception | None) -> Piece[Score] | Exception:
