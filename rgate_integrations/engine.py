@@ -10,6 +10,7 @@ import json
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rgate_integrations.batching import Batcher
@@ -55,8 +56,8 @@ class DecisionEngine:
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
-        if queue_timeout is not None and not queue_timeout > 0:
-            raise ConfigurationError(f"queue_timeout must be above 0 seconds, not {queue_timeout}.")
+        if queue_timeout is not None and not (isinstance(queue_timeout, Real) and queue_timeout > 0):
+            raise ConfigurationError(f"queue_timeout must be above 0 seconds, not {queue_timeout!r}.")
         if proxy is not None:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate

@@ -271,5 +271,8 @@ def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
 def test_options_of_the_engine_are_checked():
     with pytest.raises(ConfigurationError, match="on_error"):
         load_gate("prompt", on_error="ignore")
-    with pytest.raises(ConfigurationError, match="queue_timeout"):
-        load_gate("prompt", queue_timeout=0)
+    for timeout in (0, -1, float("nan"), "soon"):
+        with pytest.raises(ConfigurationError, match="queue_timeout"):
+            load_gate("prompt", queue_timeout=timeout)
+    with pytest.raises(ConfigurationError, match="cannot take tokenz"):
+        load_gate("ik").with_options(tokenz=3)

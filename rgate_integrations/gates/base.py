@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
@@ -138,8 +138,15 @@ class Gate(BaseModel, ABC):
         )
 
     def changed(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters, validated."""
-        return type(self).model_validate({**self.__dict__, **parameters})
+        """Return a copy with other parameters.
+
+        Raises:
+            ConfigurationError: A parameter is unknown or out of its range.
+        """
+        try:
+            return type(self).model_validate({**self.__dict__, **parameters})
+        except ValidationError as error:
+            raise configuration_error(type(self), error) from error
 
     def config(self) -> dict[str, Any]:
         """Return name and parameters as JSON values; `rgate_integrations.gates.gate_from_config` reads it."""
@@ -150,3 +157,18 @@ class Gate(BaseModel, ABC):
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.config(), sort_keys=True))
+
+
+def configuration_error(gate: type[Gate], error: ValidationError) -> ConfigurationError:
+    """Say in one sentence which parameter a gate cannot take, and which there are."""
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    name = gate.info.name if hasattr(gate, "info") else gate.__name__
+    where = ".".join(str(part) for part in first["loc"]) or "parameters"
+    known = [parameter for parameter, field in gate.model_fields.items() if not field.exclude]
+    return ConfigurationError(
+        f"The gate {name!r} cannot take {where}: {first['msg']}.",
+        hint=f"Its parameters are: {', '.join(known)}.",
+    )

@@ -25,8 +25,8 @@ class GateOfGates(Gate):
     @model_validator(mode="before")
     @classmethod
     def _with_a_gates_proxy(cls, values: Any) -> Any:
-        # The evidence of all gates in an engine comes from one model. If it is not named, it is the one that the first
-        # gate with a model was made for; where the others differ, they refuse its evidence.
+        # The evidence of all gates in an engine comes from one model. If it is not named, it is the one that the
+        # first gate with a model was made for; where the others differ, they refuse its evidence.
         if isinstance(values, dict) and "proxy" not in values:
             for gate in _gates_in(values, cls.gate_fields):
                 if any(spec.reads_model for spec in gate.specs):

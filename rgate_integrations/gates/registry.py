@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, unknown_name
+from rgate_integrations.errors import ModelLoadError, unknown_name
 from rgate_integrations.evidence.collector import expanded_specs
-from rgate_integrations.gates.base import Gate, GateInfo
+from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
 from rgate_integrations.saved.folder import read_config, shipped
 
 _GATES = {
@@ -80,7 +80,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
             return found.from_argument(argument, make_gate, **given)
         return found.model_validate(given)
     except ValidationError as error:
-        raise _configuration_error(kind, error) from error
+        raise configuration_error(found, error) from error
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
@@ -145,16 +145,3 @@ def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
             hint="Train it again: its scores would mean nothing.",
         )
     return gate
-
-
-def _configuration_error(kind: str, error: ValidationError) -> ConfigurationError:
-    first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigurationError):
-        return cause
-    where = ".".join(str(part) for part in first["loc"]) or "parameters"
-    fields = gate_class(kind).model_fields.items()
-    parameters = ", ".join(name for name, field in fields if not field.exclude)
-    return ConfigurationError(
-        f"The gate {kind!r} cannot take {where}: {first['msg']}.", hint=f"Its parameters are: {parameters}."
-    )
