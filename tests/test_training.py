@@ -8,9 +8,11 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.saved.probe import read_probe
+from rgate_integrations.training.drafts import cached_drafts
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.linear import cross_validate, fit_probe
 from rgate_integrations.training.probe import middle_layers
+from tests.scripted_proxy import ScriptedProxy
 
 
 def write(path, *lines):
@@ -171,3 +173,15 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     failed = CliRunner().invoke(app, ["train", "--data", str(one_class), "--out", str(tmp_path / "x")])
     assert isinstance(failed.exception, DataFormatError)
     assert not (tmp_path / "x").exists()
+
+
+def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+
+    def drafted(words, weights):
+        proxy = type("Model", (ScriptedProxy,), {"fingerprint": weights})(fixed=words)
+        return cached_drafts(proxy, ["who?"], 8)[0].text, len(proxy.calls)
+
+    assert drafted("One.", "a") == ("One.", 1)
+    assert drafted("Two.", "a") == ("One.", 0), "kept"
+    assert drafted("Two.", "b") == ("Two.", 1), "a model of the same name and other weights"

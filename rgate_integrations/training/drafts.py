@@ -59,7 +59,9 @@ def cached_drafts(
     proxy: Proxy, questions: Sequence[str], tokens: int, progress: Progress = silent
 ) -> list[Draft]:
     """Return the proxy's drafts, written in chunks to a file of the cache: a restart continues where it was."""
-    name = hashlib.sha256(f"{proxy.name}|{ANSWER.hash}|{tokens}".encode()).hexdigest()[:16]
+    # By weights, not by name alone: another model may lie in the same folder by now.
+    made_with = f"{proxy.name}|{proxy.fingerprint}|{ANSWER.hash}|{tokens}"
+    name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
     log = JsonlLog(cache_dir() / "drafts" / f"{name}.jsonl")
     drafts = {record["question"]: Draft.model_validate(record["draft"]) for record in log.values()}
     missing = [q for q in dict.fromkeys(questions) if q not in drafts]

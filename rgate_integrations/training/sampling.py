@@ -77,7 +77,7 @@ def sampled_answers(
 
     The prompt, the temperature and the length are those with which the ``boundary`` gate samples.
     """
-    settings = f"{proxy.name}|{SHORT_ANSWER.hash}|{_TEMPERATURE}|{_TOKENS}|{n}|{seed}"
+    settings = f"{proxy.name}|{proxy.fingerprint}|{SHORT_ANSWER.hash}|{_TEMPERATURE}|{_TOKENS}|{n}|{seed}"
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
     log = JsonlLog(cache_dir() / "samples" / f"{name}.jsonl")
     answers: dict[str, list[str]] = {record["question"]: record["answers"] for record in log.values()}
