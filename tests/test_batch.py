@@ -65,6 +65,8 @@ def test_a_rows_states_have_the_prefix_and_no_padding():
         ([3, 9, 5], 4, 18, [[1, 2], [0]]),  # a third row would be padded to 9 too: 27
         ([3, 9, 5], 4, 1, [[1], [2], [0]]),  # one is always allowed
         ([2, 2, 2], 4, 100, [[0, 1, 2]]),  # ties keep their order
+        ([40, 900, 30, 500], 4, 9_999, [[1, 3], [0, 2]]),  # short ones do not wait for a long one
+        ([20, 128, 30], 4, 9_999, [[1, 2, 0]]),  # where padding is cheaper than a pass of their own
     ],
 )
 def test_rows_of_like_length_share_a_batch(lengths, size, tokens, groups):
