@@ -294,3 +294,11 @@ def test_too_few_questions_to_calibrate(tmp_path):
     )
     with pytest.raises(DataFormatError, match="15 of 30"):
         calibrate(load_gate("constant:always"), read_paired([data]), Budget(0.5))
+
+
+def test_an_id_of_zero_is_an_id(tmp_path):
+    arms = '"closed_book_correct": true, "rag_correct": true'
+    lines = [f'{{"id": 0, "question": "a?", {arms}}}', f'{{"id": "", "question": "b?", {arms}}}']
+    (tmp_path / "ids.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (file,) = read_paired([tmp_path / "ids.jsonl"])
+    assert [record.id for record in file.records] == ["0", "2"]

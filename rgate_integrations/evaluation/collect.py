@@ -9,6 +9,7 @@ from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.evaluation.paired import record_id
 from rgate_integrations.files import JsonlLog, read_jsonl
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.loading import load_gate
@@ -82,7 +83,7 @@ def _question(record: Any, number: int, path: Path) -> dict[str, Any]:
     if gold is None:
         raise _lacks("gold_answers", path, number)
     question = {
-        "id": str(record.get("id") or number),
+        "id": record_id(record, number),
         "question": record["question"].strip(),
         "gold_answers": _texts(gold),
         "dataset": str(record.get("dataset") or path.name.split(".")[0]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def _paired(record: Any, where: str, number: int, path: Path, correctness: Corre
     logprobs = record.get("closed_book_logprobs")
     popularity = record.get("popularity")
     return Paired(
-        id=str(record.get("id") or number),
+        id=record_id(record, number),
         question=record["question"].strip(),
         dataset=str(record.get("dataset") or path.name.split(".")[0]),
         closed_book_correct=closed,
@@ -121,6 +121,12 @@ def _paired(record: Any, where: str, number: int, path: Path, correctness: Corre
         closed_book_logprobs=tuple(map(float, logprobs)) if logprobs else None,
         popularity=None if popularity is None else float(popularity),
     )
+
+
+def record_id(record: Mapping[str, Any], number: int) -> str:
+    """Return the id of a record, or its line number; 0 is an id, too."""
+    given = record.get("id")
+    return str(number if given is None or given == "" else given)
 
 
 def _correct(record: dict[str, Any], arm: str, where: str, correctness: Correctness) -> bool | None:
