@@ -6,7 +6,10 @@ import warnings
 from typing import Any, NamedTuple
 
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.progress import quiet
+
+_WEIGHTS = "adapter_model.safetensors"
 
 
 class LoadedAdapter(NamedTuple):
@@ -39,9 +42,11 @@ class Adapters:
         """Put an adapter into the model, unless it is there already, and leave it off.
 
         Raises:
-            ModelLoadError: It does not fit. The model may hold a part of it by now: do not use it any more.
+            ModelLoadError: It does not fit, or its weights are not safetensors. The model may hold a part of it by
+                now: do not use it any more.
         """
         if adapter not in self._loaded:
+            refuse_pickles(adapter)
             name = f"rgate_{len(self._loaded)}"
             try:
                 activated = self._load(adapter, name)
@@ -58,6 +63,7 @@ class Adapters:
         from peft import PeftConfig
 
         config = PeftConfig.from_pretrained(adapter)
+        _require_safetensors(adapter)
         activated = bool(getattr(config, "alora_invocation_tokens", None))
         if activated:
             # It is switched on for what follows the invocation tokens alone, so here it is an ordinary LoRA.
@@ -65,6 +71,19 @@ class Adapters:
         # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
         with quiet(transformers), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            self.model.load_adapter(adapter, adapter_name=name, peft_config=config)
+            self.model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
         self.model.disable_adapters()  # loading switches it on
         return activated
+
+
+def _require_safetensors(adapter: str) -> None:
+    """Refuse an adapter, on the Hub too, for which load_adapter would go on to a pickle, whatever it is told."""
+    from transformers.utils import cached_file
+
+    try:
+        cached_file(adapter, _WEIGHTS)
+    except OSError as error:
+        raise ModelLoadError(
+            f"The adapter {adapter!r} has no {_WEIGHTS}, or it cannot be reached: {str(error).splitlines()[0]}",
+            hint="A pickle is never read: save the adapter again with save_pretrained(folder).",
+        ) from error

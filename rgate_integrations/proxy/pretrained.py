@@ -10,6 +10,7 @@ import transformers
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.proxy.download import resolve_model
 from rgate_integrations.proxy.encoding import PromptEncoder
+from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.progress import quiet
 
 
@@ -23,10 +24,12 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
         local_files_only: Never ask the Hub.
 
     Raises:
-        ModelLoadError: There is no causal language model that can be loaded, or its tokenizer is no fast one.
+        ModelLoadError: There is no causal language model that can be loaded, its weights are not safetensors, or
+            its tokenizer is no fast one.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     where = resolve_model(name)
+    refuse_pickles(where)
     target = _device(device)
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" else "float32"
@@ -35,7 +38,11 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
             model = transformers.AutoModelForCausalLM.from_pretrained(
-                where, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
+                where,
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelLoadError(

@@ -195,6 +195,8 @@ class Run:
                 resolve_model(self.model),
                 dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
                 attn_implementation="sdpa",
+                use_safetensors=True,
+                trust_remote_code=False,
             )
         lora = LoraConfig(
             r=self.recipe.rank,

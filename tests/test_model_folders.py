@@ -1,0 +1,275 @@
+"""Model folders that bring code or pickled weights are refused; the identity of an embedder is what it holds."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from rgate_integrations.errors import IndexMismatchError, ModelLoadError
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.proxy.adapters import Adapters
+from rgate_integrations.proxy.pretrained import load_pretrained
+
+pytestmark = pytest.mark.model
+
+TRANSFORMER = "sentence_transformers.models.Transformer"
+
+
+def add_code(folder, mark):
+    """Write a Python file that leaves a mark when it is run, and return the class in it."""
+    (folder / "modeling_own.py").write_text(
+        f"open({str(mark)!r}, 'w').close()\n"
+        "from sentence_transformers.models import Transformer\n"
+        "class Own(Transformer):\n    pass\n"
+    )
+    return "modeling_own.Own"
+
+
+def change(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def pickled(folder, name="model.safetensors", as_name="pytorch_model.bin"):
+    """Turn the weights of a folder into a pickle."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / name), folder / as_name)
+    (folder / name).unlink()
+
+
+@pytest.fixture(scope="module")
+def narrow(minilm, tmp_path_factory):
+    """A sentence-transformers folder with one narrow layer of random weights."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from rgate_integrations.proxy.download import cached_path
+
+    bert = tmp_path_factory.mktemp("bert")
+    tokenizer = AutoTokenizer.from_pretrained(cached_path(minilm))
+    tokenizer.save_pretrained(bert)
+    torch.manual_seed(0)
+    size = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(bert)
+    folder = tmp_path_factory.mktemp("narrow")
+    SentenceTransformer(modules=[Transformer(str(bert)), Pooling(8)], device="cpu").save(str(folder))
+    return folder
+
+
+@pytest.fixture
+def embedder(narrow, tmp_path):
+    """The folder of an embedder of the test's own."""
+    return shutil.copytree(narrow, tmp_path / "embedder")
+
+
+@pytest.fixture
+def llm(tiny, tmp_path):
+    return shutil.copytree(tiny, tmp_path / "llm")
+
+
+def test_an_embedder_that_needs_no_code_embeds(embedder):
+    (embedder / "data_config.json").write_text('[{"name": "pairs", "weight": 1}]')  # MiniLM has one
+    vectors = SentenceEmbedder(str(embedder)).embed(["one", "two"])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+
+
+def test_an_index_does_not_run_the_code_of_its_embedder(embedder, tmp_path):
+    mark = tmp_path / "ran"
+    PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
+    own = add_code(embedder, mark)
+    modules = json.loads((embedder / "modules.json").read_text())
+    modules[0]["type"] = own
+    (embedder / "modules.json").write_text(json.dumps(modules))
+    built = json.loads((tmp_path / "index" / "index.json").read_text())
+    other = shutil.copytree(embedder, tmp_path / "other")
+    built["embedder"] = {"name": str(other), "identity": SentenceEmbedder(str(other)).identity}
+    (tmp_path / "index" / "index.json").write_text(json.dumps(built))
+    index = PassageIndex.load(tmp_path / "index")
+    with pytest.raises(ModelLoadError, match=r"code of its own: modeling_own\.py") as caught:
+        index.search(["one"])
+    assert caught.value.hint
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "module", "package", "router", "auto_map", "tokenizer"])
+def test_every_way_of_code_into_an_embedder_is_refused_before_loading(embedder, monkeypatch, kind):
+    if kind == "file":
+        (embedder / "1_Pooling" / "extra.py").write_text("")
+        expected = r"1_Pooling.extra\.py"
+    elif kind in ("module", "package"):
+        named = "subprocess.Popen" if kind == "module" else "sentence_transformers_own.Transformer"
+        (embedder / "modules.json").write_text(
+            json.dumps([{"idx": 0, "name": "0", "path": "", "type": named}])
+        )
+        expected = f"the module '{named}' in modules.json"
+    elif kind == "router":
+        (embedder / "router_config.json").write_text(
+            json.dumps({"types": {"a": TRANSFORMER, "b": "os.path"}})
+        )
+        expected = "the module 'os.path' in router_config.json"
+    else:
+        name = "config.json" if kind == "auto_map" else "tokenizer_config.json"
+        change(embedder / name, auto_map={"AutoModel": "modeling_own.Own"})
+        expected = f"auto_map in {name}"
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer.__init__", None)  # nothing gets so far
+    with pytest.raises(ModelLoadError, match=f"brings code of its own: {expected}"):
+        SentenceEmbedder(str(embedder)).embed(["one"])
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\xff"])
+def test_a_configuration_that_cannot_be_read_is_named(embedder, text):
+    (embedder / "modules.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelLoadError, match=r"modules\.json.*cannot be read"):
+        SentenceEmbedder(str(embedder)).embed(["one"])
+
+
+def test_pickled_weights_of_an_embedder_are_refused(embedder):
+    pickled(embedder)
+    with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
+        SentenceEmbedder(str(embedder)).embed(["one"])
+    assert "save_pretrained" in caught.value.hint
+
+
+def test_pickled_weights_of_a_further_layer_are_refused(embedder):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Dense
+
+    model = SentenceTransformer(str(embedder), device="cpu")
+    model.append(Dense(8, 4))
+    model.save(str(embedder))
+    assert SentenceTransformer(str(embedder), device="cpu").get_embedding_dimension() == 4
+    (layer,) = embedder.glob("2_Dense/model.safetensors")
+    pickled(layer.parent)
+    assert (layer.parent / "pytorch_model.bin").is_file()
+    with pytest.raises(ModelLoadError, match=r"not safetensors: 2_Dense.pytorch_model\.bin"):
+        SentenceEmbedder(str(embedder)).embed(["one"])
+
+
+def test_pickled_weights_of_a_proxy_are_refused(llm):
+    pickled(llm)
+    with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
+        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    assert "save_pretrained" in caught.value.hint
+
+
+def test_a_pickle_beside_safetensors_is_not_read(llm):
+    shutil.copy(llm / "model.safetensors", llm / "kept")
+    pickled(llm)
+    (llm / "pytorch_model.bin").write_bytes(b"not to be read")
+    (llm / "kept").rename(llm / "model.safetensors")
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    assert model.config.hidden_size == 32
+
+
+@pytest.mark.parametrize("way", ["parts", "named"])
+def test_a_configuration_cannot_name_a_pickle(llm, way):
+    pickled(llm)
+    (llm / "pytorch_model.bin").rename(llm / "adapter_model.bin")
+    (llm / "adapter_model.safetensors").write_bytes(b"")
+    if way == "parts":
+        parts = {"metadata": {}, "weight_map": {"lm_head.weight": "adapter_model.bin"}}
+        (llm / "model.safetensors.index.json").write_text(json.dumps(parts))
+    else:
+        change(llm / "config.json", transformers_weights="adapter_model.bin")
+    with pytest.raises(ModelLoadError, match=r"not safetensors: adapter_model\.bin in"):
+        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+
+
+def lora(llm, folder):
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
+    return folder
+
+
+def test_pickled_weights_of_an_adapter_are_refused(llm, tmp_path):
+    folder = lora(llm, tmp_path / "adapter")
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    assert Adapters(model, "tiny").load(str(folder)).name == "rgate_0"
+
+    pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    with pytest.raises(ModelLoadError, match=r"not safetensors: adapter_model\.bin"):
+        Adapters(model, "tiny").load(str(folder))
+
+
+def test_pickled_weights_of_an_adapter_on_the_hub_are_refused(llm, tmp_path, monkeypatch):
+    """A Hub id whose files are in the Hub's cache, with the network off."""
+    commit = "0" * 40
+    repository = tmp_path / "hub" / "models--own--adapter"
+    folder = lora(llm, repository / "snapshots" / commit)
+    pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    with pytest.raises(ModelLoadError, match=r"has no adapter_model\.safetensors"):
+        Adapters(model, "tiny").load("own/adapter")
+
+
+def flip_last_byte(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    before = path.stat()
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").replace(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync and archives do
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
+def test_a_change_of_equal_size_changes_the_identity(embedder, name):
+    model = SentenceEmbedder(str(embedder))
+    before = model.identity
+    assert model.identity == before
+    flip_last_byte(embedder / name)
+    assert model.identity != before
+
+
+def test_what_does_not_change_vectors_does_not_change_the_identity(embedder, tmp_path):
+    before = SentenceEmbedder(str(embedder)).identity
+    (embedder / "README.md").write_text("Another one.")
+    (embedder / "model.safetensors").touch()
+    moved = shutil.copytree(embedder, tmp_path / "moved")
+    assert SentenceEmbedder(str(moved)).identity == SentenceEmbedder(str(embedder)).identity == before
+
+
+def test_weights_are_hashed_once_for_each_state(embedder, monkeypatch):
+    import hashlib
+
+    hashed, digest_of = [], hashlib.file_digest
+
+    def counting(file, name):
+        hashed.append(file.name)
+        return digest_of(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counting)
+    first = SentenceEmbedder(str(embedder)).identity
+    assert str(embedder / "model.safetensors") in hashed
+    hashed.clear()
+    assert SentenceEmbedder(str(embedder)).identity == first
+    assert hashed == []
+
+
+def test_an_index_of_changed_weights_or_of_the_old_identity_is_to_be_built_again(embedder, tmp_path):
+    PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
+    assert PassageIndex.load(tmp_path / "index").search(["one"])[0][0].passage.id == "a"
+    manifest = tmp_path / "index" / "index.json"
+    saved = json.loads(manifest.read_text())
+    flip_last_byte(embedder / "model.safetensors")
+    with pytest.raises(IndexMismatchError, match="was built with the embedder") as caught:
+        PassageIndex.load(tmp_path / "index")
+    assert "build it again" in caught.value.hint
+    saved["embedder"]["identity"] = "0123456789abcdef"  # a hash of names and sizes, as it was before
+    manifest.write_text(json.dumps(saved))
+    with pytest.raises(IndexMismatchError, match=r"0123456789abcdef.*sha256:") as caught:
+        PassageIndex.load(tmp_path / "index")
+    assert "build it again" in caught.value.hint
