@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from rgate_integrations.cli.options import DEFAULT_LLM
 from rgate_integrations.cli.output import advance
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
@@ -77,7 +77,11 @@ def open_index(folder: Path | None, notices: Console) -> PassageIndex:
     home = cache_dir() / f"index-{CORPUS}"
     if not (home / "index.json").is_file():
         _build_index(home, notices)
-    return PassageIndex.load(home)
+    try:
+        return PassageIndex.load(home)
+    except IndexMismatchError:  # it is ours, of an earlier version or of another embedder: make it anew
+        _build_index(home, notices)
+        return PassageIndex.load(home)
 
 
 def _build_index(home: Path, notices: Console) -> None:
