@@ -67,6 +67,30 @@ def test_hybrid_fuses_both_sides_and_reranks(index):
     assert backwards.search(["capital of Italy"], k=1)[0][0].passage.id == "danube"
 
 
+def test_words_follow_what_is_written_to_the_dense_index(index):
+    hybrid = HybridIndex(index)
+    index.upsert([Passage("danube", "Vienna lies on it."), Passage("oslo", "Oslo is in Norway.")])
+    index.delete(["hamlet"])
+    assert [h.passage.text for h in hybrid.bm25.search(["Vienna"])[0]] == ["Vienna lies on it."]
+    assert hybrid.bm25.search(["Danube", "Hamlet"]) == [[], []]
+    assert hybrid.search(["Norway"], k=1)[0][0].passage.id == "oslo"
+    found = hybrid.search(["Danube Hamlet tragedy"], k=10)[0]
+    assert {h.passage.id: h.passage.text for h in found} == {p.id: p.text for p in index}
+    assert slimplm_search(hybrid, "Which play?", ["Hamlet tragedy"]) == []
+
+
+def test_a_write_that_fails_changes_neither_side(index):
+    hybrid = HybridIndex(index)
+    before = hybrid.search(["capital of Italy"], k=10)
+    words = hybrid.bm25
+    with pytest.raises(DataFormatError, match=r"'rome'.*'when'"):
+        index.upsert(
+            [Passage("oslo", "The capital of Norway."), Passage("rome", "x", metadata={"when": {1}})]
+        )
+    assert hybrid.search(["capital of Italy"], k=10) == before
+    assert hybrid.bm25 is words  # not indexed again: nothing has changed
+
+
 def test_the_chain_of_slimplm_is_round_robin_within_a_budget(index):
     hybrid = HybridIndex(index)
     queries = ["capital", "Hamlet tragedy", "Danube countries"]

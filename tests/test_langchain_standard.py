@@ -112,6 +112,13 @@ def test_upserts_replace(store):
     assert [d.page_content for d in store.get_by_ids(["same"])] == ["b"]
 
 
+def test_only_none_is_a_missing_id(store):
+    first, second, third = store.add_texts(["a", "b", "c"], ids=[0, "", None])
+    assert (first, second) == ("0", "")
+    assert third
+    assert [d.page_content for d in store.get_by_ids(["0", "", third])] == ["a", "b", "c"]
+
+
 def test_what_does_not_match(store):
     with pytest.raises(ConfigurationError, match="1 ids do not match 2"):
         store.add_texts(["a", "b"], ids=["x"])

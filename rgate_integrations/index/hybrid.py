@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.retriever import Hit, passage_id
+from rgate_integrations.index.retriever import Hit, check_search, passage_id
 
 
 class Reranker(Protocol):
@@ -48,6 +49,9 @@ class CrossEncoderReranker:
 class HybridIndex:
     """Dense and BM25 search over the same passages, fused by reciprocal rank.
 
+    BM25 follows the dense index: the first search after a change indexes the words again, which takes seconds for a
+    large index.
+
     Args:
         dense: The dense index; its passages are those of BM25, too.
         rerank: Reorders the fused results by question and text, or None.
@@ -56,18 +60,35 @@ class HybridIndex:
 
     def __init__(self, dense: PassageIndex, *, rerank: Reranker | None = None, pool: int = 50) -> None:
         self.dense = dense
-        self.bm25 = BM25Index(dense)
         self.rerank = rerank
         self.pool = pool
+        with dense.reading():
+            self._bm25 = BM25Index(dense)
+            self._changes = dense.changes  # of the dense index, when the words were indexed
 
     def __len__(self) -> int:
         return len(self.dense)
 
+    @property
+    def bm25(self) -> BM25Index:
+        """BM25 over the passages that are in the dense index now."""
+        with self.dense.reading():
+            if self._changes != self.dense.changes:
+                self._bm25 = BM25Index(self.dense)
+                self._changes = self.dense.changes
+            return self._bm25
+
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
+        check_search(queries, k)
         wide = max(self.pool, k)
-        by_meaning = self.dense.search(queries, wide)
-        by_words = self.bm25.search(queries, wide)
+        if not queries or not len(self):
+            return [[] for _ in queries]
+        vectors = self.dense.embed_queries(queries)  # slow, so before others have to wait
+        with self.dense.reading():
+            by_meaning = self.dense.search_vectors(vectors, wide, queries)
+            bm25 = self.bm25  # never changed once it is made: it can be searched outside
+        by_words = bm25.search(queries, wide)
         found = []
         for query, dense, words in zip(queries, by_meaning, by_words, strict=True):
             fused = fuse([dense, words], key=passage_id, k=wide)
@@ -114,8 +135,10 @@ def slimplm_search(
     """
     if token_budget < 1:
         raise ConfigurationError(f"token_budget must be at least 1, not {token_budget}.")
-    by_words = index.bm25.search(queries, k)
-    similarities = _similarities(index.dense, question, by_words)
+    asked = index.dense.embed_queries([question])[0]
+    with index.dense.reading():  # or a passage that was found might be gone when its vector is asked for
+        by_words = index.bm25.search(queries, k)
+        similarities = _similarities(index.dense, asked, by_words)
     rankings = []
     for hits in by_words:
         rankings.append(sorted(hits, key=lambda hit: -similarities[hit.passage.id]))
@@ -130,12 +153,13 @@ def slimplm_search(
     return chosen
 
 
-def _similarities(dense: PassageIndex, question: str, rankings: Sequence[Sequence[Hit]]) -> dict[str, float]:
-    """Return the cosine similarity to the question of every passage in the rankings, by passage id."""
+def _similarities(
+    dense: PassageIndex, asked: Float32Array, rankings: Sequence[Sequence[Hit]]
+) -> dict[str, float]:
+    """Return the cosine similarity to the question's vector of every passage in the rankings, by passage id."""
     ids = list(dict.fromkeys(hit.passage.id for hits in rankings for hit in hits))
     if not ids:
         return {}
-    asked = dense.embed_queries([question])[0]
     cosines = dense.vectors(ids) @ asked
     return {name: float(cosine) for name, cosine in zip(ids, cosines, strict=True)}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,16 @@ import numpy as np
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import (
     ConfigurationError,
-    DataFormatError,
     IndexCorruptError,
     IndexMismatchError,
-    missing_dependency,
+    RGateError,
 )
 from rgate_integrations.files import json_text, write_atomically
-from rgate_integrations.index.approximate import approximate
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.manifest import FORMAT, MANIFEST, describe_file, read_manifest
-from rgate_integrations.index.passages import Passage, PassageStore
+from rgate_integrations.index.passages import Passage, PassageStore, Record, as_id, as_records, known_id
 from rgate_integrations.index.retriever import Hit, check_search
+from rgate_integrations.index.vectors import VectorTable, checked_vectors, read_vectors
 
 EXACT_UP_TO = 100_000
 _VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
@@ -35,25 +36,40 @@ class PassageIndex:
 
     Search is exact up to 100,000 passages. A larger index is turned into inverted lists by `build` or `optimise`.
 
+    Any number of threads may read and write. A write happens as a whole or, if it raises, not at all, and no reader
+    sees half of one. Texts are embedded outside of the lock, for that is slow.
+
     Args:
         embedder: Embeds passages and queries.
 
     Attributes:
         approximation: ``lists``, ``probes`` and the measured ``recall`` of an approximate index; None if exact.
+        changes: How often passages were changed. What is derived from them is up to date while this is the same.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self._store = PassageStore()
-        self._faiss: Any = None
+        self._vectors = VectorTable()
         self._next_row = 0
         self.approximation: dict[str, Any] | None = None
+        self.changes = 0
+        # Guards all of the above. Re-entrant, so that a reader may take several looks in one `reading`.
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return int(self._faiss.ntotal) if self._faiss is not None else 0
+        with self._lock:
+            return len(self._vectors)
 
     def __iter__(self) -> Iterator[Passage]:
-        return (passage for _, passage in self._store)
+        with self._lock:
+            return (passage for _, passage in iter(self._store))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Keep other threads from changing the index, so that several looks at it fit together."""
+        with self._lock:
+            yield
 
     @classmethod
     def build(
@@ -71,7 +87,8 @@ class PassageIndex:
             report: Told how many passages are done, after each batch.
 
         Raises:
-            DataFormatError: Two passages have the same id, or a text is empty.
+            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            DataFormatError: Two passages have the same id, a text is empty, or a value cannot be stored.
         """
         index = cls(embedder)
         batch: list[Passage] = []
@@ -95,60 +112,67 @@ class PassageIndex:
             exact_up_to: Maximum number of passages that stay exact.
             recall: Share of the exact ten nearest neighbours to find, measured on noisy stored vectors.
         """
-        if self.approximation is not None or len(self) <= exact_up_to:
-            return
-        tuned = approximate(self._faiss, _faiss(), target=recall)
-        self._faiss = tuned.index
-        self.approximation = {
-            "lists": tuned.lists,
-            "probes": tuned.probes,
-            "recall": round(tuned.recall, 4),
-        }
+        with self._lock:
+            if self.approximation is not None or len(self) <= exact_up_to:
+                return
+            tuned = self._vectors.approximated(recall)
+            self._vectors = VectorTable(tuned.index)
+            self.approximation = {
+                "lists": tuned.lists,
+                "probes": tuned.probes,
+                "recall": round(tuned.recall, 4),
+            }
 
     def add(self, passages: Sequence[Passage]) -> None:
-        """Add passages.
+        """Add passages: all of them or, with an error, none.
 
         Raises:
-            DataFormatError: An id is there already or twice in the batch, or a text is empty.
+            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            DataFormatError: An id is there already or twice in the batch, a text is empty, or a value of the metadata
+                cannot be stored as JSON.
         """
         if not passages:
             return
-        self._check(passages, self._store.rows_of([p.id for p in passages]))
-        self._put(passages, self.embedder.embed([p.searchable for p in passages]))
+        records = as_records(passages)
+        self._refuse_known(records)  # before the long work of embedding; again when they are written
+        self._write_new(records, self._embedded(passages))
 
     def upsert(self, passages: Sequence[Passage]) -> None:
-        """Add passages; those whose id is there already take its place.
+        """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
 
         Raises:
-            DataFormatError: An id is twice in the batch, or a text is empty.
+            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
+                as JSON.
         """
         if not passages:
             return
-        self._check(passages, ())
-        # Embedded before anything is deleted: if that fails, the index is as it was.
-        vectors = self.embedder.embed([p.searchable for p in passages])
-        self.delete([p.id for p in passages])
-        self._put(passages, vectors)
+        records = as_records(passages)
+        vectors = self._embedded(passages)
+        with self._lock:
+            old = self._store.rows_of([record.id for record in records])
+            self._replace(list(old.values()), records, vectors)
 
     def add_vectors(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Add passages with vectors that were computed elsewhere, by the same embedder.
+        """Add passages with vectors that were computed elsewhere, by the same embedder: all of them or none.
 
         Args:
             passages: The passages.
             vectors: Shape (passages, dimension); normalised here.
 
         Raises:
-            ConfigurationError: The numbers differ.
-            DataFormatError: An id is there already or twice, or a text is empty.
+            ConfigurationError: The numbers or the dimensions differ, or a vector is not finite.
+            DataFormatError: An id is there already or twice, a text is empty, or a value of the metadata cannot be
+                stored as JSON.
         """
         if len(passages) != len(vectors):
             raise ConfigurationError(f"{len(vectors)} vectors do not match {len(passages)} passages.")
         if not passages:
             return
-        self._check(passages, self._store.rows_of([p.id for p in passages]))
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        normalised = vectors / np.maximum(norms, 1e-12)
-        self._put(passages, np.ascontiguousarray(normalised, dtype=np.float32))
+        records = as_records(passages)
+        given = checked_vectors(vectors, len(passages), None)
+        norms = np.linalg.norm(given, axis=1, keepdims=True)
+        self._write_new(records, given / np.maximum(norms, 1e-12))
 
     @staticmethod
     def read_vectors(path: str | Path) -> Float32Array:
@@ -157,51 +181,70 @@ class PassageIndex:
         Raises:
             IndexCorruptError: It cannot be read, or keeps no vectors.
         """
-        try:
-            stored = _faiss().read_index(str(path))
-            return np.asarray(stored.reconstruct_n(0, stored.ntotal), dtype=np.float32)
-        except RuntimeError as error:
-            raise IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {error}") from error
+        return read_vectors(path)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
-        return list(self._store.get(self._store.rows_of(ids).values()).values())
+        with self._lock:
+            return list(self._store.get(self._store.rows_of(ids).values()).values())
 
     def vectors(self, ids: Sequence[str]) -> Float32Array:
         """Return the vectors of passages that are there, shape (ids, dimension)."""
-        rows = self._store.rows_of(ids)
-        return np.stack([self._faiss.reconstruct(int(rows[name])) for name in ids])
-
-    @staticmethod
-    def _check(passages: Sequence[Passage], there: Iterable[str]) -> None:
-        """Refuse passages whose ids are not new, or without text, before anything is changed."""
-        seen = set(there)
-        for passage in passages:
-            if passage.id in seen:
-                raise DataFormatError(
-                    f"The id {passage.id!r} is there twice.", hint="Ids of passages must differ."
-                )
-            seen.add(passage.id)
-            if not passage.text.strip():
-                raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
-
-    def _put(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
-        rows = np.arange(self._next_row, self._next_row + len(passages))
-        if self._faiss is None:
-            faiss = _faiss()
-            self._faiss = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
-        # Row numbers are never used again, so that a deleted passage cannot be found under a new one's vector.
-        self._faiss.add_with_ids(vectors, rows)
-        self._store.add([int(row) for row in rows], passages)
-        self._next_row += len(passages)
+        with self._lock:
+            rows = self._store.rows_of(ids)
+            return self._vectors.take([rows[as_id(name)] for name in ids])
 
     def delete(self, ids: Iterable[str]) -> int:
         """Remove passages by id; ids that are not there are ignored. Returns how many were removed."""
-        rows = list(self._store.rows_of(ids).values())
-        if rows:
-            self._faiss.remove_ids(np.asarray(rows, dtype=np.int64))
-            self._store.delete(rows)
-        return len(rows)
+        with self._lock:
+            rows = list(self._store.rows_of(ids).values())
+            if rows:
+                self._replace(rows, [], np.zeros((0, 0), np.float32))
+            return len(rows)
+
+    def _embedded(self, passages: Sequence[Passage]) -> Float32Array:
+        """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
+        self._vectors.check_writable()
+        try:
+            return self.embedder.embed([passage.searchable for passage in passages])
+        except RGateError:
+            raise
+        except Exception as error:
+            # Only the type: the message of a served model may hold a key or an address.
+            raise ConfigurationError(
+                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is as it was.",
+                hint="See the error's cause, then add the passages again.",
+            ) from error
+
+    def _refuse_known(self, records: Sequence[Record]) -> None:
+        with self._lock:
+            known = self._store.rows_of([record.id for record in records])
+        if known:
+            raise known_id(next(iter(known)))
+
+    def _write_new(self, records: Sequence[Record], vectors: Float32Array) -> None:
+        with self._lock:
+            self._refuse_known(records)
+            self._replace([], records, vectors)
+
+    def _replace(self, old_rows: Sequence[int], records: Sequence[Record], vectors: Float32Array) -> None:
+        """Put records and vectors in the place of some rows, or leave all as it was. The caller holds the lock."""
+        self._vectors.check_writable()
+        checked = checked_vectors(vectors, len(records), self._vectors.dimension)
+        kept = self._vectors.take(old_rows)
+        new_rows = range(self._next_row, self._next_row + len(records))
+        # Row numbers are never used again, not even those of a write that failed: a passage can never be found under
+        # the vector of another one.
+        self._next_row += len(records)
+        try:
+            self._store.replace(old_rows, new_rows, records)
+            self._vectors.replace(old_rows, new_rows, checked)
+            self._store.commit()
+        except BaseException:  # also Ctrl-C
+            self._store.rollback()
+            self._vectors.restore(old_rows, new_rows, kept)
+            raise
+        self.changes += 1
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` nearest passages, nearest first; one embedding call for all queries.
@@ -223,17 +266,23 @@ class PassageIndex:
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with normalised vectors of shape (queries, dimension) in place of texts."""
-        contiguous = np.ascontiguousarray(vectors, dtype=np.float32)
-        scores, rows = self._faiss.search(contiguous, min(k, len(self)))
-        # An approximate index fills up with -1 when the lists it looks into hold fewer than k passages.
-        passages = self._store.get({int(row) for row in rows.ravel() if row >= 0})
+        """Search with normalised vectors of shape (queries, dimension) in place of texts.
+
+        Raises:
+            ConfigurationError: The vectors have another dimension than those of the index, or are not finite.
+        """
+        with self._lock:
+            if not len(self):
+                return [[] for _ in vectors]
+            asked = checked_vectors(vectors, len(vectors), self._vectors.dimension)
+            scores, rows = self._vectors.search(asked, k)
+            passages = self._store.get({int(row) for row in rows.ravel() if row >= 0})
         names = queries or [""] * len(vectors)
         found = []
         for own_rows, own_scores, name in zip(rows, scores, names, strict=True):
             hits = []
             for row, score in zip(own_rows, own_scores, strict=True):
-                if row >= 0:
+                if row >= 0:  # -1 fills up what an approximate search did not find
                     hits.append(Hit(passages[int(row)], float(score), name))
             found.append(hits)
         return found
@@ -242,24 +291,26 @@ class PassageIndex:
         """Save into a folder. An index that was there stays loadable until the new one is complete.
 
         The files of each save have a folder of their own; a small manifest, replaced in one step, says which
-        is current. So a process that dies at any moment leaves the old index or the new one.
+        is current. So a process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
         """
-        root = Path(folder)
+        embedder = {"name": self.embedder.name, "identity": self.embedder.identity}
+        with self._lock:
+            return self._save(Path(folder), embedder)
+
+    def _save(self, root: Path, embedder: dict[str, str]) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         version = root / f"v-{uuid.uuid4().hex[:12]}"
         version.mkdir()
-        faiss = _faiss()
-        flat = self._faiss if self._faiss is not None else faiss.IndexIDMap2(faiss.IndexFlatIP(1))
-        faiss.write_index(flat, str(version / _VECTORS))
+        self._vectors.write(version / _VECTORS)
         self._store.save(version / _PASSAGES)
         manifest = {
             "format": FORMAT,
             "version": version.name,
             "passages": len(self),
             "next_row": self._next_row,
-            "dimension": int(flat.d),
+            "dimension": self._vectors.dimension or 1,
             "approximation": self.approximation,
-            "embedder": {"name": self.embedder.name, "identity": self.embedder.identity},
+            "embedder": embedder,
             "files": {name: describe_file(version / name) for name in (_VECTORS, _PASSAGES)},
         }
         write_atomically(root / MANIFEST, json_text(manifest))
@@ -295,19 +346,14 @@ class PassageIndex:
                 f"({built_with['identity']}), not with {index.embedder.name!r} ({index.embedder.identity}).",
                 hint=f"Open it with {built_with['name']!r}, or build it again with {index.embedder.name!r}.",
             )
-        faiss = _faiss()
-        flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
         if manifest["passages"]:  # what is saved of an empty index has no dimension
-            index._faiss = faiss.read_index(str(version / _VECTORS), flags)
+            index._vectors = VectorTable.read(version / _VECTORS, mmap=mmap)
         index.approximation = manifest.get("approximation")
         index._store = PassageStore(version / _PASSAGES).writable()
         index._next_row = manifest["next_row"]
+        if len(index._vectors) != len(index._store):  # a failed write of an earlier version could leave it so
+            raise IndexCorruptError(
+                f"The index {str(root)!r} has {len(index._vectors)} vectors for {len(index._store)} passages.",
+                hint="Build the index again.",
+            )
         return index
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError as error:
-        raise missing_dependency("faiss", "faiss") from error
-    return faiss

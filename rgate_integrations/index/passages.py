@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ class Passage:
     """A passage of a corpus.
 
     Attributes:
-        id: Unique in its index.
+        id: Unique in its index. A whole number becomes its text: 0 is "0". The empty text is an id like others.
         text: The passage; not empty.
         title: Title of the document it is from; may be empty.
         metadata: JSON values that travel with it.
@@ -34,16 +33,26 @@ class Passage:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # SQLite would make it text, too, and then it would not be equal to the id that the caller knows.
+        object.__setattr__(self, "id", as_id(self.id))
+
     @property
     def searchable(self) -> str:
         """Title and text, as they are embedded."""
         return f"{self.title}. {self.text}" if self.title else self.text
 
 
+def as_id(given: Any) -> Any:
+    """Return a whole number as text, and anything else as it is: ids come from tables as numbers."""
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    return str(given) if is_number else given
+
+
 def read_passages(path: str | Path) -> Iterator[Passage]:
     """Read a corpus: JSONL, plain or gzipped, with ``text``, optional ``id``, ``title`` and further keys a line.
 
-    A line without ``id`` gets its line number; further keys become metadata.
+    A line whose ``id`` is missing or null gets its line number; further keys become metadata.
 
     Raises:
         DataFormatError: The file cannot be read, or a line is no passage; the message names file and line.
@@ -57,22 +66,103 @@ def _passage(record: Any, where: str, number: str) -> Passage:
         raise DataFormatError(f"{where}: no text.", hint=_LINE)
     if not record["text"].strip():
         raise DataFormatError(f"{where}: the text is empty.", hint="Leave the passage out.")
-    name = str(record.pop("id", number))
+    given = record.pop("id", None)
+    name = number if given is None else str(given)  # 0 and "" are ids
     text = record.pop("text")
     title = str(record.pop("title", "") or "")
     return Passage(id=name, text=text, title=title, metadata=record)
 
 
+@dataclass(frozen=True)
+class Record:
+    """A passage as it is stored, checked. Attributes are those of `Passage`; ``metadata`` is JSON."""
+
+    id: str
+    title: str
+    text: str
+    metadata: str
+
+
+def as_records(passages: Sequence[Passage]) -> list[Record]:
+    """Check passages and write their metadata as JSON, before anything is changed.
+
+    Raises:
+        DataFormatError: An id is twice there, a text is empty, or a value cannot be stored; the message names the
+            passage, and the key of the metadata.
+    """
+    seen: set[str] = set()
+    records = []
+    for passage in passages:
+        record = _record(passage)
+        if record.id in seen:
+            raise known_id(record.id)
+        seen.add(record.id)
+        records.append(record)
+    return records
+
+
+def known_id(name: str) -> DataFormatError:
+    """Build the error for an id that is there already."""
+    return DataFormatError(f"The id {name!r} is there twice.", hint="Ids of passages must differ.")
+
+
+def _record(passage: Passage) -> Record:
+    texts = {"id": passage.id, "title": passage.title, "text": passage.text}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not _is_unicode(value):
+            raise DataFormatError(
+                f"The {name} of the passage {passage.id!r} cannot be stored.",
+                hint="It must be text without lone surrogates; an id may be a whole number.",
+            )
+    if not passage.text.strip():
+        raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
+    return Record(passage.id, passage.title, passage.text, _metadata(passage))
+
+
+def _metadata(passage: Passage) -> str:
+    if not isinstance(passage.metadata, Mapping):
+        raise DataFormatError(
+            f"The metadata of the passage {passage.id!r} is no mapping.", hint='Give {"key": value}.'
+        )
+    metadata = dict(passage.metadata)
+    written = _json(metadata)
+    if written is not None:
+        return written
+    unfit = [key for key, value in metadata.items() if _json({key: value}) is None]
+    raise DataFormatError(
+        f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {', '.join(map(repr, unfit))}.",
+        hint="JSON holds text, numbers, true, false, null, lists and objects: convert the value or leave it out.",
+    )
+
+
+def _json(value: dict[Any, Any]) -> str | None:
+    """Return a value as JSON, or None if JSON cannot hold it."""
+    try:
+        written = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):  # a foreign type, a circle, too deep
+        return None
+    return written if _is_unicode(written) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether text can be written as UTF-8: half of a surrogate pair, as JSON escapes may give it, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class PassageStore:
     """Passages by row number and by id, in SQLite: in memory, or a file that is only read.
+
+    One connection serves all threads; the index that owns it lets in one at a time.
 
     Args:
         path: A file made by `save`; None for an empty store in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        # One connection serves all threads; SQLite leaves it to us that they take turns.
-        self._lock = threading.Lock()
         if path is None:
             self._db = sqlite3.connect(":memory:", check_same_thread=False)
             self._db.execute(
@@ -85,18 +175,29 @@ class PassageStore:
             )
 
     def __len__(self) -> int:
-        with self._lock:
-            return int(self._db.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
+        return int(self._db.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
 
-    def add(self, rows: Sequence[int], passages: Sequence[Passage]) -> None:
-        """Store passages under row numbers; ids that are there already are an error of the caller."""
+    def replace(self, old_rows: Sequence[int], new_rows: Sequence[int], records: Sequence[Record]) -> None:
+        """Remove some rows and add others; it lasts with `commit` and is undone by `rollback`.
+
+        Args:
+            old_rows: Rows to remove.
+            new_rows: Rows to add; none may be there.
+            records: One for each new row; their ids may be those of removed rows.
+        """
+        self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(row),) for row in old_rows])
         values = []
-        for row, passage in zip(rows, passages, strict=True):
-            metadata = json.dumps(dict(passage.metadata), ensure_ascii=False)
-            values.append((row, passage.id, passage.title, passage.text, metadata))
-        with self._lock:
-            self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", values)
-            self._db.commit()
+        for row, record in zip(new_rows, records, strict=True):
+            values.append((int(row), record.id, record.title, record.text, record.metadata))
+        self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", values)
+
+    def commit(self) -> None:
+        """Keep what was changed."""
+        self._db.commit()
+
+    def rollback(self) -> None:
+        """Undo what was changed since the last `commit`."""
+        self._db.rollback()
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Return the passages in some rows; rows that do not exist are left out."""
@@ -104,42 +205,34 @@ class PassageStore:
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each id that exists."""
-        return {passage.id: row for row, passage in self._select("id", list(ids))}
-
-    def delete(self, rows: Iterable[int]) -> None:
-        """Remove some rows."""
-        with self._lock:
-            self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(row),) for row in rows])
-            self._db.commit()
+        wanted = [as_id(name) for name in ids]
+        return {passage.id: row for row, passage in self._select("id", wanted)}
 
     def __iter__(self) -> Iterator[tuple[int, Passage]]:
-        with self._lock:
-            found = self._db.execute("SELECT * FROM passages ORDER BY row").fetchall()
+        # All at once: what is handed out later does not see what is written in between.
+        found = self._db.execute("SELECT * FROM passages ORDER BY row").fetchall()
         return (_from_row(row) for row in found)
 
     def save(self, path: Path) -> None:
         """Copy into a file."""
         target = sqlite3.connect(path)
         try:
-            with self._lock:
-                self._db.backup(target)
+            self._db.backup(target)
         finally:
             target.close()
 
     def writable(self) -> PassageStore:
         """Return a copy in memory that can be changed."""
         copy = PassageStore()
-        with self._lock:
-            self._db.backup(copy._db)
+        self._db.backup(copy._db)
         return copy
 
     def _select(self, column: str, values: Sequence[Any]) -> Iterator[tuple[int, Passage]]:
         for start in range(0, len(values), _VARIABLES):
             some = values[start : start + _VARIABLES]
             marks = ",".join("?" * len(some))
-            with self._lock:
-                query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only
-                found = self._db.execute(query, some).fetchall()
+            query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only
+            found = self._db.execute(query, some).fetchall()
             yield from map(_from_row, found)
 
 

@@ -315,7 +315,7 @@ def _ids_of(documents: Sequence[Document], ids: Sequence[str] | None) -> list[st
     if ids is not None and len(ids) != len(documents):
         raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
     given = ids if ids is not None else [document.id for document in documents]
-    return [name or uuid.uuid4().hex for name in given]
+    return [uuid.uuid4().hex if name is None else str(name) for name in given]  # 0 and "" are ids
 
 
 def _passage(name: str, document: Document) -> Passage:
