@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.control_tokens import without_control_tokens
 from rgate_integrations.proxy.credentials import Credentials, checked_key, split_login
 from rgate_integrations.proxy.server import ServerConnection, no_logprobs
 
@@ -22,8 +22,6 @@ __all__ = ["ServedProxy"]
 
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
-# Servers read the spellings of control tokens as control tokens; a question must not end its own turn.
-_CONTROL = re.compile(r"<\|[\w-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 
 
 class ServedProxy(Proxy):
@@ -223,7 +221,7 @@ class ServedProxy(Proxy):
         prefix: str = "",
     ) -> dict[str, Any]:
         """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
-        clean = {name: _CONTROL.sub(" ", text) for name, text in values.items()}
+        clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
