@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-import random
-import re
-import threading
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic import SecretStr
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.control_tokens import without_control_tokens
+from rgate_integrations.proxy.credentials import Credentials, checked_key, split_login
+from rgate_integrations.proxy.server import ServerConnection, no_logprobs
 
 __all__ = ["ServedProxy"]
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-_BUSY = {408, 429, 500, 502, 503, 504}
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
-# Servers read the spellings of control tokens as control tokens; a question must not end its own turn.
-_CONTROL = re.compile(r"<\|[\w-]+\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
 
 
 class ServedProxy(Proxy):
@@ -39,12 +34,21 @@ class ServedProxy(Proxy):
     whichever is less.
 
     Args:
-        url: The server's base, such as ``http://localhost:8000/v1``.
+        url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
+            percent-encoded) is sent as basic authentication.
         model: Name of the model on the server.
-        api_key: Sent as a bearer token; the environment's ``OPENAI_API_KEY`` is never read.
+        api_key: Sent as a bearer token, without the white space around it; the environment's ``OPENAI_API_KEY`` is
+            never read.
         timeout: Of one request, in seconds.
         retries: How often a request is tried again after 408, 429, 5xx or a lost connection, with back-off.
         max_concurrency: Requests at a time; a server batches what comes together.
+
+    Raises:
+        ConfigurationError: The URL cannot be used, the key cannot be sent, both a key and a login were given, or a
+            number is out of its range.
+
+    Key and login appear in no error, log or ``repr``, also not where a server's answer quotes them. A pickle of the
+    proxy has them in full, since workers need them: keep it as you keep the key.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -57,42 +61,27 @@ class ServedProxy(Proxy):
         url: str,
         model: str,
         *,
-        api_key: str | None = None,
+        api_key: str | SecretStr | None = None,
         timeout: float = 60.0,
         retries: int = 3,
         max_concurrency: int = 16,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"{url!r} is no URL.", hint="Such as http://localhost:8000/v1")
-        if timeout <= 0 or retries < 0 or max_concurrency < 1:
-            raise ConfigurationError("timeout and max_concurrency must be above 0, retries at least 0.")
-        self.url = url.rstrip("/")
+        self.url, login = split_login(url)
         self.name = model
-        self._settings: dict[str, Any] = {
-            "api_key": api_key,
-            "timeout": timeout,
-            "retries": retries,
-            "max_concurrency": max_concurrency,
-        }
-        self._lock = threading.Lock()  # guards the three below
-        self._pid = -1
-        self._client: Any = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._connection = ServerConnection(
+            self.url,
+            Credentials(key=checked_key(api_key), login=login),
+            timeout=timeout,
+            retries=retries,
+            max_concurrency=max_concurrency,
+        )
 
     def __repr__(self) -> str:
         return f"ServedProxy({self.url!r}, {self.name!r})"
 
-    def __reduce__(self) -> tuple[Callable[[], ServedProxy], tuple[()]]:
-        return partial(type(self), self.url, self.name, **self._settings), ()
-
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
-        with self._lock:
-            if self._client is not None:
-                self._client.close()
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-            self._client = self._pool = None
+        self._connection.close()
 
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
@@ -101,7 +90,7 @@ class ServedProxy(Proxy):
         if tokens == 0:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
         work = partial(self._draft, prompt, adapter=adapter, max_tokens=tokens, temperature=0.0)
-        return self._each(work, values)
+        return self._connection.each(work, values)
 
     def sample(
         self,
@@ -120,7 +109,7 @@ class ServedProxy(Proxy):
             )
         jobs = [(each, seed + sample) for each in values for sample in range(n)]
         work = partial(self._sample, prompt, max_tokens=tokens, temperature=temperature)
-        drafts = self._each(work, jobs)
+        drafts = self._connection.each(work, jobs)
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
 
     def score(
@@ -142,7 +131,7 @@ class ServedProxy(Proxy):
         if not all(rests):
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
         work = partial(self._score, prompt, rests=rests, prefix=prefix, adapter=adapter)
-        return self._each(work, values)
+        return self._connection.each(work, values)
 
     def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
         """Refused: servers do not give the log-probabilities of a given text.
@@ -220,7 +209,7 @@ class ServedProxy(Proxy):
         likeliest = (tokens[0]["top_logprobs"] or []) if tokens else []
         logprobs = {str(token["token"]): float(token["logprob"]) for token in likeliest}
         if not logprobs:
-            raise _no_logprobs(self.url)
+            raise no_logprobs(self.url)
         return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), _prompt_tokens(answer))
 
     def _ask(
@@ -232,14 +221,14 @@ class ServedProxy(Proxy):
         prefix: str = "",
     ) -> dict[str, Any]:
         """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
-        clean = {name: _CONTROL.sub(" ", text) for name, text in values.items()}
+        clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
         if prompt.raw:
             # Completions have the number of likeliest tokens in `logprobs` itself.
             body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
-            return self._post("/completions", body)
+            return self._connection.post("/completions", body)
         messages = prompt.messages(**clean)
         if prefix and messages[-1]["role"] == "assistant":
             messages[-1]["content"] += prefix
@@ -248,83 +237,7 @@ class ServedProxy(Proxy):
         if messages[-1]["role"] == "assistant":
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        return self._post("/chat/completions", {**body, "messages": messages, "logprobs": True})
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send a request; try again after what may pass.
-
-        Raises:
-            ServerError: The server could not be reached, or stayed busy or broken.
-            EvidenceError: It refused this very request.
-        """
-        import httpx
-
-        trouble = ""
-        for attempt in range(self._settings["retries"] + 1):
-            if attempt:
-                pause = min(0.25 * 2**attempt, 8.0)
-                # Of random length, so that callers that failed together do not come back together.
-                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  not for cryptography
-            try:
-                response = self._http().post(self.url + path, json=body)
-            except httpx.TransportError as error:
-                trouble = f"{type(error).__name__}: {error}"
-                continue
-            if response.status_code in _BUSY:
-                trouble = f"it answered {response.status_code}"
-                continue
-            if response.status_code >= 400:
-                raise self._refusal(response.status_code, response.text[:300])
-            try:
-                answer = response.json()
-                answer["choices"][0]
-            except (ValueError, LookupError, TypeError) as error:
-                raise ServerError(f"{self.url} does not answer as OpenAI's API does.") from error
-            return dict(answer)
-        raise ServerError(
-            f"The server at {self.url} could not be used: {trouble}.",
-            hint="Is it running, and is the URL its /v1?",
-        )
-
-    def _refusal(self, status: int, text: str) -> Exception:
-        if status in (401, 403):
-            return ServerError(f"The server at {self.url} refused the key ({status}).", hint="Pass api_key=")
-        if status == 404:
-            return ServerError(
-                f"{self.url} has no such path or model ({status}): {text}", hint="url=…/v1, model="
-            )
-        if "logprob" in text:
-            return _no_logprobs(self.url, text)
-        return EvidenceError(f"The server at {self.url} refused the request ({status}): {text}")
-
-    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Do something with each item, at the same time; the server makes batches of it."""
-        if len(items) <= 1:
-            return [work(item) for item in items]
-        self._http()
-        pool = self._pool
-        if pool is None:  # closed by another thread just now
-            return [work(item) for item in items]
-        return list(pool.map(work, items))
-
-    def _http(self) -> Any:
-        """Return the client of this process, and make it and the threads if there is none."""
-        try:
-            import httpx
-        except ImportError as error:
-            raise missing_dependency("httpx", "served") from error
-        with self._lock:
-            # A child of a fork has its parent's connections, which must not be shared, but not its threads.
-            if self._client is None or self._pid != os.getpid():
-                key, most = self._settings["api_key"], self._settings["max_concurrency"]
-                self._client = httpx.Client(
-                    timeout=self._settings["timeout"],
-                    headers={"Authorization": f"Bearer {key}"} if key else {},
-                    limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-                )
-                self._pool = ThreadPoolExecutor(most, thread_name_prefix="rgate-served")
-                self._pid = os.getpid()
-            return self._client
+        return self._connection.post("/chat/completions", {**body, "messages": messages, "logprobs": True})
 
 
 def _tokens(answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -360,11 +273,3 @@ def _score_of(target: str, logprobs: dict[str, float]) -> float:
     # It is not among those that are listed: no likelier than the least of them, and not more than they leave over.
     left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
     return min(min(logprobs.values()), math.log(max(left_over, 1e-9)), 0.0)
-
-
-def _no_logprobs(url: str, text: str = "") -> EvidenceError:
-    said = f" It says: {text}" if text else ""
-    return EvidenceError(
-        f"The server at {url} gives no log-probabilities.{said}",
-        hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
-    )

@@ -1,0 +1,179 @@
+"""The connection to an OpenAI-compatible server: requests that are tried again, errors that tell no secrets."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
+from rgate_integrations.proxy.credentials import Credentials
+
+__all__ = ["ServerConnection", "no_logprobs"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_BUSY = {408, 429, 500, 502, 503, 504}
+_QUOTED = 300  # characters of a server's own words in an error
+
+
+class ServerConnection:
+    """Sends requests to one server, several at a time.
+
+    It travels in pickles, with its credentials but without its open connections.
+
+    Args:
+        url: The server's base, without a login.
+        credentials: What requests are sent with.
+        timeout: Of one request, in seconds, above 0.
+        retries: How often a request is tried again, at least 0.
+        max_concurrency: Requests at a time, at least 1.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    _pid: int
+    _client: Any
+    _pool: ThreadPoolExecutor | None
+
+    def __init__(
+        self, url: str, credentials: Credentials, *, timeout: float, retries: int, max_concurrency: int
+    ) -> None:
+        if timeout <= 0 or retries < 0 or max_concurrency < 1:
+            raise ConfigurationError("timeout and max_concurrency must be above 0, retries at least 0.")
+        self.url = url
+        self.credentials = credentials
+        self.timeout = timeout
+        self.retries = retries
+        self.max_concurrency = max_concurrency
+        self._forget_connections()
+
+    def __repr__(self) -> str:
+        return f"ServerConnection({self.url!r}, {self.credentials!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget_connections()
+
+    def close(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+            if self._pool is not None:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+            self._client = self._pool = None
+
+    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Do something with each item, at the same time; the server makes batches of it."""
+        if len(items) <= 1:
+            return [work(item) for item in items]
+        self._http()
+        pool = self._pool
+        if pool is None:  # closed by another thread just now
+            return [work(item) for item in items]
+        return list(pool.map(work, items))
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request; try again after what may pass.
+
+        Returns:
+            The answer, with at least one choice.
+
+        Raises:
+            ServerError: The server could not be reached, or stayed busy or broken.
+            EvidenceError: It refused this very request.
+        """
+        import httpx
+
+        trouble = ""
+        for attempt in range(self.retries + 1):
+            if attempt:
+                pause = min(0.25 * 2**attempt, 8.0)
+                # Of random length, so that callers that failed together do not come back together.
+                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  not for cryptography
+            try:
+                response = self._http().post(self.url + path, json=body)
+            except httpx.TransportError as error:
+                trouble = self.credentials.redact(f"{type(error).__name__}: {error}")
+                continue
+            if response.status_code in _BUSY:
+                trouble = f"it answered {response.status_code}"
+                continue
+            if response.status_code >= 400:
+                raise self._refusal(response.status_code, response.text)
+            answer = _answer_of(response)
+            if answer is None:
+                raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
+            return answer
+        # Here and above nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
+        raise ServerError(
+            f"The server at {self.url} could not be used: {trouble}.",
+            hint="Is it running, and is the URL its /v1?",
+        )
+
+    def _refusal(self, status: int, text: str) -> Exception:
+        """Build the error for a request that was refused; ``text`` is the body as it came."""
+        said = self.credentials.redact(text)[:_QUOTED]
+        if status in (401, 403):
+            return ServerError(f"The server at {self.url} refused the key ({status}).", hint="Pass api_key=")
+        if status == 404:
+            return ServerError(
+                f"{self.url} has no such path or model ({status}): {said}", hint="url=…/v1, model="
+            )
+        if "logprob" in text[:_QUOTED]:
+            return no_logprobs(self.url, said)
+        return EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
+
+    def _http(self) -> Any:
+        """Return the client of this process, and make it and the threads if there is none."""
+        try:
+            import httpx
+        except ImportError as error:
+            raise missing_dependency("httpx", "served") from error
+        with self._lock:
+            # A child of a fork has its parent's connections, which must not be shared, but not its threads.
+            if self._client is None or self._pid != os.getpid():
+                most = self.max_concurrency
+                self._client = httpx.Client(
+                    timeout=self.timeout,
+                    # A login goes here too, and not into the URL, which httpx writes to its log.
+                    headers=self.credentials.headers(),
+                    limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+                )
+                self._pool = ThreadPoolExecutor(most, thread_name_prefix="rgate-served")
+                self._pid = os.getpid()
+            return self._client
+
+    def _forget_connections(self) -> None:
+        self._lock = threading.Lock()  # guards the three below
+        self._pid = -1
+        self._client = None
+        self._pool = None
+
+
+def no_logprobs(url: str, said: str = "") -> EvidenceError:
+    """Build the error for a server without log-probabilities; ``said`` are its own words, redacted."""
+    quoted = f" It says: {said}" if said else ""
+    return EvidenceError(
+        f"The server at {url} gives no log-probabilities.{quoted}",
+        hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
+    )
+
+
+def _answer_of(response: Any) -> dict[str, Any] | None:
+    """Read a response of httpx; None if it is not a JSON object with choices."""
+    try:
+        answer = response.json()
+        answer["choices"][0]
+        return dict(answer)
+    except (ValueError, LookupError, TypeError):
+        return None

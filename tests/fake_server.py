@@ -1,0 +1,60 @@
+"""An OpenAI-compatible server on loopback that answers what a test wants."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from rgate_integrations.proxy.served import ServedProxy
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Answers with what ``script`` says, in turn: a status, or a body."""
+
+    script: list = []  # noqa: RUF012
+    seen: list = []  # noqa: RUF012
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append((self.path, body, self.headers.get("Authorization")))
+        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serving():
+    """Run the server, and give what makes a proxy of it: ``proxy(*script, **options)``."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    # Looking often whether it is to shut down: by default that takes half a second a test.
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    Fake.seen.clear()
+
+    def proxy(*script, **options):
+        Fake.script = list(script)
+        return ServedProxy(f"http://127.0.0.1:{server.server_port}/v1", "m", **options)
+
+    try:
+        yield proxy
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def answer(text="Yes", tops=None, logprobs=True, reason="stop"):
+    content = [
+        {
+            "token": text,
+            "logprob": -0.1,
+            "top_logprobs": [{"token": t, "logprob": v} for t, v in (tops or {}).items()],
+        }
+    ]
+    choice = {"message": {"content": text}, "finish_reason": reason}
+    if logprobs:
+        choice["logprobs"] = {"content": content}
+    return {"choices": [choice], "usage": {"prompt_tokens": 7}}
