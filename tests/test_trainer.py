@@ -209,6 +209,15 @@ def test_an_activated_adapter_learns_to_judge_after_the_draft(tiny, sums, tmp_pa
 
 
 @pytest.mark.model
+def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
+    options = AdapterOptions(draft="none", recipe=RECIPE.with_options(epochs=1), label="accuracy")
+    train_adapter("boundary", read_examples([sums]), tiny, tmp_path / "g", options)
+    gate = load_gate(str(tmp_path / "g"))
+    assert gate.config()["label"] == "accuracy"
+    assert "predicts accuracy" in gate.decide("Is 2 even?").reason
+
+
+@pytest.mark.model
 def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
     lines = []
     options = AdapterOptions(draft="recorded", recipe=RECIPE.with_options(epochs=1), folds=2)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import auc_by_set, fold_metrics, question_folds
 from rgate_integrations.training.options import TrainingOptions
 from rgate_integrations.training.pairs import pairs_for, verdict_prompt
+from rgate_integrations.training.sampling import SampledLabel
 from rgate_integrations.training.trainer import RECIPES, Recipe, fine_tune
 
 ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
@@ -143,6 +144,8 @@ class _Task:
             found["source"] = "recorded" if self.options.draft == "recorded" else "proxy"
         if self.options.activated:
             found["follow_up"] = True
+        if self.gate == "boundary" and self.options.label in get_args(SampledLabel):
+            found["label"] = self.options.label
         return found
 
     def drafts_of(self, positions: PositionArray) -> list[Draft] | None:
