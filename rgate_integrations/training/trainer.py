@@ -123,7 +123,7 @@ def fine_tune(
     for pair in pairs:
         prompt, target = proxy.pair_ids(pair.prompt, pair.values, pair.target, pair.ends)
         rows.append(Row(tuple(prompt), tuple(target), pair.weight))
-    run = Run(model, recipe, seed, tuple(invocation or ()))
+    run = Run(model, proxy.fingerprint, recipe, seed, tuple(invocation or ()))
     tuned = run.model_to_tune()
     checkpoints = out.parent / f".{out.name}-checkpoints"
     resumed = prepare(checkpoints, run.identity(rows), resume)
@@ -150,14 +150,34 @@ def _check_dependencies() -> None:
 
 
 def prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
-    """Return whether there are checkpoints of this very run to go on from; else make an empty folder for them."""
+    """Return whether there are checkpoints of this very run to go on from; else make an empty folder for them.
+
+    Raises:
+        ConfigurationError: The checkpoints are of a run with other data, options or weights.
+    """
     marker = checkpoints / "run.json"
-    same_run = marker.is_file() and marker.read_text(encoding="utf-8") == identity
-    if resume and same_run and any(checkpoints.glob("checkpoint-*")):
-        return True
+    if resume and _complete_checkpoints(checkpoints):
+        if marker.is_file() and marker.read_text(encoding="utf-8") == identity:
+            return True
+        raise ConfigurationError(
+            "The run that was stopped had other data, options or another base model.",
+            hint="Leave out --resume to begin anew, or train into another folder.",
+        )
     shutil.rmtree(checkpoints, ignore_errors=True)
     write_atomically(marker, identity)
     return False
+
+
+def _complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """Return the checkpoints that can be gone on from; one that a kill left half written is removed."""
+    complete = []
+    for folder in sorted(checkpoints.glob("checkpoint-*")):
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))  # what is written last
+            complete.append(folder)
+        except (OSError, ValueError):
+            shutil.rmtree(folder, ignore_errors=True)
+    return complete
 
 
 @dataclass(frozen=True)
@@ -166,19 +186,21 @@ class Run:
 
     Attributes:
         model: Base model: catalogue name, folder or Hub id.
+        fingerprint: `rgate_integrations.proxy.base.Proxy.fingerprint` of it.
         recipe: How.
         seed: Seed of the adapter's weights, the order and the dropout.
         invocation: Token ids from whose last occurrence on the adapter acts; empty: everywhere.
     """
 
     model: str
+    fingerprint: str
     recipe: Recipe
     seed: int
     invocation: tuple[int, ...]
 
     def identity(self, rows: Sequence[Row]) -> str:
         """Return what tells this run from others; the rows by their checksum, for other labels are another run."""
-        settings = [asdict(self.recipe), self.seed, self.model, self.invocation]
+        settings = [asdict(self.recipe), self.seed, self.model, self.fingerprint, self.invocation]
         return json.dumps([*settings, hashlib.sha256(repr(rows).encode()).hexdigest()])
 
     def model_to_tune(self) -> Any:
