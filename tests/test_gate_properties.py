@@ -278,11 +278,11 @@ REAL_CHECKS = [
     "test_scores_are_probabilities_and_decide_by_the_threshold",
     "test_is_deterministic",
     "test_batch_equals_single",
-    "test_a_permuted_batch_gives_permuted_results",
-    "test_is_picklable",
     "test_costs_count_model_calls",
 ]
 SLOW_CHECKS = [
+    "test_a_permuted_batch_gives_permuted_results",
+    "test_is_picklable",
     "test_threshold_zero_never_retrieves_and_above_one_always",
     "test_empty_batch",
     "test_goes_to_json_and_back",
