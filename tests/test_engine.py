@@ -266,6 +266,9 @@ def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
     assert load_gate("cached", inner=inner).proxy == "scripted"
     assert load_gate("cached", inner=inner, threshold=0.6).threshold == 0.6
     assert load_gate(f"cascade:{probe},{probe}").proxy == "scripted"
+    calibrated = load_gate("calibrated", inner=inner)
+    assert load_gate("cached", inner=calibrated).proxy == "scripted", "however deep it stands"
+    assert load_gate("ensemble", gates=("constant:never", calibrated)).proxy == "scripted"
 
 
 def test_options_of_the_engine_are_checked():

@@ -211,8 +211,11 @@ def test_an_activated_adapter_learns_to_judge_after_the_draft(tiny, sums, tmp_pa
 
 @pytest.mark.model
 def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
-    options = AdapterOptions(draft="none", recipe=RECIPE.with_options(epochs=1), label="accuracy")
+    recipe = RECIPE.with_options(epochs=1)
+    options = AdapterOptions(draft="none", recipe=recipe, label="accuracy", labelled_by="30 answers of tiny")
     train_adapter("boundary", read_examples([sums]), tiny, tmp_path / "g", options)
+    saved = json.loads((tmp_path / "g" / "gate.json").read_text())
+    assert saved["provenance"]["label"] == "accuracy of 30 answers of tiny"
     gate = load_gate(str(tmp_path / "g"))
     assert gate.config()["label"] == "accuracy"
     assert "predicts accuracy" in gate.decide("Is 2 even?").reason

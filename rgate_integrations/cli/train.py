@@ -113,8 +113,8 @@ def _train_gate(
     if to_be_sampled(paths, options.label):
         proxy = shared_proxy(model)
         files = read_sampled(paths, options.label, proxy, seed=options.seed, progress=bar)  # type: ignore[arg-type]  # it is one
-        described = f"{options.label} of {SAMPLES} answers of {model}"
-        options = replace(options, label=described, llm=model if options.llm == _LLM else options.llm)
+        llm = model if options.llm == _LLM else options.llm
+        options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
     else:
         files = read_examples(paths, options.label)
     known = [example.known for file in files for example in file.examples]

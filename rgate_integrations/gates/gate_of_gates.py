@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, model_validator
 
+from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.gates.base import Gate, Specs
 from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.scoring import ScoreSpec
@@ -29,7 +30,7 @@ class GateOfGates(Gate):
         # first gate with a model was made for; where the others differ, they refuse its evidence.
         if isinstance(values, dict) and "proxy" not in values:
             for gate in _gates_in(values, cls.gate_fields):
-                if any(spec.reads_model for spec in gate.specs):
+                if any(spec.reads_model for spec in expanded_specs(gate.specs)):
                     return {"proxy": gate.proxy, **values}
         return values
 

@@ -23,7 +23,8 @@ class TrainingOptions:
         folds: Folds of the cross-validation. None is 5 for a probe, which is calibrated on them, and 0 (no
             cross-validation) for a gate that is fine-tuned.
         seed: Seed of everything.
-        label: Name of the label, for the model card.
+        label: Name of the label.
+        labelled_by: What made the labels, for the model card; empty if the data came with them.
         llm: Name of the LLM whose answers were labelled.
         licence: Licence of the weights.
     """
@@ -33,6 +34,7 @@ class TrainingOptions:
     folds: int | None = None
     seed: int = 0
     label: str = LABEL
+    labelled_by: str = ""
     llm: str = "the LLM of the training data"
     licence: str = "that of the training data"
 
@@ -56,7 +58,7 @@ class TrainingOptions:
         """
         versions = {name: version(name) for name in packages}
         return {
-            "label": self.label,
+            "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
             "folds": folds,
             "recipe": recipe,
