@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/.ready
 LIGHT := .venv/.light
 
-.PHONY: setup demo test test-slow test-extras lint type bench cookbook docs clean
+.PHONY: setup demo test test-slow test-extras soak lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,11 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
 	$(BIN)/python -m pytest -m slow
+
+# Everything at once for 20 minutes, with faults by a seeded schedule: make soak SEED=7 MINUTES=5
+soak: $(STAMP)
+	$(BIN)/rgate download smollm2-135m-instruct
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 test-extras:
 	PYTHON=$(PYTHON) tests/extras.sh

@@ -9,7 +9,7 @@ from rgate_integrations.proxy.served import ServedProxy
 
 
 class Fake(BaseHTTPRequestHandler):
-    """Answers with what ``script`` says, in turn: a status, or a body."""
+    """Answers with what ``script`` says, in turn: a status and text, a body, or what makes one of the request."""
 
     script: list = []  # noqa: RUF012
     seen: list = []  # noqa: RUF012
@@ -18,6 +18,8 @@ class Fake(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.seen.append((self.path, body, self.headers.get("Authorization")))
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if callable(answer):
+            answer = answer(body)
         status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer))
         self.send_response(status)
         self.end_headers()

@@ -212,3 +212,23 @@ def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
     assert fake(answer()).generate(ANSWER, VALUES, tokens=0)[1].text == ""
     assert fake(answer()).cut("abcdefgh", 1) == "abcd"
     assert fake(answer()).cut("abc", 1) is None
+
+
+def test_a_question_that_the_server_fails_on_costs_no_other_its_decision(fake):
+    """Callers share batches: one whose question makes the server answer nonsense must not be felt by the others."""
+
+    def serve(body):
+        return (200, "<html>") if "bad" in str(body["messages"]) else answer("Yes", {"Yes": -0.1, "No": -2.4})
+
+    proxy = fake(serve, retries=0)
+    gate = load_gate("ik", proxy=proxy, tokens=0)
+    good, bad, other = gate.decide_batch(["good?", "bad?", "other?"])
+    assert (good.error, other.error) == (None, None)
+    assert (bad.retrieve, bad.error.type) == (True, "ServerError")
+
+
+def test_a_server_that_is_gone_is_not_asked_for_each_question_again(fake):
+    proxy = fake((500, "down"), retries=0)
+    decisions = load_gate("ik", proxy=proxy, tokens=0).decide_batch(["a?", "b?", "c?"])
+    assert [decision.error.type for decision in decisions] == ["ServerError"] * 3
+    assert len(Fake.seen) == 3

@@ -73,14 +73,26 @@ class ServerConnection:
             self._client = self._pool = None
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Do something with each item, at the same time; the server makes batches of it."""
+        """Do something with each item, at the same time; the server makes batches of it.
+
+        Raises:
+            ServerError: All failed, the first of them with this: there is no use in trying one of them again.
+            EvidenceError: Some failed, so they are best asked one by one.
+        """
         if len(items) <= 1:
             return [work(item) for item in items]
         self._http()
         pool = self._pool
         if pool is None:  # closed by another thread just now
             return [work(item) for item in items]
-        return list(pool.map(work, items))
+        jobs = [pool.submit(work, item) for item in items]
+        errors = [job.exception() for job in jobs]
+        failed = [error for error in errors if error is not None]
+        if not failed:
+            return [job.result() for job in jobs]
+        if len(failed) == len(jobs):
+            raise failed[0]
+        raise EvidenceError(f"{len(failed)} of {len(jobs)} requests failed; the first: {failed[0]}")
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send a request; try again after what may pass.

@@ -1,0 +1,130 @@
+"""Gates under load: threads and event loops, callers who leave, models that fail, inputs that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.errors import InvalidQuestionError
+from tests.scripted_proxy import ScriptedProxy
+from tests.soak.inputs import NO_QUESTIONS, PLAIN, question
+from tests.soak.scenario import Scenario, expect
+
+NAMES = ["ik", "prompt", "slimplm", "token_probability", "mean_token_entropy"]
+
+
+class Unrecorded(ScriptedProxy):
+    """A scripted proxy that does not keep a list of its calls, which would grow for ever."""
+
+    def _called(self, name, values):
+        if any("RAISE" in each["question"] for each in values):
+            raise RuntimeError("scripted failure")
+
+
+class ScriptedGates(Scenario):
+    """Every decision must be the one that its question gets alone, whoever asks beside it."""
+
+    name = "gates"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gates = {name: load_gate(name, proxy=Unrecorded()) for name in NAMES}
+        self.alone = {name: load_gate(name, proxy=Unrecorded()) for name in NAMES}
+        self.known: dict[tuple[str, str], Decision] = {}
+
+    def step(self, chance: random.Random) -> None:
+        name = chance.choice(NAMES)
+        texts = [self._text(chance) for _ in range(chance.randint(1, 24))]
+        way = chance.choice([self._in_threads, self._on_a_loop, self._as_batch])
+        for text, decision in way(self.gates[name], texts, chance):
+            self._check(name, text, decision)
+
+    def _text(self, chance: random.Random) -> str:
+        text = question(chance)
+        return f"RAISE {text}" if chance.random() < 0.05 else text
+
+    def _check(self, name: str, text: str, decision: Decision) -> None:
+        self.counts["decisions"] += 1
+        if "RAISE" in text:
+            expect(
+                decision.retrieve and decision.error is not None, "a failing model must retrieve:", decision
+            )
+            return
+        if (name, text) not in self.known:
+            self.known[name, text] = self.alone[name].decide(text)
+        must = self.known[name, text]
+        same = math.isclose(must.p_known, decision.p_known, abs_tol=1e-6)
+        expect(same and must.retrieve == decision.retrieve, name, repr(text[:80]), must, decision)
+
+    def _in_threads(self, gate, texts, chance):
+        with ThreadPoolExecutor(len(texts)) as pool:
+            return list(zip(texts, pool.map(gate.decide, texts), strict=True))
+
+    def _as_batch(self, gate, texts, chance):
+        """One batch in two holds something that is no question; it must concern itself only."""
+        asked = list(texts)
+        if chance.random() < 0.5:
+            asked.insert(chance.randrange(len(asked) + 1), chance.choice(NO_QUESTIONS))
+        decisions = gate.decide_batch(asked)
+        found = []
+        for each, decision in zip(asked, decisions, strict=True):
+            if any(each is text for text in texts):
+                found.append((each, decision))
+            else:
+                self.counts["no questions"] += 1
+                refused = decision.error is not None and decision.error.type == InvalidQuestionError.__name__
+                expect(decision.retrieve and refused, repr(each), decision)
+        return found
+
+    def _on_a_loop(self, gate, texts, chance):
+        """Some callers leave before they have an answer; it must not reach anybody else."""
+        leaving = {place for place in range(len(texts)) if chance.random() < 0.2}
+        self.counts["callers who left"] += len(leaving)
+
+        async def ask() -> list:
+            tasks = [asyncio.create_task(gate.adecide(text)) for text in texts]
+            await asyncio.sleep(0)
+            for place in leaving:
+                tasks[place].cancel()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        found = []
+        for text, result in zip(texts, asyncio.run(ask()), strict=True):
+            if isinstance(result, Decision):
+                found.append((text, result))
+            else:
+                expect(isinstance(result, asyncio.CancelledError), repr(result))
+        return found
+
+
+class RealGate(Scenario):
+    """The default gate on its real model: the same decisions alone and in company, and finite ones for anything."""
+
+    name = "real-gate"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.gate = load_gate()
+        self.alone: dict[str, Decision] = {}
+
+    def step(self, chance: random.Random) -> None:
+        texts = chance.sample(PLAIN, chance.randint(1, 6))
+        for text, decision in zip(texts, self.gate.decide_batch(texts), strict=True):
+            self._check(text, decision)
+        if chance.random() < 0.1:
+            hostile = question(chance)
+            decision = self.gate.decide(hostile)
+            self.counts["hostile"] += 1
+            expect(math.isfinite(decision.p_known), repr(hostile[:80]), decision)
+
+    def _check(self, text: str, decision: Decision) -> None:
+        self.counts["decisions"] += 1
+        expect(decision.error is None, decision)
+        must = self.alone.setdefault(text, decision)
+        # A batch is computed in another order than a single question; a draft may differ in its last words.
+        near = abs(must.p_known - must.threshold) < 0.05
+        expect(near or must.retrieve == decision.retrieve, text, must.p_known, decision.p_known)

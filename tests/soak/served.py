@@ -1,0 +1,144 @@
+"""A served proxy whose server is slow, broken or lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.proxy.served import ServedProxy
+from tests.fake_server import answer
+from tests.soak.scenario import Scenario, expect
+
+KEY = "sk-soak-0123456789"
+# What is wrong with the answer to a question that names it. Each of these must end in a decision to retrieve.
+BROKEN = {
+    "refused": (401, json.dumps({"error": f"{KEY} is no key"})),
+    "gone": (404, "no such model"),
+    "failing": (500, f"Traceback: Authorization: Bearer {KEY}"),
+    "garbage": (200, "<html>gateway</html>"),
+    "truncated": (200, '{"choices": [{"message": {"con'),
+    "empty": (200, "{}"),
+    "no-choice": (200, '{"choices": []}'),
+    "wrong-shapes": (200, '{"choices": [{"message": 5, "logprobs": {"content": "x"}}]}'),
+    "null": (200, "null"),
+    "deep": (200, "[" * 50_000),
+    "no-logprobs": (200, json.dumps(answer("Yes", logprobs=False))),
+}
+_BUSY = "busy"  # refused once, answered then
+_DROPPED = "dropped"  # the connection is closed in the middle of the answer
+_PLAIN = "plain"
+
+
+def certainty(text: str) -> float:
+    """Return the probability of "Yes" that the server gives for a text."""
+    return 0.05 + 0.9 * hashlib.sha256(text.encode()).digest()[0] / 255
+
+
+class _Lying(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = json.dumps(body)
+        mood, number = _mood_of(text)
+        if mood == _DROPPED:
+            self._drop()
+        elif mood == _BUSY and self.server.first_time(number):
+            self._send(429, "later")
+        elif mood in BROKEN:
+            self._send(*BROKEN[mood])
+        else:
+            sure = certainty(number)
+            tops = {"Yes": math.log(sure), "No": math.log(1 - sure)}
+            self._send(200, json.dumps(answer("Yes", tops)))
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def _drop(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b'{"choices": ')
+        self.wfile.flush()
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def _mood_of(text: str) -> tuple[str, str]:
+    """Read mood and number from a question such as "Is sample plain-17 right?"."""
+    found = re.search(r"sample ([a-z-]+)-(\d+) right", text)
+    if found is None:
+        raise ValueError(f"No sample is named in {text}.")
+    return found[1], found[2]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Lying)
+        self._seen: set[str] = set()
+        self._lock = threading.Lock()
+
+    def first_time(self, number: str) -> bool:
+        with self._lock:
+            new = number not in self._seen
+            self._seen.add(number)
+            return new
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # clients that hung up
+
+
+class Served(Scenario):
+    """A gate whose proxy is a server: right decisions of good answers, retrieval for all others, no key shown."""
+
+    name = "served"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = _Server()
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        self.proxy = ServedProxy(url, "m", api_key=KEY, timeout=10.0, retries=1)
+        self.gate = load_gate("ik", proxy=self.proxy, tokens=0)
+
+    def step(self, chance: random.Random) -> None:
+        moods = chance.choices(
+            [_PLAIN, _BUSY, _DROPPED, *BROKEN], weights=[20, 1, 1, *[1] * len(BROKEN)], k=8
+        )
+        asked = [(mood, f"{chance.randrange(10**9)}") for mood in moods]
+        with ThreadPoolExecutor(len(asked)) as pool:
+            texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
+            decisions = list(pool.map(self.gate.decide, texts))
+        for (mood, number), decision in zip(asked, decisions, strict=True):
+            self._check(mood, number, decision)
+
+    def _check(self, mood: str, number: str, decision: Decision) -> None:
+        self.counts["decisions"] += 1
+        expect(KEY not in decision.model_dump_json(), "the key is shown:", mood)
+        if mood in (_PLAIN, _BUSY):
+            expect(decision.error is None, mood, decision)
+            right = math.isclose(decision.p_known, certainty(number), abs_tol=1e-3)
+            expect(right, mood, decision.p_known, "is not", certainty(number))
+        else:
+            self.counts["broken answers"] += 1
+            expect(decision.retrieve and decision.error is not None, mood, decision)
+
+    def close(self) -> None:
+        self.proxy.close()
+        self.server.shutdown()
+        self.server.server_close()

@@ -1,0 +1,64 @@
+"""The soak itself: a few steps of each scenario, the same for the same seed, and none that overlooks a fault."""
+
+import pytest
+
+from rgate_integrations.index import PassageIndex
+from tests.soak.machine import Allowance, Held
+from tests.soak.runner import SCENARIOS, Soak
+from tests.soak.scenario import chance_of
+from tests.soak.served import KEY, Served
+
+_MARKS = {"real-gate": pytest.mark.model, "kills": pytest.mark.slow}
+MINUTES = 30  # that nothing here takes: the steps end these runs
+
+
+def soak_of(folder, *names):
+    return Soak(3, folder, names, pause=0.01)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in SCENARIOS])
+def test_a_few_steps_bring_what_must_come(tmp_path, name):
+    soak = soak_of(tmp_path, name)
+    assert soak.run(MINUTES, steps=3) == []
+    assert soak.steps == {name: 3}
+    assert soak.scenarios[0].counts
+
+
+def test_a_step_draws_the_same_for_the_same_seed():
+    assert chance_of(1, "index", 5).random() == chance_of(1, "index", 5).random()
+    assert chance_of(1, "index", 5).random() != chance_of(2, "index", 5).random()
+
+
+def test_an_index_that_loses_a_passage_is_found_out(tmp_path, monkeypatch):
+    add = PassageIndex.add
+    monkeypatch.setattr(PassageIndex, "add", lambda self, passages: add(self, list(passages)[1:]))
+    (wrong,) = soak_of(tmp_path, "index").run(MINUTES, steps=20)
+    assert wrong.scenario == "index"
+    assert "passages are there, not" in wrong.text
+
+
+def test_a_router_that_takes_the_wrong_arm_is_found_out(tmp_path):
+    soak = soak_of(tmp_path, "router")
+    for router in soak.scenarios[0].routers:
+        router.direct = router.retrieve
+    (wrong,) = soak.run(MINUTES, steps=20)
+    assert wrong.scenario == "router"
+
+
+def test_a_key_that_is_shown_is_found_out(tmp_path):
+    served = Served(tmp_path)
+    try:
+        decision = served.gate.decide("Is sample plain-1 right?")
+        told = decision.model_copy(update={"reason": f"Bearer {KEY}"})
+        with pytest.raises(AssertionError, match="the key is shown"):
+            served._check("plain", "1", told)
+    finally:
+        served.close()
+
+
+def test_what_grows_beyond_the_allowance_is_named():
+    first = Held(memory=500, threads=10, descriptors=20)
+    leaking = Held(memory=900, threads=11, descriptors=200)
+    grown = Allowance().exceeded(first, leaking)
+    assert grown == ["memory grew from 500 to 900", "descriptors grew from 20 to 200"]
+    assert Allowance().exceeded(first, first) == []
