@@ -35,6 +35,19 @@ from rgate_integrations.langchain import RetrievalGate
 assert importlib.util.find_spec("llama_index") is None and importlib.util.find_spec("torch") is None
 chain = RetrievalGate("constant:never").route(retrieve=lambda q: "rag", direct=lambda q: "direct")
 assert chain.batch(["a", "b"]) == ["direct", "direct"]
+
+# The LLM's own tokens are judged without any model of ours, so without torch.
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+
+def answering(logprob):
+    logprobs = {"content": [{"token": "Shakespeare", "logprob": logprob}]}
+    message = AIMessage("Shakespeare", response_metadata={"finish_reason": "stop", "logprobs": logprobs})
+    return GenericFakeChatModel(messages=iter([message]))
+
+sure = RetrievalGate("token_probability", llm=answering(-0.01)).invoke("who wrote hamlet?")
+unsure = RetrievalGate("token_probability", llm=answering(-5.0)).invoke("who wrote hamlet?")
+assert (sure.retrieve, unsure.retrieve, sure.error, unsure.error) == (False, True, None, None), (sure, unsure)
 PY
 echo "langchain alone: ok"
 
@@ -59,3 +72,16 @@ fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,
   pytest pytest-asyncio pytest-timeout langchain-tests hypothesis
 "$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_llama_index*.py
 echo "lowest versions: ok"
+
+# The three wheels as a package index would have them, each thin one in an environment of its own.
+fresh build build
+(unset RGATE_REPOSITORY && for folder in . distributions/langchain-rgate distributions/llama-index-selectors-rgate; do
+  "$work/build/bin/python" -m build --quiet --wheel --outdir "$work/wheels" "$folder"
+done)
+fresh langchain-rgate -c constraints.txt --find-links "$work/wheels" "langchain-rgate[test]"
+"$work/langchain-rgate/bin/python" -m pytest -q -c distributions/langchain-rgate/pyproject.toml \
+  -p no:cacheprovider distributions/langchain-rgate/tests
+fresh selectors-rgate -c constraints.txt --find-links "$work/wheels" llama-index-selectors-rgate pytest
+"$work/selectors-rgate/bin/python" -m pytest -q -c distributions/llama-index-selectors-rgate/pyproject.toml \
+  -p no:cacheprovider distributions/llama-index-selectors-rgate/tests
+echo "wheels of the thin distributions: ok"

@@ -1,0 +1,23 @@
+"""LlamaIndex integration of rgate-integrations. The names are those of `rgate_integrations.llama_index`."""
+
+from rgate_integrations.llama_index import (
+    ClaimFusionRetriever,
+    ClaimQueryEngine,
+    ClaimQueryTransform,
+    GatedQueryEngine,
+    GatedRetriever,
+    IndexRetriever,
+    RetrievalGateEvent,
+    RetrievalGateSelector,
+)
+
+__all__ = [
+    "ClaimFusionRetriever",
+    "ClaimQueryEngine",
+    "ClaimQueryTransform",
+    "GatedQueryEngine",
+    "GatedRetriever",
+    "IndexRetriever",
+    "RetrievalGateEvent",
+    "RetrievalGateSelector",
+]
