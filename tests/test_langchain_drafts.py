@@ -5,9 +5,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from langchain_core.runnables import RunnableLambda
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.drafts import token_logprobs
 from tests.langchain_fakes import (
@@ -224,3 +229,127 @@ def test_the_draft_is_there_for_the_direct_arm(call):
     chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda q: "rag", direct=direct)
     assert call(chain, ["a?", "unknown?"]) == ["direct", "rag"]
     assert seen["draft"] == "It is"
+
+
+# --- an LLM in wrappers --------------------------------------------------------------------------------------
+
+
+WRAPPERS = {
+    "bind": lambda chat: chat.bind(stop=["x"]),
+    "bind its own limit": lambda chat: chat.bind(max_tokens=500, logprobs=False),
+    "with_config": lambda chat: chat.with_config(tags=["mine"]),
+    "with_retry": lambda chat: chat.with_retry(),
+    "with_types": lambda chat: chat.with_types(output_type=AIMessage),
+    "with_listeners": lambda chat: chat.with_listeners(on_start=lambda run: None),
+    "with_fallbacks": lambda chat: chat.with_fallbacks([Chat()]),
+    "configurable_fields": lambda chat: chat.configurable_fields(before=ConfigurableField(id="before")),
+    "configurable_alternatives": lambda chat: chat.configurable_alternatives(
+        ConfigurableField(id="llm"), default_key="a", b=Chat()
+    ),
+    "a parser after it": lambda chat: chat | StrOutputParser(),
+    "a step before it": lambda chat: RunnableLambda(lambda messages: messages) | chat,
+    "several": lambda chat: (
+        (RunnableLambda(lambda messages: messages) | chat.bind(max_tokens=500) | StrOutputParser())
+        .with_fallbacks([Chat()])
+        .with_retry()
+        .with_config(tags=["mine"])
+    ),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=list(WRAPPERS))
+@each(BATCHES)
+def test_a_wrapped_llm_is_asked_with_limit_and_log_probabilities(call, wrap):
+    llm = Chat()
+    decisions = call(RetrievalGate(Judge(), llm=wrap(llm), tokens=2), ["a?", "b?"])
+    assert [(d.draft.text, d.draft.logprobs) for d in decisions] == [("It is", (-0.5, -0.5))] * 2
+    assert [{name: seen[name] for name in EVERYTHING} for seen in llm.seen] == [EVERYTHING] * 2
+
+
+@each(SINGLES)
+def test_a_model_configured_at_run_time_is_asked_with_limit_and_log_probabilities(call, monkeypatch):
+    chat_models = pytest.importorskip("langchain.chat_models.base")
+    llm = Chat()
+    monkeypatch.setattr(chat_models, "_init_chat_model_helper", lambda *args, **options: llm)
+    configurable = chat_models.init_chat_model(configurable_fields=("model",))
+    call(RetrievalGate(Judge(), llm=configurable, tokens=2), "a?")
+    assert llm.seen == [EVERYTHING]
+
+
+@each(SINGLES)
+def test_what_the_user_bound_stays_bound(call):
+    llm = Chat()
+    call(RetrievalGate(Judge(), llm=llm.bind(stop=["x"], user="me"), tokens=2), "a?")
+    assert llm.seen == [{**EVERYTHING, "user": "me"}]
+
+
+@each(SINGLES)
+def test_a_model_that_refuses_an_option_still_writes_the_draft_itself(call):
+    modest, other = Chat(refuses=("logprobs",)), Chat()
+    decision = call(RetrievalGate(Judge(), llm=modest.with_fallbacks([other]), tokens=2), "a?")
+    assert (decision.draft.text, decision.draft.logprobs) == ("It is", None)
+    assert (modest.seen, other.seen) == ([EVERYTHING, {"max_tokens": 2}], [])
+
+
+@each(SINGLES)
+def test_a_fallback_writes_the_draft_when_the_model_fails(call):
+    down, other = Chat(errors=[StatusError(503)]), Chat(refuses=("logprobs",))
+    gate = RetrievalGate(Judge(), llm=down.with_fallbacks([other]), tokens=2)
+    assert call(gate, "a?").draft.logprobs is None
+    assert call(gate, "b?").draft.logprobs == (-0.5, -0.5), "the refusal of one is not held against the other"
+    assert other.seen == [EVERYTHING, {"max_tokens": 2}]
+
+
+@each(SINGLES)
+def test_a_transient_error_is_retried_where_the_user_asked_for_it(call):
+    llm = Chat(errors=[StatusError(503)])
+    retried = llm.with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
+    assert call(RetrievalGate(Judge(), llm=retried, tokens=2), "a?").draft.text == "It is"
+    assert llm.seen == [EVERYTHING] * 2
+
+
+@each(SINGLES)
+def test_a_message_without_text_is_no_draft(call):
+    calls = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+    judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
+    decision = call(RetrievalGate(judge, llm=RunnableLambda(lambda _: calls)), "who?")
+    assert (decision.retrieve, decision.draft) == (True, None)
+
+
+def test_an_llm_with_a_history_of_its_own_is_refused():
+    llm = RunnableWithMessageHistory(Chat(), lambda session_id: InMemoryChatMessageHistory())
+    for wrapped in (llm, llm.with_retry()):
+        with pytest.raises(ConfigurationError, match="history"):
+            RetrievalGate(Judge(), llm=wrapped)
+
+
+# --- what is seen of a draft ---------------------------------------------------------------------------------
+
+
+async def events_of(chain, value):
+    return [event async for event in chain.astream_events(value, version="v2")]
+
+
+async def test_the_draft_is_marked_in_events():
+    llm = Chat()
+    chain = RetrievalGate(Judge(), llm=llm, tokens=2).route(retrieve=llm, direct=llm)
+    ends = [e for e in await events_of(chain, "a?") if e["event"] == "on_chat_model_end"]
+    shown = {e["data"]["output"].text: e["tags"] for e in ends}
+    assert {"nostream", "rgate_draft"} <= set(shown["It is "])
+    assert not {"nostream", "rgate_draft"} & set(shown["It is me."])
+
+
+async def test_events_without_the_draft():
+    llm = Chat()
+    chain = RetrievalGate(Judge(), llm=llm, tokens=2).route(retrieve=llm, direct=llm)
+    events = chain.astream_events("a?", version="v2", exclude_tags=["rgate_draft"])
+    chunks = [e["data"]["chunk"].text async for e in events if e["event"] == "on_chat_model_stream"]
+    assert "".join(chunks) == "It is me."
+
+
+@each(SINGLES)
+def test_the_draft_keeps_the_tags_of_the_call(call):
+    seen = []
+    llm = RunnableLambda(lambda _, config: seen.append(config["tags"]) or "draft")
+    call(RetrievalGate(Judge(), llm=llm), "a?", {"tags": ["mine"]})
+    assert seen == [["mine", "nostream", "rgate_draft"]]
