@@ -146,6 +146,7 @@ class Chat(GenericFakeChatModel):
         errors: What it raises for its next calls instead of an answer.
         before: Called before each answer.
         seen: The arguments of each call.
+        prompts: The messages of each call.
     """
 
     messages: object = Field(default_factory=lambda: iter(()))
@@ -153,9 +154,11 @@ class Chat(GenericFakeChatModel):
     errors: list = Field(default_factory=list)
     before: object = None
     seen: list = Field(default_factory=list)
+    prompts: list = Field(default_factory=list)
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         self.seen.append(kwargs)
+        self.prompts.append(messages)
         if self.before is not None:
             self.before(messages)
         if self.errors:

@@ -229,10 +229,10 @@ TURNS = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMess
 
 
 @each(BATCHES)
-def test_follow_ups_are_marked(gate, call):
+def test_follow_ups_are_marked_and_retrieved_for(gate, call):
     marked, plain = call(RetrievalGate(gate), [{"messages": TURNS}, TURNS[:1]])
-    assert marked.warnings == (FOLLOW_UP,)
-    assert plain.warnings == ()
+    assert (marked.retrieve, marked.warnings) == (True, (FOLLOW_UP,))
+    assert (plain.retrieve, plain.warnings) == (False, ())
 
 
 @each(SINGLES)
@@ -241,17 +241,6 @@ def test_follow_ups_are_condensed(gate, call):
     decision = call(RetrievalGate(gate, condense=condense), TURNS)
     assert decision.question == "When was Hamlet written? (3 turns)"
     assert decision.warnings == ()
-
-
-def broken(messages):
-    raise RuntimeError("no")
-
-
-@pytest.mark.parametrize("condense", [broken, lambda messages: 3], ids=["raises", "returns no question"])
-@each(SINGLES)
-def test_follow_ups_that_cannot_be_condensed_are_marked(gate, call, condense):
-    decision = call(RetrievalGate(gate, condense=RunnableLambda(condense)), TURNS)
-    assert (decision.question, decision.warnings) == ("And when?", (FOLLOW_UP,))
 
 
 async def test_a_thousand_concurrent_calls_share_batches():

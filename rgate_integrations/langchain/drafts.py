@@ -17,6 +17,7 @@ from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
 
 DRAFT_TAG = "rgate_draft"
+CONDENSE_TAG = "rgate_condense"
 NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
 
 _log = logging.getLogger("rgate_integrations")

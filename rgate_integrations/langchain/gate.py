@@ -12,8 +12,8 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Flow
-from rgate_integrations.langchain.drafts import ChatDrafter
-from rgate_integrations.langchain.questions import Questions, history_of
+from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
+from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.langchain.retriever import GatedRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
@@ -46,8 +46,10 @@ class RetrievalGate(FlowRunnable[Decision]):
             for the direct arm of a router, in ``config["metadata"]["draft"]``. When it writes none, the gate has
             nothing to judge and retrieves.
         tokens: Maximum number of tokens it writes.
-        condense: A runnable from messages to one self-contained question, for follow-ups. Without it the last
-            human message is the question as it stands, and the decision carries a warning.
+        condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
+            is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it
+            fails, the follow-up is retrieved for. Either way the decision carries a warning.
+        history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
 
     Example:
         >>> from rgate_integrations.langchain import RetrievalGate
@@ -64,6 +66,7 @@ class RetrievalGate(FlowRunnable[Decision]):
         llm: Runnable[Any, Any] | None = None,
         tokens: int = 32,
         condense: Runnable[Any, Any] | None = None,
+        history_key: str | None = None,
     ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
@@ -71,6 +74,7 @@ class RetrievalGate(FlowRunnable[Decision]):
         self.input_key = input_key
         self.drafter = ChatDrafter(llm, tokens) if llm is not None else None
         self.condense = condense
+        self.history_key = history_key
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -112,18 +116,21 @@ class RetrievalGate(FlowRunnable[Decision]):
     def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question is its own error."""
         children = batch.children()
-        questions = Questions.read(batch.inputs, self.input_key)
-        if self.condense is not None and questions.follow_ups:
-            places = questions.follow_ups
-            histories = [history_of(batch.inputs[place], self.input_key) for place in places]
-            rewritten = yield BatchCall(self.condense, histories, [children[place] for place in places])
-            questions.condense(rewritten)
+        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
+        if self.condense is not None and questions.histories:
+            conversations = questions.conversations
+            configs = [tagged(children[place], CONDENSE_TAG) for place in conversations]
+            rewritten = yield BatchCall(self.condense, list(conversations.values()), configs)
+            questions.condense(rewritten, on_error=getattr(self.gate, "on_error", "retrieve"))
+        if self.drafter is None:
+            questions.retrieve_follow_ups()
         if not questions.texts:
             return questions.results([])
         asked = list(questions.texts.values())
         drafting = None
         if self.drafter is not None:
-            drafting = self.drafter.drafting(asked, [children[place] for place in questions.texts])
+            histories = [questions.histories.get(place, []) for place in questions.texts]
+            drafting = self.drafter.drafting(asked, [children[place] for place in questions.texts], histories)
         thresholds = [_threshold(batch.configs[place]) for place in questions.texts]
         decisions = yield from deciding(self.gate, asked, drafting=drafting, threshold=thresholds)
         return questions.results(decisions)

@@ -1,71 +1,80 @@
-"""The question in whatever a LangChain runnable is given."""
+"""The question in whatever a LangChain runnable is given, and the earlier turns that it follows."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.failing import retrieve_instead
 
 _log = logging.getLogger("rgate_integrations")
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
+HISTORY_KEYS = ("chat_history", "history")
 FOLLOW_UP = (
     "The question follows earlier turns, which the gate did not see: give RetrievalGate(condense=...)."
 )
+FOLLOW_UP_DRAFT = "The question follows earlier turns, which only the LLM's draft took into account."
 
 
-def question_of(value: Any, input_key: str | None = None) -> str:
-    """Return the question in a string, a mapping, messages, or a prompt value.
+@dataclass(frozen=True)
+class Asked:
+    """A question and what was said before it.
+
+    Attributes:
+        question: The question as the user put it.
+        history: The earlier turns, user's and LLM's; none for the first question of a conversation.
+    """
+
+    question: str
+    history: tuple[BaseMessage, ...] = ()
+
+
+def asked_in(value: Any, input_key: str | None = None, history_key: str | None = None) -> Asked:
+    """Return the question in a string, a mapping, messages, a message history, or a prompt value.
 
     Args:
         value: The runnable's input. Of messages, the last human one is the question.
         input_key: Key of the question in a mapping; by default the first of `QUESTION_KEYS` that is there.
+        history_key: Key of the earlier turns in a mapping; by default the first of `HISTORY_KEYS` that is there.
+            Without either, ``messages`` are the earlier turns if they end in the question.
 
     Raises:
         InvalidQuestionError: There is no question in it.
     """
     if isinstance(value, str):
-        return value
-    if isinstance(value, PromptValue):
-        return _last_human(value.to_messages())
+        return Asked(value)
     if isinstance(value, BaseMessage):
-        return value.text
+        return Asked(value.text)
     if isinstance(value, Mapping):
-        return question_of(value[_key_in(value, input_key)])
+        return _asked_in_mapping(value, input_key, history_key)
+    if isinstance(value, PromptValue):
+        return _last_question(value.to_messages())
+    if isinstance(value, BaseChatMessageHistory):
+        return _last_question(value.messages)
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return _last_human(value)
+        return _last_question(value)
     raise InvalidQuestionError(
         f"A question cannot be read from {type(value).__name__}.",
         hint="Pass a string, a dict with the question, or messages.",
     )
 
 
-def history_of(value: Any, input_key: str | None = None) -> list[Any]:
-    """Return the messages in an input, or none: earlier turns and the question, in order.
+def question_of(value: Any, input_key: str | None = None) -> str:
+    """Return the question alone; see `asked_in`.
 
     Raises:
-        InvalidQuestionError: It is a mapping without the key of a question.
+        InvalidQuestionError: There is no question in it.
     """
-    if isinstance(value, PromptValue):
-        return list(value.to_messages())
-    if isinstance(value, Mapping):
-        return history_of(value[_key_in(value, input_key)])
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return list(value)
-    return []
-
-
-def is_follow_up(value: Any, input_key: str | None = None) -> bool:
-    """Whether an input holds earlier human turns before the question."""
-    human_turns = [message for message in history_of(value, input_key) if _human(message) is not None]
-    return len(human_turns) > 1
+    return asked_in(value, input_key).question
 
 
 @dataclass
@@ -73,56 +82,124 @@ class Questions:
     """The questions of a batch of inputs, each under its place in the batch.
 
     Attributes:
-        texts: The questions that could be read.
-        errors: Why the others could not.
-        follow_ups: Places of the questions that follow earlier turns which the gate will not see.
+        texts: The questions that the gate is to judge.
+        histories: The earlier turns of those of them that are follow-ups, as long as they are not condensed.
+        decided: What is decided without asking the gate.
+        errors: Why nothing could be decided for the others.
     """
 
     texts: dict[int, str] = field(default_factory=dict)
-    errors: dict[int, InvalidQuestionError] = field(default_factory=dict)
-    follow_ups: list[int] = field(default_factory=list)
+    histories: dict[int, list[BaseMessage]] = field(default_factory=dict)
+    decided: dict[int, Decision] = field(default_factory=dict)
+    errors: dict[int, Exception] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, inputs: Sequence[Any], input_key: str | None) -> Questions:
+    def read(
+        cls, inputs: Sequence[Any], input_key: str | None = None, history_key: str | None = None
+    ) -> Questions:
         """Read the question in each input."""
         questions = cls()
         for place, value in enumerate(inputs):
             try:
-                questions.texts[place] = question_of(value, input_key)
+                asked = asked_in(value, input_key, history_key)
             except InvalidQuestionError as error:
                 questions.errors[place] = error
                 continue
-            if is_follow_up(value, input_key):
-                questions.follow_ups.append(place)
+            questions.texts[place] = asked.question
+            if asked.history:
+                questions.histories[place] = list(asked.history)
         return questions
 
-    def condense(self, rewritten: Sequence[Any]) -> None:
-        """Take the condensed form of each follow-up; where there is none the question stays as it is, and marked.
+    @property
+    def conversations(self) -> dict[int, list[BaseMessage]]:
+        """Each follow-up as messages: the earlier turns, then the question."""
+        return {
+            place: [*history, HumanMessage(self.texts[place])] for place, history in self.histories.items()
+        }
+
+    def condense(self, rewritten: Sequence[Any], *, on_error: str = "retrieve") -> None:
+        """Take the condensed form of each follow-up; those that have none are decided: to retrieve.
 
         Args:
-            rewritten: For each of `follow_ups` what the condensing runnable returned, or its exception.
+            rewritten: For each of `histories` what the condensing runnable returned, or its exception.
+            on_error: "raise" makes a failure that input's error instead of a decision.
         """
-        left = []
-        for place, value in zip(self.follow_ups, rewritten, strict=True):
+        for place, value in zip(list(self.histories), rewritten, strict=True):
             try:
-                if isinstance(value, Exception):
-                    raise value
-                self.texts[place] = question_of(value)
+                condensed = _condensed(value)
             except Exception as error:
                 _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
-                left.append(place)
-        self.follow_ups = left
+                if on_error == "raise":
+                    self.texts.pop(place)
+                    self.histories.pop(place)
+                    self.errors[place] = error
+                else:
+                    self._retrieve(place, error, "The follow-up could not be condensed.")
+            else:
+                self.texts[place] = condensed
+                self.histories.pop(place)
+
+    def retrieve_follow_ups(self) -> None:
+        """Decide to retrieve for the follow-ups that are left: a gate that sees the question alone cannot judge them."""
+        for place in list(self.histories):
+            self._retrieve(place, _unread(), FOLLOW_UP)
 
     def results(self, decisions: Sequence[Decision]) -> list[Decision | Exception]:
-        """Put the decisions, one for each of `texts`, in the places of their inputs, and the errors in theirs."""
-        found: dict[int, Decision | Exception] = dict(self.errors)
-        found.update(zip(self.texts, decisions, strict=True))
-        for place in self.follow_ups:
-            decision = found[place]
-            if isinstance(decision, Decision):
-                warnings = (*decision.warnings, FOLLOW_UP)
-                found[place] = decision.model_copy(update={"warnings": warnings})
+        """Put the decisions, one for each of `texts`, in the places of their inputs, with all others in theirs."""
+        judged = dict(zip(self.texts, decisions, strict=True))
+        for place in self.histories:
+            judged[place] = _of_follow_up(judged[place])
+        found: dict[int, Decision | Exception] = {**self.errors, **self.decided, **judged}
         return [found[place] for place in range(len(found))]
+
+    def decide(self, place: int, decision: Decision) -> None:
+        """Take a decision that was made elsewhere; the gate is not asked."""
+        self.texts.pop(place)
+        self.histories.pop(place, None)
+        self.decided[place] = decision
+
+    def _retrieve(self, place: int, error: Exception, warning: str) -> None:
+        decision = retrieve_instead(error, question=self.texts[place])
+        self.decide(place, decision.model_copy(update={"warnings": (warning,)}))
+
+
+def _of_follow_up(decision: Decision) -> Decision:
+    """Return what was decided for a follow-up as it stands: a skip counts only if the judged draft saw its history."""
+    draft = decision.draft
+    if draft is not None and draft.source == "llm":
+        return decision.model_copy(update={"warnings": (*decision.warnings, FOLLOW_UP_DRAFT)})
+    warnings = (*decision.warnings, FOLLOW_UP)
+    if decision.retrieve:
+        return decision.model_copy(update={"warnings": warnings})
+    unread = retrieve_instead(
+        _unread(), question=decision.question, threshold=decision.threshold, gate=decision.gate
+    )
+    return unread.model_copy(update={"draft": draft, "cost": decision.cost, "warnings": warnings})
+
+
+def _unread() -> InvalidQuestionError:
+    return InvalidQuestionError(
+        "The question follows earlier turns, which the gate did not see.",
+        hint="Give RetrievalGate condense=, or llm= for drafts that take the earlier turns into account.",
+    )
+
+
+def _condensed(value: Any) -> str:
+    if isinstance(value, Exception):
+        raise value
+    condensed = question_of(value)
+    if not condensed.strip():
+        raise InvalidQuestionError("The condensed question is empty.")
+    return condensed
+
+
+def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None, history_key: str | None) -> Asked:
+    key = _key_in(value, input_key)
+    asked = asked_in(value[key])
+    history = _history_in(value, history_key)
+    if not history and history_key is None and key != "messages":
+        history = _turns_before(asked.question, value.get("messages"))
+    return Asked(asked.question, (*history, *asked.history))
 
 
 def _key_in(value: Mapping[Any, Any], input_key: str | None) -> Any:
@@ -138,22 +215,75 @@ def _key_in(value: Mapping[Any, Any], input_key: str | None) -> Any:
     )
 
 
-def _last_human(messages: Sequence[Any]) -> str:
-    for message in reversed(messages):
-        text = _human(message)
-        if text is not None:
-            return text
+def _history_in(value: Mapping[Any, Any], history_key: str | None) -> list[BaseMessage]:
+    """Return the earlier turns under a key of their own, in any of the forms that LangChain has had for them."""
+    keys = HISTORY_KEYS if history_key is None else (history_key,)
+    for key in keys:
+        history = value.get(key)
+        if history:
+            return _turns(_history_items(history))
+    return []
+
+
+def _history_items(history: Any) -> Iterable[Any]:
+    if isinstance(history, BaseChatMessageHistory):
+        return history.messages
+    if isinstance(history, PromptValue):
+        return history.to_messages()
+    if isinstance(history, Sequence) and not isinstance(history, str | bytes):
+        return history
+    return [str(history)] if str(history).strip() else []  # a transcript
+
+
+def _turns_before(question: str, messages: Any) -> list[BaseMessage]:
+    """Return what the messages beside a question hold before it; nothing if they end in another question.
+
+    A graph's state often has both. A question that differs from the last message has been rewritten from it.
+    """
+    if not messages:
+        return []
+    try:
+        asked = asked_in(messages)
+    except InvalidQuestionError:
+        return []
+    return list(asked.history) if asked.question.strip() == question.strip() else []
+
+
+def _last_question(messages: Sequence[Any]) -> Asked:
+    for place in reversed(range(len(messages))):
+        message = _message(messages[place])
+        if isinstance(message, HumanMessage):
+            return Asked(message.text, tuple(_turns(messages[:place])))
     raise InvalidQuestionError(
         "There is no human message among the messages.", hint="The last one is the question."
     )
 
 
-def _human(message: Any) -> str | None:
-    """Return the text of a human message, in any of LangChain's spellings; None for any other."""
-    if isinstance(message, HumanMessage):
-        return message.text
-    if isinstance(message, tuple | list) and len(message) == 2 and message[0] in ("human", "user"):
-        return str(message[1])
-    if isinstance(message, Mapping) and message.get("role") in ("human", "user"):
-        return str(message.get("content", ""))
-    return None
+def _turns(items: Iterable[Any]) -> list[BaseMessage]:
+    """Return what the user and the LLM said, without system messages, tools and calls of tools."""
+    turns: list[BaseMessage] = []
+    for item in items:
+        message = _message(item)
+        if message is None:
+            turns += _pair(item)
+        elif isinstance(message, HumanMessage):
+            turns.append(message)
+        elif isinstance(message, AIMessage) and message.text.strip():
+            turns.append(AIMessage(message.text))
+    return turns
+
+
+def _pair(item: Any) -> list[BaseMessage]:
+    """Return a question and its answer, as older chains kept them; anything else that is no message is text."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return [HumanMessage(str(item[0])), AIMessage(str(item[1]))]
+    return [HumanMessage(str(item))]
+
+
+def _message(item: Any) -> BaseMessage | None:
+    """Return a message in any of LangChain's spellings as one; None for what is no message."""
+    try:
+        (message,) = convert_to_messages([item])
+    except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError):
+        return None
+    return message

@@ -1,0 +1,224 @@
+"""LangChain: in a conversation nothing is skipped that the gate did not understand."""
+
+import pytest
+from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables.history import RunnableWithMessageHistory
+
+from rgate_integrations.decision import Decision
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.questions import FOLLOW_UP, FOLLOW_UP_DRAFT, asked_in
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, each
+
+EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
+HISTORIES = {
+    "messages": EARLIER,
+    "tuples": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")],
+    "dicts": [
+        {"role": "user", "content": "Who wrote Hamlet?"},
+        {"role": "assistant", "content": "Shakespeare."},
+    ],
+    "a message history": InMemoryChatMessageHistory(messages=EARLIER),
+    "a prompt value": ChatPromptTemplate.from_messages(EARLIER).invoke({}),
+    "questions with answers": [("Who wrote Hamlet?", "Shakespeare.")],
+}
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
+@pytest.mark.parametrize("key", ["chat_history", "history"])
+@each(INVOKES)
+def test_a_question_with_a_history_beside_it_is_a_follow_up(call, history, key):
+    judge = Judge()
+    decision = call(RetrievalGate(judge), {"input": "And when?", key: history})
+    assert (decision.question, decision.retrieve, decision.p_known) == ("And when?", True, 0.0)
+    assert decision.warnings == (FOLLOW_UP,)
+    assert decision.error.type == "InvalidQuestionError"
+    assert judge.calls == [], "the gate has nothing to judge"
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
+def test_the_turns_of_a_history_in_any_form(history):
+    asked = asked_in({"input": "And when?", "chat_history": history})
+    assert [(m.type, m.text) for m in asked.history] == [(m.type, m.text) for m in EARLIER]
+
+
+@each(INVOKES)
+def test_a_transcript_is_a_history(call):
+    value = {"question": "And when?", "history": "Human: Who wrote Hamlet?\nAI: Shakespeare."}
+    assert call(RetrievalGate(Judge()), value).warnings == (FOLLOW_UP,)
+
+
+@each(INVOKES)
+def test_a_history_under_a_name_of_its_own(call):
+    value = {"input": "And when?", "past": EARLIER}
+    assert call(RetrievalGate(Judge(), history_key="past"), value).retrieve is True
+    assert call(RetrievalGate(Judge()), value).retrieve is False
+    assert call(RetrievalGate(Judge(), history_key="past"), {"input": "known?"}).retrieve is False
+
+
+@pytest.mark.parametrize("nothing", [[], None, "", " \n", InMemoryChatMessageHistory()])
+@each(INVOKES)
+def test_a_first_question_is_no_follow_up(call, nothing):
+    decision = call(RetrievalGate(Judge()), {"input": "known?", "chat_history": nothing})
+    assert (decision.retrieve, decision.warnings) == (False, ())
+
+
+@each(INVOKES)
+def test_an_answer_to_the_llms_own_question_is_a_follow_up(call):
+    greeted = [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")]
+    assert call(RetrievalGate(Judge()), greeted).warnings == (FOLLOW_UP,)
+    instructed = [SystemMessage("Be brief."), HumanMessage("known?")]
+    assert call(RetrievalGate(Judge()), instructed).warnings == ()
+
+
+@each(INVOKES)
+def test_messages_beside_the_question_they_end_in_are_its_history(call):
+    messages = [*EARLIER, HumanMessage("And when?")]
+    raw = {"question": "And when?", "messages": messages}
+    assert call(RetrievalGate(Judge()), raw).warnings == (FOLLOW_UP,)
+    rewritten = {"question": "When was Hamlet written?", "messages": messages}
+    assert call(RetrievalGate(Judge()), rewritten).warnings == ()
+
+
+@each(BATCHES)
+def test_a_batch_asks_the_gate_for_the_others_in_one_call(call):
+    judge = Judge()
+    inputs = ["a?", {"input": "And when?", "chat_history": EARLIER}, "unknown?"]
+    decisions = call(RetrievalGate(judge), inputs)
+    assert [d.retrieve for d in decisions] == [False, True, True]
+    assert judge.calls == [["a?", "unknown?"]]
+
+
+@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"input_messages_key": "input", "history_messages_key": "chat_history"}],
+    ids=["list", "dict"],
+)
+@each(INVOKES)
+def test_a_router_in_a_chain_with_message_history(call, keys):
+    judge, stored = Judge(), InMemoryChatMessageHistory()
+    router = RetrievalGate(judge).route(
+        retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
+    )
+    chain = RunnableWithMessageHistory(router, lambda session_id: stored, **keys)
+    config = {"configurable": {"session_id": "1"}}
+    asked = [HumanMessage("Who wrote Hamlet?"), HumanMessage("And when?")]
+    if keys:
+        asked = [{"input": message.text} for message in asked]
+    answers = [call(chain, question, config).text for question in asked]
+    assert answers == ["from memory", "from passages"]
+    assert judge.questions == ["Who wrote Hamlet?"]
+
+
+# --- condensed ---------------------------------------------------------------------------------------------------
+
+
+@each(INVOKES)
+def test_condense_gets_the_conversation(call):
+    seen = []
+
+    def condense(messages, config):
+        seen.append(([(m.type, m.text) for m in messages], config["tags"]))
+        return "When was Hamlet written?"
+
+    judge = Judge()
+    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
+    decision = call(gate, {"input": "And when?", "chat_history": EARLIER})
+    assert (decision.question, decision.retrieve, decision.warnings) == (
+        "When was Hamlet written?",
+        False,
+        (),
+    )
+    turns = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare."), ("human", "And when?")]
+    assert seen == [(turns, ["nostream", "rgate_condense"])], "its tokens are no part of the answer either"
+    assert judge.questions == ["When was Hamlet written?"]
+
+
+def broken(messages):
+    raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("condense", "error"),
+    [
+        (broken, "RuntimeError"),
+        (lambda _: 3, "InvalidQuestionError"),
+        (lambda _: " ", "InvalidQuestionError"),
+    ],
+    ids=["raises", "returns no question", "returns nothing"],
+)
+@pytest.mark.parametrize("llm", [None, Chat()], ids=["gate alone", "with llm"])
+@each(SINGLES)
+def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, error, llm):
+    judge = Judge()
+    decision = call(
+        RetrievalGate(judge, llm=llm, condense=RunnableLambda(condense)), [*EARLIER, ("human", "And when?")]
+    )
+    assert (decision.question, decision.retrieve) == ("And when?", True)
+    assert decision.error.type == error
+    assert decision.warnings == ("The follow-up could not be condensed.",)
+    assert judge.calls == []
+
+
+@each(INVOKES)
+def test_a_gate_that_is_told_to_raise_raises_what_condense_raised(call):
+    gate = RetrievalGate(Judge(on_error="raise"), condense=RunnableLambda(broken))
+    with pytest.raises(RuntimeError, match="no"):
+        call(gate, [*EARLIER, HumanMessage("And when?")])
+
+
+# --- drafted -----------------------------------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_the_draft_sees_the_history(call):
+    llm = Chat()
+    asked_a_tool = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+    turns = [
+        SystemMessage("Be rude."),
+        EARLIER[0],
+        asked_a_tool,
+        ToolMessage("found", tool_call_id="1"),
+        EARLIER[1],
+        HumanMessage("And when?"),
+    ]
+    decision = call(RetrievalGate(Judge(), llm=llm, tokens=2), {"messages": turns})
+    assert [(m.type, m.text) for m in llm.prompts[0]][1:] == [
+        ("human", "Who wrote Hamlet?"),
+        ("ai", "Shakespeare."),
+        ("human", "And when?"),
+    ]
+    assert (decision.retrieve, decision.warnings) == (False, (FOLLOW_UP_DRAFT,))
+
+
+@each(SINGLES)
+def test_a_condensed_question_is_drafted_alone(call):
+    llm = Chat()
+    condense = RunnableLambda(lambda _: "When was Hamlet written?")
+    call(RetrievalGate(Judge(), llm=llm, condense=condense), [*EARLIER, HumanMessage("And when?")])
+    assert [m.text for m in llm.prompts[0]][1:] == ["When was Hamlet written?"]
+
+
+@each(SINGLES)
+def test_a_follow_up_without_its_draft_is_retrieved_for(call):
+    llm = Chat(errors=[TimeoutError("slow")])
+    decision = call(RetrievalGate(Judge(), llm=llm), [*EARLIER, HumanMessage("And when?")])
+    assert (decision.retrieve, decision.p_known, decision.warnings) == (True, 0.0, (FOLLOW_UP,))
+    assert "earlier turns" in decision.error.message
+
+
+class Deaf(Judge):
+    """Judges the question and ignores the draft."""
+
+    def decide_batch(self, questions, **options):
+        return [Decision(question=q, retrieve=False, p_known=0.8) for q in questions]
+
+
+@each(SINGLES)
+def test_a_gate_that_ignores_the_draft_does_not_skip_a_follow_up(call):
+    gate = RetrievalGate(Deaf(), llm=Chat())
+    assert call(gate, [*EARLIER, HumanMessage("And when?")]).retrieve is True
+    assert call(gate, "And when?").retrieve is False
