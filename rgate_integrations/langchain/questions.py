@@ -140,7 +140,7 @@ class Questions:
                 self.histories.pop(place)
 
     def retrieve_follow_ups(self) -> None:
-        """Decide to retrieve for the follow-ups that are left: a gate that sees the question alone cannot judge them."""
+        """Decide to retrieve for the follow-ups that are left, which a gate cannot judge by the question alone."""
         for place in list(self.histories):
             self._retrieve(place, _unread(), FOLLOW_UP)
 
@@ -164,7 +164,7 @@ class Questions:
 
 
 def _of_follow_up(decision: Decision) -> Decision:
-    """Return what was decided for a follow-up as it stands: a skip counts only if the judged draft saw its history."""
+    """Return what was decided for a follow-up as it stands: a skip needs a draft that saw the history."""
     draft = decision.draft
     if draft is not None and draft.source == "llm":
         return decision.model_copy(update={"warnings": (*decision.warnings, FOLLOW_UP_DRAFT)})
