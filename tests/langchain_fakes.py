@@ -167,7 +167,7 @@ class Chat(GenericFakeChatModel):
             if name in kwargs:
                 raise ValueError(f"unknown parameter {name}")
         tokens = ["It ", "is ", "me."][: kwargs.get("max_tokens", 9)]
-        metadata = {"finish_reason": "stop", "model_name": "chat"}
+        metadata = {"finish_reason": "stop" if len(tokens) == 3 else "length", "model_name": "chat"}
         if kwargs.get("logprobs"):
             metadata["logprobs"] = {"content": [{"token": token, "logprob": -0.5} for token in tokens]}
         message = AIMessage("".join(tokens), response_metadata=metadata)

@@ -228,7 +228,7 @@ def test_the_draft_is_there_for_the_direct_arm(call):
 
     chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda q: "rag", direct=direct)
     assert call(chain, ["a?", "unknown?"]) == ["direct", "rag"]
-    assert seen["draft"] == "It is"
+    assert seen["rgate_draft"] == "It is"
 
 
 # --- an LLM in wrappers --------------------------------------------------------------------------------------

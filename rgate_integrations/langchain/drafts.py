@@ -12,6 +12,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from rgate_integrations.decision import Draft
 from rgate_integrations.drafting import DraftRequest, says_unsupported
 from rgate_integrations.flow import Flow
+from rgate_integrations.langchain.carried import carried_draft
 from rgate_integrations.langchain.chat_models import models_in_turn, takes_options, with_options
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
@@ -57,6 +58,8 @@ class ChatDrafter:
     ) -> Flow[list[Draft | None]]:
         """Write a draft for each question, as one batch; those that a model failed for are left to its fallbacks.
 
+        A draft that the same LLM has written for the same question in the same request is not written again.
+
         Args:
             questions: The questions.
             configs: A config for each of them.
@@ -71,17 +74,23 @@ class ChatDrafter:
             for question, earlier in zip(questions, turns, strict=True)
         ]
         hidden = [tagged(config, DRAFT_TAG) for config in configs]
+        drafts = [
+            carried_draft(config, question, llm=self.llm, tokens=self.tokens)
+            for config, question in zip(configs, questions, strict=True)
+        ]
         answers: dict[int, Any] = {}
-        waiting = list(range(len(questions)))
+        waiting = [place for place, draft in enumerate(drafts) if draft is None]
         for model, request in self._asked:
+            if not waiting:
+                break
             found = yield from _asking(
                 model, request, [prompts[i] for i in waiting], [hidden[i] for i in waiting]
             )
             answers.update(zip(waiting, found, strict=True))
             waiting = [place for place in waiting if isinstance(answers[place], Exception)]
-            if not waiting:
-                break
-        return [self._draft(answers[place]) for place in range(len(questions))]
+        for place, answer in answers.items():
+            drafts[place] = self._draft(answer)
+        return drafts
 
     def _draft(self, answer: Any) -> Draft | None:
         if isinstance(answer, Exception):

@@ -9,14 +9,14 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.calling import DecidesBatches, as_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Flow
-from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
-from rgate_integrations.langchain.questions import Questions
+from rgate_integrations.langchain.drafts import ChatDrafter
+from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.retriever import GatedRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
 from rgate_integrations.loading import DEFAULT_GATES
 
 THRESHOLD_KEY = "retrieval_threshold"
@@ -43,8 +43,9 @@ class RetrievalGate(FlowRunnable[Decision]):
             when None.
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
             evidence. The default gate is then ``default-recorded``. On skip the draft is in the decision and,
-            for the direct arm of a router, in ``config["metadata"]["draft"]``. When it writes none, the gate has
-            nothing to judge and retrieves.
+            for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes none, the
+            gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``, which LangGraph
+            hides, and ``rgate_draft``.
         tokens: Maximum number of tokens it writes.
         condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
             is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it
@@ -115,25 +116,7 @@ class RetrievalGate(FlowRunnable[Decision]):
 
     def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question is its own error."""
-        children = batch.children()
-        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
-        if self.condense is not None and questions.histories:
-            conversations = questions.conversations
-            configs = [tagged(children[place], CONDENSE_TAG) for place in conversations]
-            rewritten = yield BatchCall(self.condense, list(conversations.values()), configs)
-            questions.condense(rewritten, on_error=getattr(self.gate, "on_error", "retrieve"))
-        if self.drafter is None:
-            questions.retrieve_follow_ups()
-        if not questions.texts:
-            return questions.results([])
-        asked = list(questions.texts.values())
-        drafting = None
-        if self.drafter is not None:
-            histories = [questions.histories.get(place, []) for place in questions.texts]
-            drafting = self.drafter.drafting(asked, [children[place] for place in questions.texts], histories)
-        thresholds = [_threshold(batch.configs[place]) for place in questions.texts]
-        decisions = yield from deciding(self.gate, asked, drafting=drafting, threshold=thresholds)
-        return questions.results(decisions)
+        return (yield from judging(self, batch, [_threshold(config) for config in batch.configs]))
 
 
 def as_retrieval_gate(gate: RetrievalGate | DecidesBatches | str | None) -> RetrievalGate:

@@ -9,15 +9,18 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ensure_config, patch_config
 from pydantic import ConfigDict, Field, SkipValidation, field_validator
 
 from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
+from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.langchain.carried import carried_decision
 from rgate_integrations.langchain.drafts import ChatDrafter
 
 
@@ -55,25 +58,44 @@ class GatedRetriever(BaseRetriever):
     def _loaded(cls, gate: DecidesBatches | str | None) -> DecidesBatches:
         return as_gate(gate)
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        """Retrieve for one question."""
+        return super().invoke(input, config, request=ensure_config(config), **kwargs)
+
+    async def ainvoke(
+        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
-        return run(self._retrieving(query, {"callbacks": run_manager.get_child()}, k))
+        """Retrieve for one question without blocking the event loop."""
+        return await super().ainvoke(input, config, request=ensure_config(config), **kwargs)
+
+    def _get_relevant_documents(
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
+        request: RunnableConfig | None = None,
+    ) -> list[Document]:
+        config = patch_config(request, callbacks=run_manager.get_child())
+        return run(self._retrieving(query, config, k))
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        k: int | None = None,
+        request: RunnableConfig | None = None,
     ) -> list[Document]:
-        return await arun(self._retrieving(query, {"callbacks": run_manager.get_child()}, k))
+        config = patch_config(request, callbacks=run_manager.get_child())
+        return await arun(self._retrieving(query, config, k))
 
     def _retrieving(self, question: str, config: RunnableConfig, k: int | None) -> Flow[list[Document]]:
         search = None
         if self.speculative:
             search = yield Start(Call(self.retriever.invoke, self.retriever.ainvoke, question, config))
         try:
-            drafting = None
-            if self.drafter is not None:
-                drafting = self.drafter.drafting([question], [config])
-            decisions = yield from deciding(self.gate, [question], drafting=drafting)
+            decisions = yield from self._deciding(question, config)
             (plan,) = yield from planning(
                 decisions,
                 gate=self.gate if self.filter_claims else None,
@@ -85,6 +107,17 @@ class GatedRetriever(BaseRetriever):
             if search is not None:
                 search.drop()
         return _fused(plan, results, k or self.k)
+
+    def _deciding(self, question: str, config: RunnableConfig) -> Flow[list[Decision]]:
+        """Decide for a question, unless a router above has."""
+        llm = None if self.drafter is None else self.drafter.llm
+        decision = carried_decision(config, question, gate=self.gate, llm=llm)
+        if decision is not None:
+            return [decision]
+        drafting = None
+        if self.drafter is not None:
+            drafting = self.drafter.drafting([question], [config])
+        return (yield from deciding(self.gate, [question], drafting=drafting))
 
     def _searching(
         self, plan: QueryPlan, question: str, search: Background | None, config: RunnableConfig

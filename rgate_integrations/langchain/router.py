@@ -21,6 +21,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Each, Flow, Start, arun, run
+from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import EVENT, event_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 
@@ -154,10 +155,14 @@ class RetrievalRouter(FlowRunnable[Any]):
         """Ask the gate once for the whole batch, and tell listeners what it decided."""
         decisions: list[Decision | Exception]
         decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
-        for decision, config in zip(decisions, batch.children(), strict=True):
+        for place, (decision, config) in enumerate(zip(decisions, batch.children(), strict=True)):
             if isinstance(decision, Decision):
                 yield Call(
                     dispatch_custom_event, adispatch_custom_event, EVENT, event_of(decision), config=config
+                )
+                # What runs in the arm need not decide or draft again.
+                batch.configs[place] = carrying(
+                    batch.configs[place], self.gate, batch.inputs[place], decision
                 )
         return decisions
 
@@ -243,10 +248,10 @@ def _split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, A
 def _arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:
     """Return the config an arm runs with: its tag, what was decided, and the draft to go on with if there is one."""
     tag = "retrieve" if decision.retrieve else "direct"
-    metadata: dict[str, Any] = {"retrieve": decision.retrieve, "p_known": decision.p_known}
+    metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
     draft = decision.draft
     if not decision.retrieve and draft is not None and draft.source == "llm":
-        metadata["draft"] = draft.text  # the beginning of the answer, for models that can go on with it
+        metadata["rgate_draft"] = draft.text  # the beginning of the answer, for models that can go on with it
     config = patch_config(batch.configs[place], callbacks=batch.managers[place].get_child(tag))
     config["tags"] = [*config.get("tags", []), tag]
     config["metadata"] = {**config.get("metadata", {}), **metadata}

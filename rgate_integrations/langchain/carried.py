@@ -1,0 +1,96 @@
+"""The decision of a request travels in its config, so that nothing below a router decides or drafts it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableBindingBase
+
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.langchain.questions import question_of
+
+# LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.
+KEY = "__rgate_decided"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision, and whose it is.
+
+    Attributes:
+        question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
+        decision: What was decided.
+        gate: What decided: the object that `RetrievalGate.gate` is.
+        llm: The LLM that wrote the draft; None without one.
+        tokens: How many tokens it was asked for.
+    """
+
+    question: str
+    decision: Decision
+    gate: Any
+    llm: Any = None
+    tokens: int = 0
+
+    def is_about(self, question: str) -> bool:
+        """Whether the decision is about this question, word for word."""
+        return question.strip() in (self.question.strip(), self.decision.question.strip())
+
+
+def carrying(
+    config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
+) -> RunnableConfig:
+    """Return a config that carries what a gate decided for an input."""
+    while isinstance(gate, RunnableBindingBase):
+        gate = gate.bound
+    try:
+        question = question_of(value, getattr(gate, "input_key", None))
+    except InvalidQuestionError:  # a runnable of the user's own reads its inputs in its own way
+        question = decision.question
+    drafter = getattr(gate, "drafter", None)
+    decided = Decided(
+        question=question,
+        decision=decision,
+        gate=getattr(gate, "gate", gate),
+        llm=getattr(drafter, "llm", None),
+        tokens=getattr(drafter, "tokens", 0),
+    )
+    return {**config, "configurable": {**config.get("configurable", {}), KEY: decided}}
+
+
+def carried_decision(
+    config: RunnableConfig, question: str, *, gate: Any, llm: Any = None, threshold: float | None = None
+) -> Decision | None:
+    """Return what this gate has decided for this question in the request that a config belongs to, or None.
+
+    Args:
+        config: The config of a call.
+        question: The question that the call is about.
+        gate: What is to decide; the decision of another gate does not count.
+        llm: What is to write the draft; a decision on another LLM's draft does not count either.
+        threshold: The threshold of the call, if it has one of its own.
+    """
+    decided = _decided(config, question)
+    if decided is None or decided.gate is not gate or decided.llm is not llm:
+        return None
+    if threshold is not None and threshold != decided.decision.threshold:
+        return None
+    return decided.decision
+
+
+def carried_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
+    """Return the draft that this LLM has written for this question in the same request, if it is long enough."""
+    decided = _decided(config, question)
+    if decided is None or decided.llm is not llm:
+        return None
+    draft = decided.decision.draft
+    if draft is None or draft.source != "llm":
+        return None
+    return draft.head(tokens) if draft.finished or decided.tokens >= tokens else None
+
+
+def _decided(config: RunnableConfig, question: str) -> Decided | None:
+    decided = config.get("configurable", {}).get(KEY)
+    return decided if isinstance(decided, Decided) and decided.is_about(question) else None

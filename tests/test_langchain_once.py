@@ -1,0 +1,184 @@
+"""LangChain: one request is decided once and drafted once, and what it carries is in nobody's way."""
+
+import json
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import HumanMessage
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each
+
+
+def texts(documents):
+    return [document.page_content for document in documents]
+
+
+ARMS = {
+    "the guard": lambda guarded: guarded | texts,
+    "a step of a chain": lambda guarded: RunnablePassthrough() | guarded | texts,
+    "a branch": lambda guarded: (
+        {"context": guarded, "question": RunnablePassthrough()}
+        | RunnableLambda(lambda found: texts(found["context"]))
+    ),
+    "called by a function": lambda guarded: RunnableLambda(lambda question: texts(guarded.invoke(question))),
+    "with fallbacks": lambda guarded: guarded.with_fallbacks([Search()]) | texts,
+    "with a name": lambda guarded: guarded.with_config(run_name="guard") | texts,
+}
+
+
+@pytest.mark.parametrize("llm", [False, True], ids=["gate alone", "with llm"])
+@pytest.mark.parametrize("arm", ARMS.values(), ids=list(ARMS))
+@each(SINGLES)
+def test_a_router_before_a_guard_decides_and_drafts_once(call, arm, llm):
+    judge, chat = Judge(), Chat()
+    gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
+    chain = gate.route(retrieve=arm(gate.guard(Search(), filter_claims=False)), direct=lambda _: [])
+    assert "about unknown?" in call(chain, "unknown?")
+    assert judge.calls == [["unknown?"]]
+    assert len(chat.seen) == llm
+
+
+@each(BATCHES)
+def test_each_question_of_a_batch_carries_its_own_decision(call):
+    judge, chat = Judge(), Chat()
+    gate = RetrievalGate(judge, llm=chat, tokens=2)
+    chain = gate.route(
+        retrieve=gate.guard(Search(), filter_claims=False) | texts, direct=lambda _: ["direct"]
+    )
+    found = call(chain, ["unknown a?", "known?", "unknown b?"])
+    assert "about unknown a?" in found[0]
+    assert found[1] == ["direct"]
+    assert "about unknown b?" in found[2]
+    assert judge.calls == [["unknown a?", "known?", "unknown b?"]]
+    assert len(chat.seen) == 3
+
+
+@pytest.mark.parametrize("llm", [False, True], ids=["gate alone", "with llm"])
+@each(SINGLES)
+def test_a_router_before_a_rewriter_decides_and_drafts_once(call, llm):
+    judge, chat = Judge(), Chat()
+    gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
+    rewriter = ClaimQueryRewriter(gate, filter_claims=False)
+    chain = gate.route(retrieve=rewriter, direct=lambda _: [])
+    assert call(chain, {"question": "unknown?"})[0] == "unknown?"
+    assert judge.calls == [["unknown?"]]
+    assert len(chat.seen) == llm
+
+
+@each(SINGLES)
+def test_a_router_in_an_arm_of_a_router_does_not_decide_again(call):
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    inner = gate.route(retrieve=lambda _: "inner rag", direct=lambda _: "inner direct")
+    chain = gate.route(retrieve=inner, direct=lambda _: "direct")
+    assert call(chain, "unknown?") == "inner rag"
+    assert len(judge.calls) == 1
+
+
+@each(INVOKES)
+def test_a_condensed_question_is_condensed_once(call):
+    judge, condensed = Judge(), []
+
+    def condense(messages):
+        condensed.append(len(messages))
+        return "unknown?"
+
+    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
+    chain = gate.route(retrieve=ClaimQueryRewriter(gate, filter_claims=False), direct=lambda _: [])
+    turns = [HumanMessage("a?"), HumanMessage("and b?")]
+    assert call(chain, turns) == ["unknown?"]
+    assert condensed == [2]
+    assert judge.calls == [["unknown?"]]
+
+
+@each(INVOKES)
+def test_a_failure_is_carried_too(call):
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    chain = gate.route(retrieve=gate.guard(Search(), filter_claims=False) | texts, direct=lambda _: [])
+    assert call(chain, "RAISE")[0] == "about RAISE"
+    assert len(judge.calls) == 1
+
+
+@each(INVOKES)
+def test_another_gate_decides_for_itself_on_the_same_draft(call):
+    first, second, chat = Judge(), Judge(), Chat()
+    inner = RetrievalGate(second, llm=chat, tokens=2).route(retrieve=lambda _: "a", direct=lambda _: "b")
+    chain = RetrievalGate(first, llm=chat, tokens=2).route(retrieve=inner, direct=inner)
+    assert call(chain, "known?") == "b"
+    assert (first.calls, second.calls) == ([["known?"]], [["known?"]])
+    assert len(chat.seen) == 1
+    assert second.drafts == first.drafts
+
+
+@each(INVOKES)
+def test_a_draft_that_is_too_short_is_written_again(call):
+    judge, chat = Judge(), Chat()
+    inner = RetrievalGate(judge, llm=chat, tokens=3).route(retrieve=lambda _: "a", direct=lambda _: "b")
+    chain = RetrievalGate(Judge(), llm=chat, tokens=2).route(retrieve=inner, direct=inner)
+    call(chain, "known?")
+    assert [draft.text for draft in judge.drafts] == ["It is me."]
+
+
+@each(INVOKES)
+def test_another_question_and_another_threshold_are_decided(call):
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    again = RunnableLambda(lambda question: f"{question} really") | gate
+    assert call(gate.route(retrieve=again, direct=again), "known?").question == "known? really"
+    stricter = gate.with_config(configurable={"retrieval_threshold": 0.9})
+    assert call(gate.route(retrieve=stricter, direct=stricter), "known?").retrieve is True
+    assert judge.questions == ["known?", "known? really", "known?", "known?"]
+
+
+@each(INVOKES)
+def test_the_next_request_is_decided_anew(call):
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    chain = gate.route(retrieve=gate, direct=gate)
+    call(chain, "known?")
+    call(chain, "known?")
+    assert judge.calls == [["known?"]] * 2
+
+
+@each(INVOKES)
+def test_a_wrapped_gate_carries_its_decisions(call):
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    wrapped = gate.with_config(tags=["mine"]).with_retry()
+    chain = RetrievalRouter(wrapped, retrieve=gate, direct=gate)
+    assert call(chain, "known?").retrieve is False
+    assert len(judge.calls) == 1
+
+
+# --- metadata ----------------------------------------------------------------------------------------------------
+
+
+class Metadata(BaseCallbackHandler):
+    """Remembers the metadata of every run."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_chain_start(self, serialized, inputs, *, metadata=None, **kwargs):
+        self.seen.append(metadata)
+
+
+@each(INVOKES | STREAMS)
+def test_the_users_metadata_is_kept_and_ours_is_named(call):
+    mine = {"retrieve": "mine", "p_known": "mine", "draft": "mine", "question": "mine"}
+    seen, handler = {}, Metadata()
+
+    def direct(question, config):
+        seen.update(config["metadata"])
+        return "direct"
+
+    chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda _: "rag", direct=direct)
+    call(chain, "known?", {"metadata": mine, "callbacks": [handler]})
+    ours = {"rgate_retrieve": False, "rgate_p_known": 0.8, "rgate_draft": "It is"}
+    assert {key: seen[key] for key in mine | ours} == mine | ours
+    assert handler.seen
+    for metadata in handler.seen:
+        json.dumps(metadata)  # traces get plain values only
