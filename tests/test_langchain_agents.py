@@ -4,27 +4,39 @@ import asyncio
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, HumanMessage, ToolCall
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from pydantic import Field
 
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations import Decision
+from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+from rgate_integrations.langchain.questions import FOLLOW_UP
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
 class Agent(GenericFakeChatModel):
-    """Calls the tool it is told to, once, and remembers which tools it was shown."""
+    """Calls the search tool that it is shown, once, and remembers which tools it was shown.
+
+    Attributes:
+        shown: The tools of each call.
+        choices: The ``tool_choice`` of each call.
+        stubborn: Whether it calls the search tool also where it is not shown.
+    """
 
     messages: object = Field(default_factory=lambda: iter(()))
     shown: list = Field(default_factory=list)
+    choices: list = Field(default_factory=list)
     stubborn: bool = False
 
     def bind_tools(self, tools, **kwargs):
-        self.shown.append([t.name for t in tools])
+        self.shown.append([t if isinstance(t, dict) else t.name for t in tools])
+        self.choices.append(kwargs.get("tool_choice"))
         return self
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
@@ -41,10 +53,11 @@ class Events(BaseCallbackHandler):
     """Remembers custom events."""
 
     def __init__(self):
-        self.seen = []
+        self.seen, self.data = [], []
 
     def on_custom_event(self, name, data, **kwargs):
         self.seen.append((name, data["retrieve"]))
+        self.data.append(data)
 
 
 searched = []
@@ -103,10 +116,185 @@ def test_a_failing_gate_hides_nothing(call):
     assert searched == ["q"]
 
 
-def test_tools_are_a_list_of_names():
-    for tools in ("search_docs", []):
-        with pytest.raises(ConfigurationError):
-            RetrievalGateMiddleware(Judge(), tools=tools)
+@pytest.mark.parametrize("tools", ["search_docs", [], None, search_docs, [""], [3], [{}]])
+def test_tools_are_a_list_of_tools_or_names(tools):
+    with pytest.raises(ConfigurationError):
+        RetrievalGateMiddleware(Judge(), tools=tools)
+
+
+def plain(query: str) -> str:
+    """Search."""
+    return "found"
+
+
+WEB = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
+HIDDEN = {
+    "a name": ("search_docs", search_docs),
+    "the tool": (search_docs, search_docs),
+    "a function": (plain, plain),
+    "a function's name": ("plain", plain),
+    "a built-in tool": ({"type": "web_search"}, {"type": "web_search"}),
+    "its type": ("web_search", {"type": "web_search"}),
+    "one with a name": (WEB, WEB),
+    "its name": ("web_search", WEB),
+    "its dated type": ("web_search_20250305", WEB),
+    "one without a type": ("google_search", {"google_search": {}}),
+    "a server": ("docs", {"type": "mcp", "server_label": "docs"}),
+    "a function in OpenAI's form": ("look", {"type": "function", "function": {"name": "look"}}),
+}
+
+
+@pytest.mark.parametrize(("hidden", "given"), HIDDEN.values(), ids=list(HIDDEN))
+@each(INVOKES)
+def test_what_a_tool_may_be_named_by(call, hidden, given):
+    others = [add, {"type": "function", "function": {"name": "other"}}, {"type": "code_interpreter"}]
+    model = Agent()
+    middleware = RetrievalGateMiddleware(Judge(), tools=[hidden])
+    agent = create_agent(model, [given, *others], middleware=[middleware])
+    ask(call, agent, "known?")
+    assert model.shown[-1] == ["add", *others[1:]]
+    ask(call, agent, "unknown?")
+    assert len(model.shown[-1]) == 4
+
+
+@pytest.mark.parametrize("question", ["known?", "unknown?"])
+@each(INVOKES)
+def test_a_misspelt_name_is_an_error(call, question):
+    middleware = RetrievalGateMiddleware(Judge(), tools=["serch_docs"])
+    agent = create_agent(Agent(), [search_docs, add], middleware=[middleware])
+    with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
+        ask(call, agent, question)
+
+
+class Without(AgentMiddleware):
+    """Takes tools away from the model's first call."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.taken = name
+
+    def wrap_model_call(self, request, handler):
+        kept = [tool for tool in request.tools if tool.name != self.taken]
+        return handler(request.override(tools=kept))
+
+    async def awrap_model_call(self, request, handler):
+        kept = [tool for tool in request.tools if tool.name != self.taken]
+        return await handler(request.override(tools=kept))
+
+
+@each(INVOKES)
+def test_a_tool_that_another_middleware_took_away_is_no_error(call):
+    middleware = RetrievalGateMiddleware(Judge(), tools=[search_docs])
+    agent = create_agent(Agent(), [search_docs, add], middleware=[Without("search_docs"), middleware])
+    assert ask(call, agent, "known?")["retrieval_decision"]["retrieve"] is False
+
+
+NOBODY = {
+    "no messages": [],
+    "instructions": [SystemMessage("Report the weather.")],
+    "an answer": [AIMessage("Hello.")],
+}
+
+
+@pytest.mark.parametrize("messages", NOBODY.values(), ids=list(NOBODY))
+@each(INVOKES)
+def test_an_agent_without_a_human_message_keeps_its_tools(call, messages):
+    model, judge = Agent(), Judge()
+    middleware = RetrievalGateMiddleware(judge, tools=["search_docs"])
+    agent = create_agent(model, [search_docs, add], middleware=[middleware, Greeting()])
+    decision = call(agent, {"messages": messages})["retrieval_decision"]
+    assert (decision["retrieve"], decision["error"]["type"]) == (True, "InvalidQuestionError")
+    assert model.shown[-1] == ["search_docs", "add"]
+    assert judge.calls == []
+
+
+class Greeting(AgentMiddleware):
+    """Gives the fake model a message to answer, where there is none."""
+
+    def wrap_model_call(self, request, handler):
+        return handler(request.override(messages=request.messages or [AIMessage("Hello.")]))
+
+    async def awrap_model_call(self, request, handler):
+        return await handler(request.override(messages=request.messages or [AIMessage("Hello.")]))
+
+
+@each(INVOKES)
+def test_two_gates_hide_each_its_own_tools(call):
+    model, docs, web = Agent(), Judge(), Judge()
+    gates = [
+        RetrievalGateMiddleware(docs, tools=["search_docs"]),
+        RetrievalGateMiddleware(RetrievalGate(web), tools=["web_search"]),
+    ]
+    agent = create_agent(model, [search_docs, add, {"type": "web_search"}], middleware=gates)
+    web.decide_batch = lambda questions, **options: [
+        Decision(question=q, retrieve=True, p_known=0.1) for q in questions
+    ]
+    found = ask(call, agent, "known?")
+    assert model.shown[-1] == ["add", {"type": "web_search"}]
+    assert {name: d["retrieve"] for name, d in found["retrieval_decisions"].items()} == {
+        "RetrievalGateMiddleware(search_docs)": False,
+        "RetrievalGateMiddleware(web_search)": True,
+    }
+    assert found["retrieval_decision"]["retrieve"] is True
+
+
+class Forcing(AgentMiddleware):
+    """Forces the choice of a tool."""
+
+    def __init__(self, choice):
+        super().__init__()
+        self.choice = choice
+
+    def wrap_model_call(self, request, handler):
+        return handler(request.override(tool_choice=self.choice))
+
+    async def awrap_model_call(self, request, handler):
+        return await handler(request.override(tool_choice=self.choice))
+
+
+@pytest.mark.parametrize(
+    ("choice", "left"),
+    [
+        ("search_docs", None),
+        ({"type": "function", "function": {"name": "search_docs"}}, None),
+        ({"type": "tool", "name": "search_docs"}, None),
+        ("add", "add"),
+        ("any", "any"),
+        ("required", "required"),
+        (True, True),
+        (None, None),
+    ],
+)
+@each(INVOKES)
+def test_a_hidden_tool_is_not_forced(call, choice, left):
+    model = Agent()
+    middleware = [Forcing(choice), RetrievalGateMiddleware(Judge(), tools=["search_docs"])]
+    agent = create_agent(model, [search_docs, add], middleware=middleware)
+    ask(call, agent, "known?")
+    assert (model.shown[-1], model.choices[-1]) == (["add"], left)
+    ask(call, agent, "unknown?")
+    assert model.choices[-1] == choice
+
+
+@each(INVOKES)
+def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
+    model, events = Agent(), Events()
+    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
+    middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
+    agent = create_agent(model, [search_docs, add], middleware=[middleware])
+    found = call(agent, {"messages": turns}, {"callbacks": [events]})
+    assert found["retrieval_decision"]["warnings"] == [FOLLOW_UP]
+    assert events.data[-1]["warnings"] == [FOLLOW_UP]
+    assert "search_docs" in model.shown[-1]
+
+    condense = RunnableLambda(lambda messages: "When was Hamlet written?")
+    gate = RetrievalGate(Judge(), condense=condense)
+    agent = create_agent(
+        model, [search_docs, add], middleware=[RetrievalGateMiddleware(gate, tools=["search_docs"])]
+    )
+    found = call(agent, {"messages": turns})
+    assert found["retrieval_decision"]["warnings"] == []
+    assert model.shown[-1] == ["add"]
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])

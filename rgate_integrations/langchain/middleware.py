@@ -2,42 +2,65 @@
 
 from __future__ import annotations
 
-import contextlib
+import operator
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.decision import Decision
+from rgate_integrations.errors import (
+    ConfigurationError,
+    InvalidQuestionError,
+    missing_dependency,
+    unknown_name,
+)
+from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Flow, arun, run
-from rgate_integrations.langchain.events import EVENT, event_of
+from rgate_integrations.langchain.events import announcing, event_of
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
     from langchain.agents.middleware.types import ToolCallRequest
-    from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
     from langchain_core.messages import ToolMessage
 except ImportError as error:
     raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
 KNOWN = "Search was not needed: answer from what you know."
 
+# Types that say how a tool is described and not which one it is.
+_GENERIC_TYPES = ("function", "custom")
+
 
 class RetrievalGateState(AgentState[Any]):
-    """An agent's state with the decision of the current user turn, as JSON values."""
+    """An agent's state with what was decided for the current user turn, as JSON values.
+
+    ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
+    has each middleware's under its name.
+    """
 
     retrieval_decision: NotRequired[dict[str, Any]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, dict[str, Any]], operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     """Gates once a user turn, and hides retrieval tools from the model when the question is known.
 
-    A call to a hidden tool that the model makes all the same is answered without searching. The decision is in the
-    agent's state under ``retrieval_decision``. When the gate fails, nothing is hidden.
+    A call to a hidden tool that the model makes all the same is answered without searching, and a ``tool_choice``
+    that forces one is dropped; put this after a middleware that sets it. The decision is in the agent's state under
+    ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
+    nothing is hidden. An agent may have several, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument.
-        tools: Names of the retrieval tools, at least one.
+        gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need its ``condense`` or
+            ``llm``: without either they are retrieved for.
+        tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
+            ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
+            pass the tool itself where another middleware may have taken it away by then.
+
+    Raises:
+        ConfigurationError: ``tools`` is no list of tools, or empty.
+        UnknownNameError: Raised by the first call of the model: the agent has no tool of that name.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
@@ -47,13 +70,19 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     state_schema = RetrievalGateState
 
     def __init__(
-        self, gate: RetrievalGate | DecidesBatches | str | None = None, *, tools: Sequence[str]
+        self, gate: RetrievalGate | DecidesBatches | str | None = None, *, tools: Sequence[Any]
     ) -> None:
         super().__init__()
-        if isinstance(tools, str) or not tools:
-            raise ConfigurationError("tools is a list of tool names.", hint='tools=["search_docs"]')
+        if not isinstance(tools, list | tuple | set | frozenset) or not tools:
+            raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
         self.gate = as_retrieval_gate(gate)
-        self.hidden = frozenset(tools)
+        self.hidden = frozenset(_name(tool) for tool in tools)
+        self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
+
+    @property
+    def name(self) -> str:
+        """The name of this middleware among those of an agent, which has its tools in it."""
+        return f"{type(self).__name__}({', '.join(sorted(self.hidden))})"
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
         """Decide for the last human message."""
@@ -84,31 +113,81 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._stray(request) or await handler(request)
 
     def _deciding(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
-        decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
+        decision: Decision
+        try:
+            decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
+        except InvalidQuestionError as error:  # an agent may run without a question
+            decision = retrieve_instead(error)
+        yield from announcing(decision)
         shown = event_of(decision)
-        with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
-            yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, shown)
-        return {"retrieval_decision": shown}
+        return {"retrieval_decision": shown, "retrieval_decisions": {self.name: shown}}
 
     def _visible(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        if not _known(request.state):
+        self._check_names(request.tools)
+        if not self._known(request.state):
             return request
-        kept = [tool for tool in request.tools if _name(tool) not in self.hidden]
+        kept = [tool for tool in request.tools if not self.hidden & _names(tool)]
+        if self.hidden & _names(request.tool_choice):
+            return request.override(tools=kept, tool_choice=None)
         return request.override(tools=kept)
 
     def _stray(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
-        if call["name"] not in self.hidden or not _known(request.state):
+        if call["name"] not in self.hidden or not self._known(request.state):
             return None
         return ToolMessage(KNOWN, tool_call_id=call["id"], name=call["name"])
 
+    def _known(self, state: Any) -> bool:
+        decisions = state.get("retrieval_decisions") if isinstance(state, dict) else None
+        decision = (decisions or {}).get(self.name)
+        return decision is not None and not decision["retrieve"]
 
-def _known(state: Any) -> bool:
-    decision = state.get("retrieval_decision") if isinstance(state, dict) else None
-    return decision is not None and not decision["retrieve"]
+    def _check_names(self, tools: Sequence[Any]) -> None:
+        """Look for the tools that were given by name among those of the agent, until each was seen once."""
+        if not self._unseen:
+            return
+        known = frozenset().union(*(_names(tool) for tool in tools))
+        unseen = self._unseen - known
+        if unseen:
+            raise unknown_name("tool of this agent", min(unseen), known)
+        self._unseen = unseen
 
 
 def _name(tool: Any) -> str:
+    """Return the name by which a tool is hidden.
+
+    Raises:
+        ConfigurationError: It is neither a name nor a tool.
+    """
     if isinstance(tool, dict):
-        return str(tool.get("name") or tool.get("function", {}).get("name", ""))
-    return str(getattr(tool, "name", ""))
+        names = [_described(tool).get(key) for key in ("name", "server_label", "type")]
+        found = next((name for name in names if name), None) or next(iter(tool), None)
+    elif isinstance(tool, str):
+        found = tool
+    else:
+        found = getattr(tool, "name", None) or getattr(tool, "__name__", None)
+    if not isinstance(found, str) or not found:
+        raise ConfigurationError(
+            f"A tool has a name; {tool!r} has none.", hint='tools=["search_docs"], or the tools themselves.'
+        )
+    return found
+
+
+def _names(tool: Any) -> frozenset[str]:
+    """Return every name that a tool, or the choice of one, goes by; none for no choice."""
+    if tool is None or isinstance(tool, bool):
+        return frozenset()
+    if not isinstance(tool, dict):
+        return frozenset({_name(tool)})
+    described = _described(tool)
+    names = {described.get("name"), described.get("server_label")}
+    if tool.get("type") not in _GENERIC_TYPES:
+        names.add(tool.get("type"))
+    found = frozenset(name for name in names if isinstance(name, str))
+    return found or frozenset(tool)  # some providers write {"google_search": {}}
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return where a tool in the form of a dict has its name: in itself, or under ``function``."""
+    inner = tool.get("function")
+    return inner if isinstance(inner, dict) else tool
