@@ -1,0 +1,121 @@
+"""LangGraph: a node that decides whether to retrieve, and the conditional edge that follows it.
+
+Nothing here imports langgraph: a node is a runnable and an edge a function, in any version of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal
+
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from pydantic import BaseModel
+
+from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.decision import Decision
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+
+DECISION_KEY = "retrieval_decision"
+
+
+def gate_node(
+    gate: RetrievalGate | DecidesBatches | str | None = None, *, decision_key: str = DECISION_KEY
+) -> Runnable[Any, dict[str, Any]]:
+    """Return a node that decides for the question in a graph's state, and puts the `Decision` into it.
+
+    The state is a mapping, a dataclass or a pydantic model. The question is read from it as `RetrievalGate` reads its
+    input: from ``question``, ``input``, ``query`` or ``messages``, with the earlier turns of a conversation. The
+    decision is a custom event, ``retrieval_gate``, and ``{"retrieval_gate": {...}}`` in the graph's custom stream.
+
+    Args:
+        gate: A `RetrievalGate`, or its ``gate`` argument.
+        decision_key: The key of the state that the decision is put under.
+
+    Raises:
+        InvalidQuestionError: Raised by the node: there is no question in the state.
+
+    Example:
+        >>> node = gate_node("constant:never")
+        >>> node.invoke({"question": "who wrote hamlet?"})["retrieval_decision"].retrieve
+        False
+    """
+    judge = as_retrieval_gate(gate)
+
+    def decide(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        return {decision_key: run(_deciding(judge, state, config))}
+
+    async def adecide(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        return {decision_key: await arun(_deciding(judge, state, config))}
+
+    return RunnableLambda(decide, adecide, name="gate")
+
+
+def route_edge(*, retrieve: str, direct: str, decision_key: str = DECISION_KEY) -> Callable[[Any], str]:
+    """Return a conditional edge to follow `gate_node`: to one node for unknown questions, to another for known ones.
+
+    Args:
+        retrieve: The node for unknown questions, such as the one that searches.
+        direct: The node for known questions, such as the one that answers.
+        decision_key: The key of the state that the decision is under. A decision that came back from a checkpoint as
+            a mapping is read as well.
+
+    Raises:
+        ConfigurationError: Raised by the edge: there is no decision in the state.
+
+    Example:
+        >>> edge = route_edge(retrieve="search", direct="answer")
+        >>> edge(gate_node("constant:never").invoke({"question": "who wrote hamlet?"}))
+        'answer'
+    """
+
+    def route(state: Any) -> str:
+        retrieves = _retrieves(_mapping(state).get(decision_key))
+        if retrieves is None:
+            raise ConfigurationError(
+                f"The state has no decision under {decision_key!r}.",
+                hint="Add gate_node(...) before this edge, and its key to the state.",
+            )
+        return retrieve if retrieves else direct
+
+    # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
+    route.__annotations__["return"] = Literal[retrieve, direct]
+    return route
+
+
+def _deciding(gate: RetrievalGate, state: Any, config: RunnableConfig) -> Flow[Decision]:
+    """Decide for the question in a state, and tell listeners."""
+    decision: Decision = yield Call(gate.invoke, gate.ainvoke, _mapping(state), config)
+    yield from announcing(decision, config)
+    return decision
+
+
+def _mapping(state: Any) -> Mapping[str, Any]:
+    """Return a state as a mapping, whatever its schema is.
+
+    Raises:
+        ConfigurationError: It is none of the things that LangGraph takes as a state.
+    """
+    if isinstance(state, Mapping):
+        return state
+    if isinstance(state, BaseModel):
+        return dict(state)
+    if is_dataclass(state) and not isinstance(state, type):
+        return {field.name: getattr(state, field.name) for field in fields(state)}
+    if isinstance(state, list):
+        return {"messages": state}
+    raise ConfigurationError(
+        f"A state is a mapping, a dataclass, a pydantic model or messages, not {type(state).__name__}."
+    )
+
+
+def _retrieves(decision: Any) -> bool | None:
+    """Return what was decided, from a decision or its JSON; None where there is no decision."""
+    if isinstance(decision, Mapping):
+        decision = decision.get("retrieve")
+    elif isinstance(decision, Decision):
+        decision = decision.retrieve
+    return decision if isinstance(decision, bool) else None
