@@ -321,6 +321,9 @@ def test_a_gate_is_a_decision_model_where_langchain_has_them(call):
     assert (unknown.choices["route"].choice, unknown.choices["route"].confidence) == ("retrieve", 0.8)
     failed = call(model, {"state": "RAISE", "questions": asked})
     assert (failed.choices["route"].choice, failed.nouls["knows"].noul) == ("retrieve", 0.0)
+    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
+    follow_up = call(model, {"state": turns, "questions": asked})
+    assert (follow_up.choices["route"].choice, follow_up.nouls["knows"].noul) == ("retrieve", 0.0)
     bug = KNOWS.model_copy(update={"instructions": "A bug?"})
     with pytest.raises(ConfigurationError, match="'bug' is not one"):
         call(model, {"state": "x?", "questions": {"bug": bug}})

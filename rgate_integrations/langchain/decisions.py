@@ -10,7 +10,7 @@ from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
 from rgate_integrations.flow import Flow, arun, run
-from rgate_integrations.langchain.questions import question_of
+from rgate_integrations.langchain.questions import Questions
 
 try:
     from langchain_core.decisions import (
@@ -38,7 +38,8 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
     The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
-    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``.
+    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does one that is
+    asked a follow-up: it sees the last question alone.
 
     Attributes:
         gate: A `Gate`, what `load_gate` takes, or None for the default gate.
@@ -77,7 +78,13 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
                     f"The question {name!r} is not one that a retrieval gate can answer.",
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
-        (decision,) = yield from deciding(self.gate, [question_of(state)])
+        read = Questions.read([state])
+        read.retrieve_follow_ups()
+        asked = list(read.texts.values())
+        judged = (yield from deciding(self.gate, asked)) if asked else []
+        (decision,) = read.results(judged)
+        if isinstance(decision, Exception):
+            raise decision
         answers = {name: _answer(decision, question) for name, question in questions.items()}
         return ClassifierResponse(model=self.model, answers=answers)
 
