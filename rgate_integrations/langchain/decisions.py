@@ -38,8 +38,8 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
     The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
-    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does one that is
-    asked a follow-up: it sees the last question alone.
+    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does any gate
+    for a follow-up, of which it would see the last question alone.
 
     Attributes:
         gate: A `Gate`, what `load_gate` takes, or None for the default gate.

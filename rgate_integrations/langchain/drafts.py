@@ -105,7 +105,7 @@ class ChatDrafter:
 
 def tagged(config: RunnableConfig, tag: str) -> RunnableConfig:
     """Return the config of a run that is no part of the answer: with this tag, and hidden from message streams."""
-    return {**config, "tags": [*config.get("tags", []), NO_STREAM_TAG, tag]}
+    return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
 
 
 def _asking(
