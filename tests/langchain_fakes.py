@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -172,6 +173,19 @@ class Chat(GenericFakeChatModel):
             metadata["logprobs"] = {"content": [{"token": token, "logprob": -0.5} for token in tokens]}
         message = AIMessage("".join(tokens), response_metadata=metadata)
         return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+class Stored(BaseChatMessageHistory):
+    """A message history in memory; LangChain's own warns that it will go."""
+
+    def __init__(self, messages=()):
+        self.messages = list(messages)
+
+    def add_messages(self, messages):
+        self.messages = [*self.messages, *messages]
+
+    def clear(self):
+        self.messages = []
 
 
 def in_threads(calls):

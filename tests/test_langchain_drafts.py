@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import ConfigurableField, RunnableLambda
@@ -23,6 +22,7 @@ from tests.langchain_fakes import (
     Chat,
     Judge,
     Search,
+    Stored,
     each,
     in_threads,
 )
@@ -317,7 +317,7 @@ def test_a_message_without_text_is_no_draft(call):
 
 
 def test_an_llm_with_a_history_of_its_own_is_refused():
-    llm = RunnableWithMessageHistory(Chat(), lambda session_id: InMemoryChatMessageHistory())
+    llm = RunnableWithMessageHistory(Chat(), lambda session_id: Stored())
     for wrapped in (llm, llm.with_retry()):
         with pytest.raises(ConfigurationError, match="history"):
             RetrievalGate(Judge(), llm=wrapped)

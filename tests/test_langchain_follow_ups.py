@@ -1,16 +1,21 @@
 """LangChain: in a conversation nothing is skipped that the gate did not understand."""
 
+import asyncio
+
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.questions import FOLLOW_UP, FOLLOW_UP_DRAFT, asked_in
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, each
+from rgate_integrations.langchain.runnable import RunBatch
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 HISTORIES = {
@@ -20,7 +25,7 @@ HISTORIES = {
         {"role": "user", "content": "Who wrote Hamlet?"},
         {"role": "assistant", "content": "Shakespeare."},
     ],
-    "a message history": InMemoryChatMessageHistory(messages=EARLIER),
+    "a message history": Stored(EARLIER),
     "a prompt value": ChatPromptTemplate.from_messages(EARLIER).invoke({}),
     "questions with answers": [("Who wrote Hamlet?", "Shakespeare.")],
 }
@@ -58,7 +63,7 @@ def test_a_history_under_a_name_of_its_own(call):
     assert call(RetrievalGate(Judge(), history_key="past"), {"input": "known?"}).retrieve is False
 
 
-@pytest.mark.parametrize("nothing", [[], None, "", " \n", InMemoryChatMessageHistory()])
+@pytest.mark.parametrize("nothing", [[], None, "", " \n", Stored()])
 @each(INVOKES)
 def test_a_first_question_is_no_follow_up(call, nothing):
     decision = call(RetrievalGate(Judge()), {"input": "known?", "chat_history": nothing})
@@ -99,7 +104,7 @@ def test_a_batch_asks_the_gate_for_the_others_in_one_call(call):
 )
 @each(INVOKES)
 def test_a_router_in_a_chain_with_message_history(call, keys):
-    judge, stored = Judge(), InMemoryChatMessageHistory()
+    judge, stored = Judge(), Stored()
     router = RetrievalGate(judge).route(
         retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
     )
@@ -208,6 +213,21 @@ def test_a_follow_up_without_its_draft_is_retrieved_for(call):
     decision = call(RetrievalGate(Judge(), llm=llm), [*EARLIER, HumanMessage("And when?")])
     assert (decision.retrieve, decision.p_known, decision.warnings) == (True, 0.0, (FOLLOW_UP,))
     assert "earlier turns" in decision.error.message
+
+
+@each({"run": run, "arun": lambda flow: asyncio.run(arun(flow))})
+def test_a_begun_answer_is_judged_instead_of_a_draft(call):
+    judge, llm = Judge(), Chat()
+    inputs = [{"x": 1}, "known?", [*EARLIER, HumanMessage("And when?")]]
+    batch = RunBatch(inputs, [{}] * 3, [None] * 3)
+    begun = [Draft(text=text, source="llm") for text in ("nothing", "It is", "In 1601")]
+    for gate in (RetrievalGate(judge), RetrievalGate(judge, llm=llm)):
+        found = call(judging(gate, batch, [None, 0.9, None], drafts=begun))
+        assert isinstance(found[0], InvalidQuestionError)
+        assert [d.draft.text for d in found[1:]] == ["It is", "In 1601"]
+        assert [d.retrieve for d in found[1:]] == [True, False]
+        assert found[2].warnings == (FOLLOW_UP_DRAFT,)
+    assert llm.seen == []
 
 
 class Deaf(Judge):

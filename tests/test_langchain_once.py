@@ -147,8 +147,8 @@ def test_the_next_request_is_decided_anew(call):
 def test_a_wrapped_gate_carries_its_decisions(call):
     judge = Judge()
     gate = RetrievalGate(judge)
-    wrapped = gate.with_config(tags=["mine"]).with_retry()
-    chain = RetrievalRouter(wrapped, retrieve=gate, direct=gate)
+    wrapped = RunnablePassthrough() | gate.with_config(tags=["mine"]).with_retry()
+    chain = RetrievalRouter(wrapped.with_config(tags=["too"]), retrieve=gate, direct=gate)
     assert call(chain, "known?").retrieve is False
     assert len(judge.calls) == 1
 

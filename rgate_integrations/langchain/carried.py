@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 
 from rgate_integrations.decision import Decision, Draft
@@ -43,8 +43,8 @@ def carrying(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
     """Return a config that carries what a gate decided for an input."""
-    while isinstance(gate, RunnableBindingBase):
-        gate = gate.bound
+    while isinstance(gate, RunnableBindingBase | RunnableSequence):
+        gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     try:
         question = question_of(value, getattr(gate, "input_key", None))
     except InvalidQuestionError:  # a runnable of the user's own reads its inputs in its own way

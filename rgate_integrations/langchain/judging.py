@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from langchain_core.runnables import Runnable
 
 from rgate_integrations.calling import DecidesBatches, deciding
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.carried import carried_decision
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
@@ -27,7 +27,11 @@ class Judge(Protocol):
 
 
 def judging(
-    judge: Judge, batch: RunBatch, thresholds: Sequence[float | None]
+    judge: Judge,
+    batch: RunBatch,
+    thresholds: Sequence[float | None],
+    *,
+    drafts: Sequence[Draft | None] | None = None,
 ) -> Flow[list[Decision | Exception]]:
     """Decide for a batch in one call of the gate.
 
@@ -35,26 +39,33 @@ def judging(
         judge: Who decides, and how inputs are read.
         batch: The inputs and their runs.
         thresholds: The threshold of each input; None for the gate's own.
+        drafts: What the LLM has begun to answer to each input, with the earlier turns in view: it is judged, and no
+            draft is written.
 
     Returns:
         One result an input: its decision, or the error of an input without a question.
     """
     questions = Questions.read(batch.inputs, judge.input_key, judge.history_key)
-    _take_carried(judge, questions, batch, thresholds)
+    if drafts is None:
+        _take_carried(judge, questions, batch, thresholds)
     yield from _condensing(judge, questions, batch)
-    if judge.drafter is None:
+    if judge.drafter is None and drafts is None:
         questions.retrieve_follow_ups()
     places = list(questions.texts)
     if not places:
         return questions.results([])
     asked = list(questions.texts.values())
     drafting = None
-    if judge.drafter is not None:
+    if drafts is None and judge.drafter is not None:
         children = batch.children()
         histories = [questions.histories.get(place, []) for place in places]
         drafting = judge.drafter.drafting(asked, [children[place] for place in places], histories)
     decisions = yield from deciding(
-        judge.gate, asked, drafting=drafting, threshold=[thresholds[place] for place in places]
+        judge.gate,
+        asked,
+        drafting=drafting,
+        drafts=None if drafts is None else [drafts[place] for place in places],
+        threshold=[thresholds[place] for place in places],
     )
     return questions.results(decisions)
 
