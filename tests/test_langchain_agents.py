@@ -261,6 +261,7 @@ class Forcing(AgentMiddleware):
         ("add", "add"),
         ("any", "any"),
         ("required", "required"),
+        ({"type": "auto"}, {"type": "auto"}),
         (True, True),
         (None, None),
     ],

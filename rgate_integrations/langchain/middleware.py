@@ -127,7 +127,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if not self._known(request.state):
             return request
         kept = [tool for tool in request.tools if not self.hidden & _names(tool)]
-        if self.hidden & _names(request.tool_choice):
+        choice = request.tool_choice
+        if isinstance(choice, str | dict) and self.hidden & _names(choice):
             return request.override(tools=kept, tool_choice=None)
         return request.override(tools=kept)
 
@@ -174,9 +175,7 @@ def _name(tool: Any) -> str:
 
 
 def _names(tool: Any) -> frozenset[str]:
-    """Return every name that a tool, or the choice of one, goes by; none for no choice."""
-    if tool is None or isinstance(tool, bool):
-        return frozenset()
+    """Return every name that a tool, or the choice of one, goes by."""
     if not isinstance(tool, dict):
         return frozenset({_name(tool)})
     described = _described(tool)
