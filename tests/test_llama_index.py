@@ -248,7 +248,6 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     guarded = GatedRetriever(inner, gate)
     assert len(call(guarded, "retrieve", "unknown?")) == 2
     (note,) = call(guarded, "retrieve", "known?")
-    assert note.score == 0
     assert note.node.metadata["rgate"] == {"retrieve": False, "p_known": 0.5, "reason": "because"}
     assert note.node.get_content(metadata_mode="llm") == note.node.text
     assert call(GatedRetriever(inner, gate, note=None), "retrieve", "known?") == []

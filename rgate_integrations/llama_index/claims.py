@@ -27,7 +27,8 @@ from rgate_integrations.llama_index.decider import Decider
 class ClaimFusionRetriever(BaseRetriever):
     """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
 
-    It always retrieves: what to search is the question here, whether to search is the query engine's.
+    It always retrieves: what to search is the question here, whether to search is the query engine's. Inside of a
+    `GatedQueryEngine`, or behind a `RetrievalGateSelector`, the draft that they judged is used, and none is written.
 
     Args:
         retrievers: The retrievers, of any kind.
@@ -55,13 +56,13 @@ class ClaimFusionRetriever(BaseRetriever):
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._retrieving(query_bundle.query_str))
+        return run(self._retrieving(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._retrieving(query_bundle.query_str))
+        return await arun(self._retrieving(query_bundle))
 
-    def _retrieving(self, question: str) -> Flow[list[NodeWithScore]]:
-        queries = yield from _querying(self.decider, question, self.max_queries)
+    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        queries = yield from _querying(self.decider, bundle, self.max_queries)
         searches = []
         for query in queries:
             for retriever in self.retrievers:
@@ -97,7 +98,7 @@ class ClaimQueryTransform(BaseQueryTransform):
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        queries = run(_querying(self.decider, query_bundle.query_str, self.max_queries))
+        queries = run(_querying(self.decider, query_bundle, self.max_queries))
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
 
     def _get_prompts(self) -> PromptDictType:
@@ -137,9 +138,9 @@ class ClaimQueryEngine(TransformQueryEngine):
         return await self.query_engine.aquery(transformed)
 
 
-def _querying(decider: Decider, question: str, max_queries: int) -> Flow[list[str]]:
+def _querying(decider: Decider, bundle: QueryBundle, max_queries: int) -> Flow[list[str]]:
     """Draft an answer and return the queries for its unknown claims, the question itself first."""
-    decision = yield from decider.deciding(question)
+    decision = yield from decider.deciding(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
     (plan,) = yield from planning([unknown], gate=decider.gate, max_queries=max_queries)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import replace
+
 from llama_index.core.llms import LLM
+from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.flow import Flow
+from rgate_integrations.follow_up import understood
+from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.loading import DEFAULT_GATES
@@ -15,27 +23,95 @@ from rgate_integrations.loading import DEFAULT_GATES
 class Decider:
     """Decides for one question and announces the decision.
 
+    A decision that came with the request is taken over: by the same gate, on a draft of the same LLM, at the same
+    threshold. By another gate, the LLM's draft is.
+
     Args:
         gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
         llm: Writes the drafts; None leaves them to the gate.
         tokens: Maximum number of tokens that it writes, at least 1.
+        threshold: Used instead of the gate's own, at least 0.
     """
 
-    def __init__(self, gate: DecidesBatches | str | None, llm: LLM | None = None, tokens: int = 32) -> None:
+    def __init__(
+        self,
+        gate: DecidesBatches | str | None,
+        llm: LLM | None = None,
+        tokens: int = 32,
+        threshold: float | None = None,
+    ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
         self.gate = as_gate(gate)
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
+        self.threshold = threshold
 
-    def deciding(self, question: str) -> Flow[Decision]:
-        """Decide, as a flow; a failing gate or LLM retrieves, unless the gate has ``on_error="raise"``."""
-        drafting = _one_draft(self.drafter, question) if self.drafter is not None else None
-        (decision,) = yield from deciding(self.gate, [question], drafting=drafting)
+    def with_threshold(self, threshold: float | None) -> Decider:
+        """Return a copy that decides at another threshold; None is the gate's own."""
+        changed = copy(self)
+        changed.threshold = threshold
+        return changed
+
+    def deciding(self, bundle: QueryBundle) -> Flow[Decision]:
+        """Decide, as a flow.
+
+        A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that refers to
+        something said before.
+        """
+        question = bundle.query_str
+        carried = carried_for(bundle)
+        if carried is not None and carried.maker is self:
+            carried = None  # left by an earlier request with the same bundle
+        if carried is not None and self._takes(carried):
+            return carried.decision
+        drafting = None
+        if self.drafter is not None:
+            drafting = _drafting(self.drafter, question, carried)
+        found = yield from deciding(self.gate, [question], drafting=drafting, threshold=self.threshold)
+        decision = understood(question, found[0])
         announce(decision)
         return decision
 
+    def carrying(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
+        """Carry a decision of this decider to everything that is called inside."""
+        return carrying(replace(self._carried(decision, bundle), bundle=None))
 
-def _one_draft(drafter: LLMDrafter, question: str) -> Flow[list[Draft | None]]:
-    """Draft for a batch of one, as gates take drafts."""
+    def leave(self, decision: Decision, bundle: QueryBundle) -> None:
+        """Leave a decision of this decider with its bundle, for what the caller does next with the bundle."""
+        carried = self._carried(decision, bundle)
+        if carried.maker is self:  # what came with the request is there already
+            leave(replace(carried, bundle=bundle))
+
+    def _carried(self, decision: Decision, bundle: QueryBundle) -> Carried:
+        earlier = carried_for(bundle)
+        if earlier is not None and earlier.decision is decision:
+            return earlier
+        llm = self.drafter.llm if self.drafter is not None else None
+        return Carried(bundle.query_str, decision, self.gate, llm, self.threshold, maker=self)
+
+    def _takes(self, carried: Carried) -> bool:
+        """Whether this decider would only repeat what was done for a decision that came with the request."""
+        if self.threshold not in (None, carried.threshold):
+            return False
+        if self.drafter is not None and self.drafter.llm is not carried.llm:
+            return False
+        return _same(self.gate, carried.gate)
+
+
+def _drafting(drafter: LLMDrafter, question: str, carried: Carried | None) -> Flow[list[Draft | None]]:
+    """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
+    if carried is not None and carried.llm is drafter.llm:
+        draft = carried.decision.draft
+        if draft is not None and draft.source == "llm":
+            return [draft]
     draft = yield from drafter.drafting(question)
     return [draft]
+
+
+def _same(one: DecidesBatches, other: DecidesBatches) -> bool:
+    """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
+    if one is other:
+        return True
+    if not isinstance(one, DecisionEngine) or not isinstance(other, DecisionEngine):
+        return False
+    return one.config() == other.config() and one.llm is other.llm

@@ -7,6 +7,8 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.drafting import DraftRequest, says_unsupported
@@ -15,29 +17,39 @@ from rgate_integrations.prompts import ANSWER
 
 _log = logging.getLogger("rgate_integrations")
 
+DRAFT_TAG = "rgate_draft"
+"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+
 
 class LLMDrafter:
     """Lets a LlamaIndex LLM write the first tokens of its answer.
 
     It is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with fewer of
-    them, and what worked is remembered.
+    them, and what worked is remembered. Events of the call have the tag `DRAFT_TAG`.
 
     Args:
-        llm: The answering LLM.
+        llm: The answering LLM. Of one with structured output the LLM inside drafts: the beginning of a JSON object
+            says nothing.
         tokens: Maximum number of tokens of a draft, at least 1.
     """
 
     def __init__(self, llm: LLM, tokens: int = 32) -> None:
         self.llm = llm
+        self.writer = _plain(llm)
         self.tokens = tokens
         self.request = DraftRequest(tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the LLM and the length; what was learned about it is learned again."""
+        return type(self), (self.llm, self.tokens)
 
     def drafting(self, question: str) -> Flow[Draft | None]:
         """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
         refusal: Exception | None = None
         for form in self.request.forms:
             try:
-                response = yield self._asking(question, form)
+                with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
+                    response = yield self._asking(question, form)
             except Exception as error:  # providers raise errors of their own
                 if not says_unsupported(error):
                     # A timeout says nothing about what the model takes: the next question is asked with everything.
@@ -54,14 +66,14 @@ class LLMDrafter:
         return None
 
     def _asking(self, question: str, form: dict[str, Any]) -> Call:
-        if not self.llm.metadata.is_chat_model:
+        if not self.writer.metadata.is_chat_model:
             prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
-            return Call(self.llm.complete, self.llm.acomplete, prompt, **form)
+            return Call(self.writer.complete, self.writer.acomplete, prompt, **form)
         messages = [
             ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system),
             ChatMessage(role=MessageRole.USER, content=question),
         ]
-        return Call(self.llm.chat, self.llm.achat, messages, **form)
+        return Call(self.writer.chat, self.writer.achat, messages, **form)
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
         text = response.message.content if isinstance(response, ChatResponse) else response.text
@@ -74,6 +86,12 @@ class LLMDrafter:
             logprobs=logprobs or None,
             finished=False,
             source="llm",
-            model=self.llm.metadata.model_name,
+            model=self.writer.metadata.model_name,
         )
         return draft.head(self.tokens)
+
+
+def _plain(llm: LLM) -> LLM:
+    while isinstance(llm, StructuredLLM):
+        llm = llm.llm
+    return llm

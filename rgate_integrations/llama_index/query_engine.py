@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.calling import DecidesBatches
@@ -16,7 +19,9 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
 from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
+from rgate_integrations.llama_index.streaming import streams
 
 
 class GatedQueryEngine(BaseQueryEngine):
@@ -24,6 +29,9 @@ class GatedQueryEngine(BaseQueryEngine):
 
     The response's ``metadata["rgate"]`` is the decision. The direct arm is LlamaIndex's own engine without an
     index, so it never says "Empty Response".
+
+    In two steps, `retrieve` finds a note for a known question, and `synthesize` answers directly where it is given
+    that note.
 
     Args:
         query_engine: The engine for unknown questions.
@@ -34,10 +42,10 @@ class GatedQueryEngine(BaseQueryEngine):
         tokens: Maximum number of tokens that it writes, at least 1.
         speculative: Start searching while the gate decides. When the question is known, or the gate raises, the
             search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
-            two steps.
+            two steps, and a retriever that does not decide or draft itself.
 
     Raises:
-        ConfigurationError: ``speculative=True``, and the engine does not work in two steps.
+        ConfigurationError: ``speculative=True``, and the engine does not work in two steps, or its retriever decides.
     """
 
     def __init__(
@@ -51,11 +59,8 @@ class GatedQueryEngine(BaseQueryEngine):
         tokens: int = 32,
         speculative: bool = False,
     ) -> None:
-        if speculative and not (hasattr(query_engine, "retriever") and hasattr(query_engine, "synthesize")):
-            raise ConfigurationError(
-                f"{type(query_engine).__name__} does not retrieve and synthesize in two steps.",
-                hint="Leave speculative=False.",
-            )
+        if speculative:
+            _check_two_steps(query_engine)
         self.query_engine = query_engine
         self.direct = direct
         self.decider = Decider(gate, draft_llm, tokens)
@@ -69,7 +74,7 @@ class GatedQueryEngine(BaseQueryEngine):
         gate: DecidesBatches | str | None = None,
         llm: LLM | None = None,
         *,
-        streaming: bool = False,
+        streaming: bool | None = None,
         tokens: int | None = None,
         speculative: bool = False,
     ) -> GatedQueryEngine:
@@ -80,7 +85,7 @@ class GatedQueryEngine(BaseQueryEngine):
             gate: A gate, or what `load_gate` takes; the default gate when None.
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Give it the LLM
                 that the engine was made with.
-            streaming: Whether the direct arm streams; set it as the engine was made.
+            streaming: Whether the direct arm streams; by default it does if the engine does.
             tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
                 strongest evidence. None leaves drafts to the gate's proxy model.
             speculative: Start searching while the gate decides.
@@ -89,6 +94,8 @@ class GatedQueryEngine(BaseQueryEngine):
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
         """
         chosen = llm or _llm_of_settings()
+        if streaming is None:
+            streaming = streams(query_engine)
         direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming)
         return cls(
             query_engine,
@@ -100,6 +107,43 @@ class GatedQueryEngine(BaseQueryEngine):
             speculative=speculative,
         )
 
+    def with_threshold(self, threshold: float | None) -> GatedQueryEngine:
+        """Return this engine at another threshold, for a query or for good.
+
+        Args:
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own. A gate of your own
+                gets it as ``threshold=``.
+        """
+        changed = copy(self)
+        changed.decider = self.decider.with_threshold(threshold)
+        return changed
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Return the engine's nodes for an unknown question, and a note for a known one."""
+        return run(self._retrieving(query_bundle))
+
+    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Return the engine's nodes for an unknown question, and a note for a known one."""
+        return await arun(self._retrieving(query_bundle))
+
+    def synthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """Answer from nodes with the engine, or directly if the note of `retrieve` is among them."""
+        return run(self._synthesizing(query_bundle, nodes, additional_source_nodes))
+
+    async def asynthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """Answer from nodes with the engine, or directly if the note of `retrieve` is among them."""
+        return await arun(self._synthesizing(query_bundle, nodes, additional_source_nodes))
+
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         return run(self._answering(query_bundle))
 
@@ -107,30 +151,85 @@ class GatedQueryEngine(BaseQueryEngine):
         return await arun(self._answering(query_bundle))
 
     def _answering(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
+        nodes: list[NodeWithScore] | None = None
         if self.speculative:
-            return (yield from self._searching_ahead(bundle))
-        decision = yield from self.decider.deciding(bundle.query_str)
-        arm = self.query_engine if decision.retrieve else self.direct
-        response = yield Call(arm.query, arm.aquery, fresh(bundle))
-        return _marked(response, decision)
+            decision, nodes = yield from self._searching_ahead(bundle)
+        else:
+            decision = yield from self.decider.deciding(bundle)
+        with self.decider.carrying(decision, bundle):
+            response = yield from self._running_arm(decision, bundle, nodes)
+        response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
+        return response
 
-    def _searching_ahead(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        engine = self.query_engine
-        retrieve = Call(engine.retrieve, getattr(engine, "aretrieve", None), fresh(bundle))
-        search: Background = yield Start(retrieve)
+    def _searching_ahead(self, bundle: QueryBundle) -> Flow[tuple[Decision, list[NodeWithScore] | None]]:
+        """Decide while the engine searches; returns what it found if the question is unknown."""
+        search: Background = yield Start(self._search(bundle))
         try:
-            decision = yield from self.decider.deciding(bundle.query_str)
+            decision = yield from self.decider.deciding(bundle)
             nodes = (yield search) if decision.retrieve else None
         finally:
             search.drop()  # for a known question, and when the gate raises or the caller leaves
-        if decision.retrieve:
-            response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes)
-        else:
+        return decision, nodes
+
+    def _running_arm(
+        self, decision: Decision, bundle: QueryBundle, nodes: list[NodeWithScore] | None
+    ) -> Flow[RESPONSE_TYPE]:
+        """Answer in the arm that was decided for, from what was found already if there is something."""
+        engine = self.query_engine
+        response: RESPONSE_TYPE
+        if not decision.retrieve:
             response = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
-        return _marked(response, decision)
+        elif nodes is None:
+            response = yield Call(engine.query, engine.aquery, fresh(bundle))
+        else:
+            response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes)
+        return response
+
+    def _search(self, bundle: QueryBundle) -> Call:
+        engine = self.query_engine
+        return Call(engine.retrieve, getattr(engine, "aretrieve", None), fresh(bundle))
+
+    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        decision = yield from self.decider.deciding(bundle)
+        if not decision.retrieve:
+            return [note_of(decision)]
+        with self.decider.carrying(decision, bundle):
+            nodes: list[NodeWithScore] = yield self._search(bundle)
+        return nodes
+
+    def _synthesizing(
+        self,
+        bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional: Sequence[NodeWithScore] | None,
+    ) -> Flow[RESPONSE_TYPE]:
+        known = facts_in(nodes)
+        engine = self.query_engine
+        response: RESPONSE_TYPE
+        if known is None:
+            response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes, additional)
+            return response
+        response = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
+        response.source_nodes = [*response.source_nodes, *(additional or [])]
+        response.metadata = {**(response.metadata or {}), "rgate": known}
+        return response
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
+
+
+def _check_two_steps(engine: BaseQueryEngine) -> None:
+    """Raise a `ConfigurationError` for an engine that cannot begin to search before there is a decision."""
+    retriever = getattr(engine, "retriever", None)
+    if retriever is None or not hasattr(engine, "synthesize"):
+        problem = f"{type(engine).__name__} does not retrieve and synthesize in two steps."
+    elif isinstance(getattr(retriever, "decider", None), Decider):
+        problem = (
+            f"{type(retriever).__name__} decides and drafts itself, so it cannot search ahead of a decision."
+        )
+    else:
+        return
+    raise ConfigurationError(problem, hint="Leave speculative=False.")
 
 
 def _llm_of_settings() -> LLM:
@@ -141,8 +240,3 @@ def _llm_of_settings() -> LLM:
             "There is no LLM for known questions: none was given, and LlamaIndex's Settings have none.",
             hint="Pass the engine's own: GatedQueryEngine.from_defaults(engine, llm=llm). Or set Settings.llm.",
         ) from error
-
-
-def _marked(response: RESPONSE_TYPE, decision: Decision) -> RESPONSE_TYPE:
-    response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
-    return response

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.decider import Decider
-
-KNOWN = "No passages were needed for this question: answer it from what you know."
+from rgate_integrations.llama_index.note import KNOWN, note_of
 
 
 class GatedRetriever(BaseRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
-    finds a single note that tells the LLM to answer from what it knows (score 0, ``metadata["rgate"]``). Where an
+    finds a single note that tells the LLM to answer from what it knows (``metadata["rgate"]`` says why). Where an
     engine can be wrapped, `GatedQueryEngine` is better: its direct arm has a prompt of its own.
+
+    The note passes postprocessors that go by score, time or place: its score is above every cutoff. Those that judge
+    its text, such as ``KeywordNodePostprocessor``, an LLM's or a cross-encoder's reranker, may drop it if the engine
+    has them. Give them to this retriever instead: then they see passages only.
 
     Args:
         retriever: The guarded retriever.
@@ -31,6 +37,7 @@ class GatedRetriever(BaseRetriever):
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
         note: Text of the note; None finds nothing instead.
+        node_postprocessors: Applied to the passages, never to the note.
     """
 
     def __init__(
@@ -41,11 +48,26 @@ class GatedRetriever(BaseRetriever):
         llm: LLM | None = None,
         tokens: int = 32,
         note: str | None = KNOWN,
+        node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
     ) -> None:
         self.retriever = retriever
         self.decider = Decider(gate, llm, tokens)
         self.note = note
+        self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
+        for postprocessor in self.node_postprocessors:
+            postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
+
+    def with_threshold(self, threshold: float | None) -> GatedRetriever:
+        """Return this retriever at another threshold, for a question or for good.
+
+        Args:
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own. A gate of your own
+                gets it as ``threshold=``.
+        """
+        changed = copy(self)
+        changed.decider = self.decider.with_threshold(threshold)
+        return changed
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self._retrieving(query_bundle))
@@ -54,25 +76,21 @@ class GatedRetriever(BaseRetriever):
         return await arun(self._retrieving(query_bundle))
 
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        decision = yield from self.decider.deciding(bundle.query_str)
+        decision = yield from self.decider.deciding(bundle)
         if not decision.retrieve:
-            return self._known(decision)
-        nodes: list[NodeWithScore] = yield Call(
-            self.retriever.retrieve, self.retriever.aretrieve, fresh(bundle)
-        )
+            return [] if self.note is None else [note_of(decision, self.note)]
+        with self.decider.carrying(decision, bundle):
+            nodes: list[NodeWithScore] = yield Call(
+                self.retriever.retrieve, self.retriever.aretrieve, fresh(bundle)
+            )
+        for postprocessor in self.node_postprocessors:
+            nodes = yield Call(
+                postprocessor.postprocess_nodes, postprocessor.apostprocess_nodes, nodes, fresh(bundle)
+            )
         return nodes
 
-    def _known(self, decision: Decision) -> list[NodeWithScore]:
-        if self.note is None:
-            return []
-        facts = {"retrieve": False, "p_known": decision.p_known, "reason": decision.reason}
-        node = TextNode(
-            text=self.note,
-            metadata={"rgate": facts},
-            excluded_llm_metadata_keys=["rgate"],
-            excluded_embed_metadata_keys=["rgate"],
-        )
-        return [NodeWithScore(node=node, score=0.0)]
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"retriever": self.retriever}
 
 
 class IndexRetriever(BaseRetriever):

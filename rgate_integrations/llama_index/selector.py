@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.llms import LLM
-from llama_index.core.prompts.mixin import PromptDictType
+from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.retriever import fresh
 
 
 class RetrievalGateSelector(BaseSelector):
@@ -24,9 +25,13 @@ class RetrievalGateSelector(BaseSelector):
         gate: A gate, or what `load_gate` takes; the default gate when None.
         direct: Name of the tool that answers without retrieval.
         retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects.
-        inner: Selects among several retrieve tools; it is given their metadata only.
+        inner: Selects one or more of several retrieve tools; it is given their metadata only.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
+
+    Raises:
+        ConfigurationError: There are several retrieve tools and no ``inner``; or, when it selects, no tool has a name
+            that was given here, or ``inner`` selects a tool that there is not.
     """
 
     def __init__(
@@ -49,6 +54,17 @@ class RetrievalGateSelector(BaseSelector):
                 hint="Pass inner=, such as LLMSingleSelector.from_defaults(llm=llm).",
             )
 
+    def with_threshold(self, threshold: float | None) -> RetrievalGateSelector:
+        """Return this selector at another threshold.
+
+        Args:
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own. A gate of your own
+                gets it as ``threshold=``.
+        """
+        changed = copy(self)
+        changed.decider = self.decider.with_threshold(threshold)
+        return changed
+
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         return run(self._selecting(choices, query))
 
@@ -59,29 +75,45 @@ class RetrievalGateSelector(BaseSelector):
         # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
         direct = _index(choices, self.direct)
         retrieve = [_index(choices, name) for name in self.retrieve]
-        decision = yield from self.decider.deciding(query.query_str)
+        decision = yield from self.decider.deciding(query)
+        self.decider.leave(decision, query)  # the router hands this bundle on to the tool that is selected
+        reason = decision.reason or ("unknown" if decision.retrieve else "known")
         if not decision.retrieve:
-            return _result(direct, decision)
+            return _result([(direct, reason)])
         if self.inner is None or len(retrieve) == 1:
-            return _result(retrieve[0], decision)
+            return _result([(retrieve[0], reason)])
         tools = [choices[index] for index in retrieve]
-        chosen = yield Call(self.inner.select, self.inner.aselect, tools, query)
-        return _result(retrieve[chosen.ind], decision)
+        with self.decider.carrying(decision, query):
+            chosen: SelectorResult = yield Call(self.inner.select, self.inner.aselect, tools, fresh(query))
+        selections = []
+        for each in chosen.selections:
+            # LLM selectors answer 0, and so select -1, where they find nothing fitting.
+            if not 0 <= each.index < len(retrieve):
+                raise ConfigurationError(
+                    f"{type(self.inner).__name__} selected number {each.index + 1} of {len(retrieve)} tools.",
+                    hint="Describe the tools better, or pass a selector that always selects one of them.",
+                )
+            selections.append((retrieve[each.index], f"{reason} {each.reason}"))
+        return _result(selections)
 
     def _get_prompts(self) -> PromptDictType:
         return {}
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {} if self.inner is None else {"inner": self.inner}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         pass
 
 
-def _result(index: int, decision: Decision) -> SelectorResult:
-    reason = decision.reason or ("unknown" if decision.retrieve else "known")
-    return SelectorResult(selections=[SingleSelection(index=index, reason=reason)])
+def _result(selections: Sequence[tuple[int, str]]) -> SelectorResult:
+    return SelectorResult(selections=[SingleSelection(index=i, reason=reason) for i, reason in selections])
 
 
 def _index(choices: Sequence[ToolMetadata], name: str) -> int:
-    names = [c.name for c in choices]
+    names = [
+        choice.name or choice.description for choice in choices
+    ]  # a choice given as a string has no name
     if name not in names:
         raise ConfigurationError(
             f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",

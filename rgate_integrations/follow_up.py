@@ -1,0 +1,74 @@
+"""Questions that cannot be understood alone: follow-ups such as "And how tall is he?"."""
+
+from __future__ import annotations
+
+import re
+
+from rgate_integrations.decision import Decision
+
+REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
+
+_AFTERTHOUGHT = re.compile(
+    r"^(?:and|but|or|what about|how about)\b"
+    r"|^(?:really|who|what|when|where|why|how|why not|how so|how come|which one|tell me more|go on)\W*$",
+    re.IGNORECASE,
+)
+_PRONOUN = re.compile(
+    r"\b(?:he|she|him|her|his|hers|they|them|their|theirs|it|its|this|that|these|those)\b", re.IGNORECASE
+)
+_DEMONSTRATIVES = frozenset(["this", "that", "these", "those"])
+# Auxiliaries and prepositions: what a pronoun right after them stands for is not in its clause.
+_BEFORE = re.compile(
+    r"\b(?:is|was|are|were|be|been|does|do|did|has|have|had|can|could|will|would|should|may|might|must"
+    r"|about|after|against|at|before|between|by|for|from|in|of|on|than|to|with)\W*$",
+    re.IGNORECASE,
+)
+# "How long does it take to …", "Is it true that …", "Why does it rain?": here "it" stands for nothing.
+_DUMMY = re.compile(r"^\W*\w+\s+(?:to|that|for|if|when)\b|^\W*(?:rain|snow|hail|storm)", re.IGNORECASE)
+_CLOCK = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|was)\s*$", re.IGNORECASE)
+_SOMEWHERE = re.compile(
+    r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]"
+)  # "What do they speak in Brazil?": people in general
+_NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # quoted, a number, or a capital that begins no sentence
+
+
+def refers_back(question: str) -> bool:
+    """Whether a question refers to something that it does not name, as a follow-up does.
+
+    It looks at English wording alone, so it misses some, and takes some whole questions for follow-ups.
+
+    >>> refers_back("And how tall is he?"), refers_back("How tall is Napoleon, and when did he die?")
+    (True, False)
+    """
+    text = question.strip()
+    if _AFTERTHOUGHT.search(text):
+        return True
+    return any(_is_open(text, pronoun) for pronoun in _PRONOUN.finditer(text))
+
+
+def understood(question: str, decision: Decision) -> Decision:
+    """Return the decision; one that would skip a question which refers back retrieves, and its `warnings` say why."""
+    if decision.retrieve or not refers_back(question):
+        return decision
+    changed = {
+        "retrieve": True,
+        "reason": f"It retrieves: {REFERS_BACK[0].lower()}{REFERS_BACK[1:]}",
+        "warnings": (*decision.warnings, REFERS_BACK),
+    }
+    return decision.model_copy(update=changed)
+
+
+def _is_open(text: str, pronoun: re.Match[str]) -> bool:
+    """Whether nothing in the question says whom or what a pronoun stands for."""
+    word = pronoun.group().lower()
+    before, after = text[: pronoun.start()], text[pronoun.end() :]
+    if _NAME.search(before):
+        return False
+    is_last = not re.search(r"\w", after)
+    if word in _DEMONSTRATIVES:
+        return is_last
+    if word == "it" and (_DUMMY.search(after) or _CLOCK.search(before)):
+        return False
+    if word == "they" and _SOMEWHERE.search(after):
+        return False
+    return is_last or not before or _BEFORE.search(before) is not None

@@ -1,0 +1,112 @@
+"""`GatedTool`: a tool that an agent uses only for what its LLM does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llama_index.core.llms import LLM
+from llama_index.core.schema import QueryBundle
+from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
+from llama_index.core.tools.types import adapt_to_async_tool
+
+from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.llama_index.decider import Decider
+
+ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
+QUESTION_KEYS = ("input", "question", "query")
+
+
+class GatedTool(FunctionTool):
+    """Guards a tool of a ``FunctionAgent``, a ``ReActAgent`` or an ``AgentWorkflow``.
+
+    A call with a question that the LLM knows does not reach the tool: its output tells the agent to answer by
+    itself, and its ``raw_output`` is the decision. The gate judges what the agent asks the tool, which the agent
+    writes with the conversation in view. A call without a question in it reaches the tool.
+
+    Args:
+        tool: The guarded tool, or a function that LlamaIndex can make one of.
+        gate: A gate, or what `load_gate` takes; the default gate when None.
+        llm: The agent's own LLM: it writes its first tokens, and the gate judges them.
+        tokens: Maximum number of tokens that it writes, at least 1.
+        question: Name of the argument that is the question; by default the first of ``input``, ``question`` and
+            ``query`` that is there, or else the only text.
+        when_known: What the agent is told about a known question.
+
+    Raises:
+        ConfigurationError: The tool has ``return_direct=True``: the user would get what is meant for the agent.
+
+    Example:
+        >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP
+        >>> agent = FunctionAgent(tools=[tool], llm=llm)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        tool: BaseTool | Callable[..., Any],
+        gate: DecidesBatches | str | None = None,
+        *,
+        llm: LLM | None = None,
+        tokens: int = 32,
+        question: str | None = None,
+        when_known: str = ANSWER_YOURSELF,
+    ) -> None:
+        self.tool = adapt_to_async_tool(tool if isinstance(tool, BaseTool) else _made(tool))
+        if self.tool.metadata.return_direct:
+            raise ConfigurationError(
+                f"The output of {self.tool.metadata.name!r} goes to the user: for a known question it is no answer.",
+                hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
+            )
+        self.decider = Decider(gate, llm, tokens)
+        self.question = question
+        self.when_known = when_known
+        super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)
+        # Agents hand their context to the function tools that ask for it, and this one hands it on.
+        self.requires_context = getattr(self.tool, "requires_context", False)
+        self.ctx_param_name = getattr(self.tool, "ctx_param_name", None)
+
+    def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        """Call the tool, or tell the agent that it knows."""
+        return run(self._calling(args, kwargs))
+
+    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        """Call the tool, or tell the agent that it knows."""
+        return await arun(self._calling(args, kwargs))
+
+    def _calling(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
+        calling = Call(self.tool.call, self.tool.acall, *args, **arguments)
+        question = _question(args, arguments, self.question)
+        output: ToolOutput
+        if question is None:
+            output = yield calling
+            return output
+        bundle = QueryBundle(question)
+        decision = yield from self.decider.deciding(bundle)
+        if decision.retrieve:
+            with self.decider.carrying(decision, bundle):
+                output = yield calling
+            return output
+        shown = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
+        return ToolOutput(
+            tool_name=self.metadata.get_name(),
+            content=self.when_known,
+            raw_input={"args": args, "kwargs": shown},
+            raw_output=decision,
+        )
+
+
+def _made(function: Callable[..., Any]) -> FunctionTool:
+    return FunctionTool.from_defaults(function)
+
+
+def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:
+    """Return the question in the arguments of a call; None if there is none, or no telling which it is."""
+    for key in QUESTION_KEYS if name is None else (name,):
+        if isinstance(arguments.get(key), str):
+            return str(arguments[key])
+    if name is not None:
+        return None
+    texts = [value for value in (*args, *arguments.values()) if isinstance(value, str)]
+    return texts[0] if len(texts) == 1 else None
