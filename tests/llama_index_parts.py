@@ -64,11 +64,11 @@ async def aask(engine, question, style):
     return "".join([token async for token in tokens]), response
 
 
-def runs_meanwhile(loop, patience=PATIENCE):
-    """Whether an event loop runs while the caller blocks its own thread, for ``patience`` seconds at most."""
+def runs_meanwhile(loop):
+    """Whether an event loop runs while the caller blocks its own thread."""
     ran = threading.Event()
     loop.call_soon_threadsafe(ran.set)
-    return ran.wait(patience)
+    return ran.wait(PATIENCE)
 
 
 @functools.cache

@@ -29,7 +29,16 @@ from rgate_integrations.llama_index import (
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
-from tests.llama_index_parts import CLAIMS, PATIENCE, aask, ask, every_style, runs_meanwhile, vector_index
+from tests.llama_index_parts import (
+    CLAIMS,
+    PATIENCE,
+    ScriptedGate,
+    aask,
+    ask,
+    every_style,
+    runs_meanwhile,
+    vector_index,
+)
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS
 
@@ -131,15 +140,14 @@ def test_every_composition_in_every_style(events, name, style):
 class Watching(ScriptedProxy):
     """Finds out at each model batch, in the gate's thread, whether an event loop runs meanwhile."""
 
-    def __init__(self, loop, patience=PATIENCE):
+    def __init__(self, loop):
         super().__init__(fixed=CLAIMS.text)
         self.loop = loop
-        self.patience = patience
         self.loop_ran = []
 
     def _called(self, name, values):
         super()._called(name, values)
-        self.loop_ran.append(runs_meanwhile(self.loop, self.patience))
+        self.loop_ran.append(runs_meanwhile(self.loop))
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
@@ -152,14 +160,16 @@ async def test_the_event_loop_runs_while_the_model_works(name, style):
     assert proxy.loop_ran == [True] * (3 if name in WITH_CLAIMS else 2)
 
 
-async def test_in_llama_indexs_own_transform_engine_the_loop_stands_still():
-    # The reason for ClaimQueryEngine. A blocked loop cannot run, however long one waits: no patience is needed.
-    proxy = Watching(asyncio.get_running_loop(), patience=0.05)
-    unknown, _ = an_unknown_and_a_known_question()
-    transform = claim_transform(load_gate("ik", proxy=proxy))
+@pytest.mark.parametrize("engine", [TransformQueryEngine, ClaimQueryEngine])
+async def test_a_transform_runs_on_the_event_loop_in_llama_indexs_engine_and_beside_it_in_ours(engine):
+    # The reason for ClaimQueryEngine: what is called in the loop's own thread stops the loop.
+    threads = []
+    gate = ScriptedGate(before=lambda: threads.append(threading.current_thread()))
+    transform = claim_transform(gate)
     inner = vector_index().as_query_engine(llm=MockLLM())
-    assert str(await TransformQueryEngine(inner, transform).aquery(unknown))
-    assert proxy.loop_ran == [False, False, False]
+    assert str(await engine(inner, transform).aquery("what is unknown?"))
+    on_the_loop = [thread is threading.current_thread() for thread in threads]
+    assert on_the_loop == [engine is TransformQueryEngine] * 2  # the question, and its claims
 
 
 async def test_the_event_loop_runs_while_an_index_is_searched():

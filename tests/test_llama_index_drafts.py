@@ -1,10 +1,16 @@
 """LlamaIndex: the LLM's own drafts, and what is asked of it after it refused or failed."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.dispatcher import instrument_tags
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from pydantic import BaseModel
 
 from rgate_integrations import load_gate
 from rgate_integrations.llama_index import (
@@ -13,6 +19,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
+from rgate_integrations.llama_index.drafts import DRAFT_TAG
 from tests.llama_index_parts import PATIENCE, ScriptedGate, ScriptedLLM, both_ways, vector_index
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index import tools_named
@@ -140,3 +147,90 @@ def test_concurrent_first_calls_agree_on_what_is_left(gate):
     assert [d.text for d in gate.drafts] == ["It is"] * 8
     assert guarded.retrieve("unknown?")
     assert sorted(llm.asked) == [EVERYTHING] * 8 + [NO_LOGPROBS] * 9
+
+
+# --- what others see of a draft ----------------------------------------------------------------------------
+
+
+class Told(ScriptedLLM):
+    """Tells LlamaIndex's listeners of its calls, as real LLMs do."""
+
+    @llm_completion_callback()
+    def complete(self, prompt, formatted=False, **options):
+        return super().complete(prompt, formatted, **options)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt, formatted=False, **options):
+        return super().complete(prompt, formatted, **options)
+
+    @llm_chat_callback()
+    def chat(self, messages, **options):
+        return super().chat(messages, **options)
+
+    @llm_chat_callback()
+    async def achat(self, messages, **options):
+        return super().chat(messages, **options)
+
+
+class Heard(BaseEventHandler):
+    found: list = []  # noqa: RUF012  a pydantic field
+
+    def handle(self, event, **kwargs):
+        if event.class_name().startswith("LLM"):
+            self.found.append((event.class_name(), dict(event.tags)))
+
+
+@pytest.fixture
+def heard():
+    handler, dispatcher = Heard(found=[]), get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    yield handler.found
+    dispatcher.event_handlers.remove(handler)
+
+
+@both_ways
+@pytest.mark.parametrize("chats", [False, True], ids=["completes", "chats"])
+def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats, heard):
+    llm = Told(chats=chats)
+    inner = vector_index().as_query_engine(llm=MockLLM())
+    with instrument_tags({"tenant": "a"}):
+        call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "a thing")
+    kind = "Chat" if chats else "Completion"
+    draft = {"tenant": "a", DRAFT_TAG: True}
+    assert [(name, tags) for name, tags in heard if name.startswith(f"LLM{kind}")] == [
+        (f"LLM{kind}StartEvent", draft),
+        (f"LLM{kind}EndEvent", draft),
+        (f"LLM{kind}StartEvent", {"tenant": "a"}),
+        (f"LLM{kind}EndEvent", {"tenant": "a"}),
+    ]
+
+
+@both_ways
+def test_a_failing_draft_leaves_no_tag_behind(gate, call, heard):
+    llm = Told(lambda options: TimeoutError("slow") if "max_tokens" in options else None)
+    inner = vector_index().as_query_engine(llm=MockLLM())
+    call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "a thing")
+    assert [tags for _, tags in heard] == [{DRAFT_TAG: True}] + [{}] * 4
+
+
+class Album(BaseModel):
+    """What a structured LLM is to return."""
+
+    title: str
+
+
+@both_ways
+def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
+    llm = ScriptedLLM()
+    asking(gate, llm.as_structured_llm(Album), call, 1)
+    assert [(d.text, d.logprobs) for d in gate.drafts] == [("It is", (-0.5, -0.5))]
+    assert llm.asked == [EVERYTHING]
+
+
+@both_ways
+def test_what_drafts_can_be_copied(gate, call):
+    guarded = GatedRetriever(vector_index().as_retriever(), gate, llm=ScriptedLLM(), tokens=2)
+    copied = copy.deepcopy(guarded)
+    assert call(copied, "retrieve", "unknown?")
+    assert [d.text for d in copied.decider.gate.drafts] == ["It is"]
+    assert gate.drafts == []

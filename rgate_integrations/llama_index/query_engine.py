@@ -10,6 +10,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
@@ -117,6 +118,17 @@ class GatedQueryEngine(BaseQueryEngine):
         changed = copy(self)
         changed.decider = self.decider.with_threshold(threshold)
         return changed
+
+    def update_prompts(self, prompts_dict: dict[str, BasePromptTemplate]) -> None:
+        """Update prompts by the names that `get_prompts` gives them.
+
+        LlamaIndex's own method does not take names of prompts that are two levels down, as those of both arms are.
+        """
+        rest = dict(prompts_dict)
+        for name, module in self._get_prompt_modules().items():
+            below = {key: rest.pop(key) for key in list(rest) if key.startswith(f"{name}:")}
+            module.update_prompts({key.removeprefix(f"{name}:"): prompt for key, prompt in below.items()})
+        super().update_prompts(rest)
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return the engine's nodes for an unknown question, and a note for a known one."""

@@ -7,17 +7,15 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 
 
 def streams(engine: BaseQueryEngine) -> bool:
-    """Whether an engine's synthesizer streams, or that of an engine inside; False where there is none."""
-    seen: set[int] = set()
+    """Whether an engine's synthesizer streams; without one, that of an engine inside. False where there is none."""
     waiting: list[object] = [engine]
     while waiting:
         part = waiting.pop(0)
-        if id(part) in seen:
+        if not isinstance(part, BaseQueryEngine):
             continue
-        seen.add(id(part))
-        if isinstance(part, BaseSynthesizer):
-            return bool(vars(part).get("_streaming", False))
-        if isinstance(part, BaseQueryEngine):
-            for value in vars(part).values():
-                waiting += value if isinstance(value, list | tuple) else [value]
+        synthesizer = vars(part).get("_response_synthesizer")
+        if isinstance(synthesizer, BaseSynthesizer):
+            return bool(vars(synthesizer).get("_streaming", False))
+        for value in vars(part).values():
+            waiting += value if isinstance(value, list) else [value]
     return False
