@@ -8,6 +8,7 @@ from rgate_integrations.decision import Decision
 
 REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
 
+_LONGEST = 400  # characters: a longer question brings along what it is about
 _AFTERTHOUGHT = re.compile(
     r"^(?:and|but|or|what about|how about)\b"
     r"|^(?:really|who|what|when|where|why|how|why not|how so|how come|which one|tell me more|go on)\W*$",
@@ -18,17 +19,23 @@ _PRONOUN = re.compile(
 )
 _DEMONSTRATIVES = frozenset(["this", "that", "these", "those"])
 # Auxiliaries and prepositions: what a pronoun right after them stands for is not in its clause.
-_BEFORE = re.compile(
-    r"\b(?:is|was|are|were|be|been|does|do|did|has|have|had|can|could|will|would|should|may|might|must"
-    r"|about|after|against|at|before|between|by|for|from|in|of|on|than|to|with)\W*$",
+_AUXILIARY = r"is|was|are|were|be|been|does|do|did|has|have|had|can|could|will|would|should|may|might|must"
+_AFTER_ONE = re.compile(
+    rf"\b(?:{_AUXILIARY}|about|after|against|at|before|between|by|for|from|in|of|on|than|to|with)\W*$",
     re.IGNORECASE,
+)
+# "Why do people lie to their friends?": a plural is rather in the same clause.
+_PLURALS = frozenset(["they", "them", "their", "theirs"])
+_PLURAL_AFTER_ONE = re.compile(rf"\b(?:{_AUXILIARY}|about|by|of)\W*$", re.IGNORECASE)
+# "What do cats eat and why do they purr?": an earlier clause has the word.
+_EARLIER_CLAUSE = re.compile(
+    r"(?:\w+\W+){3,}?(?:and|but|or|so|if|when|while|because)\b|(?:\w+\s+){2,}\w+[,;:.?!]\s", re.IGNORECASE
 )
 # "How long does it take to …", "Is it true that …", "Why does it rain?": here "it" stands for nothing.
 _DUMMY = re.compile(r"^\W*\w+\s+(?:to|that|for|if|when)\b|^\W*(?:rain|snow|hail|storm)", re.IGNORECASE)
 _CLOCK = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|was)\s*$", re.IGNORECASE)
-_SOMEWHERE = re.compile(
-    r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]"
-)  # "What do they speak in Brazil?": people in general
+# "What do they speak in Brazil?": people in general.
+_SOMEWHERE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # quoted, a number, or a capital that begins no sentence
 
 
@@ -41,6 +48,8 @@ def refers_back(question: str) -> bool:
     (True, False)
     """
     text = question.strip()
+    if len(text) > _LONGEST:
+        return False
     if _AFTERTHOUGHT.search(text):
         return True
     return any(_is_open(text, pronoun) for pronoun in _PRONOUN.finditer(text))
@@ -62,7 +71,7 @@ def _is_open(text: str, pronoun: re.Match[str]) -> bool:
     """Whether nothing in the question says whom or what a pronoun stands for."""
     word = pronoun.group().lower()
     before, after = text[: pronoun.start()], text[pronoun.end() :]
-    if _NAME.search(before):
+    if _NAME.search(before) or _EARLIER_CLAUSE.match(before):
         return False
     is_last = not re.search(r"\w", after)
     if word in _DEMONSTRATIVES:
@@ -71,4 +80,5 @@ def _is_open(text: str, pronoun: re.Match[str]) -> bool:
         return False
     if word == "they" and _SOMEWHERE.search(after):
         return False
-    return is_last or not before or _BEFORE.search(before) is not None
+    after_one = _PLURAL_AFTER_ONE if word in _PLURALS else _AFTER_ONE
+    return is_last or not before or after_one.search(before) is not None

@@ -24,6 +24,8 @@ from rgate_integrations.follow_up import REFERS_BACK, refers_back, understood
         "Who is taller than him?",
         "How old was he when he won the Nobel Prize?",
         "Her father?",
+        "What is the name of their album?",
+        "Can you summarise that?",
     ],
 )
 def test_follow_ups(question):
@@ -46,12 +48,16 @@ def test_follow_ups(question):
         "Why does it rain?",
         "What language do they speak in Brazil?",
         "Do dogs know their owners?",
+        "Why do people lie to their friends?",
+        "What do cats eat and why do they purr?",
+        "My car does not start, what can I do about it?",
         "Translate this sentence: hello",
         "What is this code doing: print(1)",
         "Why is the sky blue?",
         "What is the theory of the big bang?",
         "Who was the first man on the moon?",
         "x" * 100_000,
+        "the dog saw this cat and " * 10_000,
     ],
 )
 def test_whole_questions(question):
