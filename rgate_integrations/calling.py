@@ -62,7 +62,8 @@ def deciding(
         questions: The questions.
         drafting: A flow that returns the ``drafts`` to judge, one a question or None; it fails as the gate does.
         **options: Keyword arguments of the gate's methods, such as ``threshold`` and ``drafts``; None values, and
-            those that the method does not take, are left out.
+            those that the method does not take, are left out. A ``threshold`` is never lost: if the gate does not
+            take one, its decisions are compared with it here.
 
     Returns:
         One decision a question, in order.
@@ -75,7 +76,9 @@ def deciding(
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
-        return list(found)
+        if "threshold" in accepted:
+            return list(found)
+        return _at(options.get("threshold"), found)
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
             raise
@@ -83,6 +86,18 @@ def deciding(
         decisions = [retrieve_instead(error, question=q, gate=name) for q in asked]
         log_failures(decisions, name)
         return decisions
+
+
+def _at(threshold: float | Sequence[float | None] | None, decisions: Sequence[Decision]) -> list[Decision]:
+    """Compare what a gate that takes no threshold found with one for all, or one a decision; None changes nothing."""
+    thresholds = list(threshold) if isinstance(threshold, Sequence) else [threshold] * len(decisions)
+    found = []
+    for decision, value in zip(decisions, thresholds, strict=True):
+        if value is not None and decision.error is None:
+            changed = {"threshold": float(value), "retrieve": decision.p_known < value}
+            decision = decision.model_copy(update=changed)
+        found.append(decision)
+    return found
 
 
 def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:

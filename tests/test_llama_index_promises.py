@@ -30,7 +30,9 @@ from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 
 from rgate_integrations import Decision, load_gate
+from rgate_integrations.calling import deciding
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import arun, run
 from rgate_integrations.follow_up import REFERS_BACK
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
@@ -160,12 +162,30 @@ def test_a_threshold_for_a_query(call):
     assert response.metadata["rgate"]["threshold"] == gate.threshold == engine.decider.gate.threshold
 
 
+@pytest.mark.parametrize("threshold", [-1.0, float("nan"), "high"])
+def test_what_is_no_threshold_is_an_error_at_once(gate, threshold):
+    for part in parts(gate)[:2] + parts(gate)[3:]:
+        with pytest.raises(ConfigurationError, match="threshold must be a number"):
+            part.with_threshold(threshold)
+
+
 @both_ways
-def test_a_threshold_that_is_none_retrieves(call):
-    engine = gated(load_gate("ik", proxy=ScriptedProxy())).with_threshold(-1.0)
-    response = call(engine, "query", "Who wrote Hamlet?")
-    assert response.metadata["rgate"]["error"]["type"] == "ConfigurationError"
-    assert response.source_nodes
+def test_a_threshold_for_a_gate_that_takes_none(gate, call):
+    engine = gated(gate)
+    for threshold, retrieves in ((0.6, True), (0.4, False)):  # P(known) is 0.5
+        response = call(engine.with_threshold(threshold), "query", KNOWN)
+        assert response.metadata["rgate"]["retrieve"] is retrieves
+        assert response.metadata["rgate"]["threshold"] == threshold
+    response = call(engine.with_threshold(0.0), "query", "RAISE")
+    assert response.metadata["rgate"]["error"]["message"] == "gate down"
+    assert response.metadata["rgate"]["retrieve"] is True
+
+
+@both_ways
+def test_a_threshold_for_each_question_of_a_gate_that_takes_none(gate, call):
+    flow = deciding(gate, [KNOWN, KNOWN, UNKNOWN], threshold=[0.6, None, 0.4])
+    decisions = run(flow) if call.__name__ == "blocking" else asyncio.run(arun(flow))
+    assert [(d.retrieve, d.threshold) for d in decisions] == [(True, 0.6), (False, 0.5), (False, 0.4)]
 
 
 @both_ways

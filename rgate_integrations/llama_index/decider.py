@@ -18,6 +18,7 @@ from rgate_integrations.llama_index.carried import Carried, carried_for, carryin
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.request import checked
 
 
 class Decider:
@@ -30,24 +31,22 @@ class Decider:
         gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
         llm: Writes the drafts; None leaves them to the gate.
         tokens: Maximum number of tokens that it writes, at least 1.
-        threshold: Used instead of the gate's own, at least 0.
     """
 
-    def __init__(
-        self,
-        gate: DecidesBatches | str | None,
-        llm: LLM | None = None,
-        tokens: int = 32,
-        threshold: float | None = None,
-    ) -> None:
+    def __init__(self, gate: DecidesBatches | str | None, llm: LLM | None = None, tokens: int = 32) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
         self.gate = as_gate(gate)
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
-        self.threshold = threshold
+        self.threshold: float | None = None
 
     def with_threshold(self, threshold: float | None) -> Decider:
-        """Return a copy that decides at another threshold; None is the gate's own."""
+        """Return a copy that decides at another threshold; None is the gate's own.
+
+        Raises:
+            ConfigurationError: It is not a number of at least 0.
+        """
+        checked("a question", threshold, None, None, default=0.0)
         changed = copy(self)
         changed.threshold = threshold
         return changed

@@ -62,8 +62,10 @@ class GatedRetriever(BaseRetriever):
         """Return this retriever at another threshold, for a question or for good.
 
         Args:
-            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own. A gate of your own
-                gets it as ``threshold=``.
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
+
+        Raises:
+            ConfigurationError: It is not a number of at least 0.
         """
         changed = copy(self)
         changed.decider = self.decider.with_threshold(threshold)

@@ -58,8 +58,10 @@ class RetrievalGateSelector(BaseSelector):
         """Return this selector at another threshold.
 
         Args:
-            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own. A gate of your own
-                gets it as ``threshold=``.
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
+
+        Raises:
+            ConfigurationError: It is not a number of at least 0.
         """
         changed = copy(self)
         changed.decider = self.decider.with_threshold(threshold)
