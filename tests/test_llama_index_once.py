@@ -203,6 +203,15 @@ def test_another_gate_decides_on_the_draft_that_is_there(gate, llm, call):
 
 
 @both_ways
+def test_claims_are_those_of_the_draft_that_is_there_whichever_gate_judged_it(gate, llm, call):
+    other = ScriptedGate()
+    call(gated(over(ClaimFusionRetriever([Listed()], other)), gate, llm), "query", QUESTION)
+    assert gate.questions == [[QUESTION]]
+    assert other.questions == [["unknown is"]]  # the claim of the two tokens
+    assert drafted(llm) == 1
+
+
+@both_ways
 def test_another_llm_writes_a_draft_of_its_own(gate, llm, call):
     better = ScriptedLLM()
     fusion = ClaimFusionRetriever([Listed()], gate, llm=better)
@@ -221,7 +230,7 @@ def test_gates_that_were_made_alike_are_one_gate(call):
     call(gated(over(ClaimFusionRetriever([Listed()], gate())), gate()), "query", "Who wrote Hamlet?")
     assert proxy.calls == ["generate", "score", "score"]  # the draft, the question, and all claims
     proxy.calls.clear()
-    call(gated(over(ClaimFusionRetriever([Listed()], gate(0.9))), gate()), "query", "Who wrote Hamlet?")
+    call(gated(over(GatedRetriever(Listed(), gate(0.9))), gate()), "query", "Who wrote Hamlet?")
     assert proxy.calls.count("generate") == 2
 
 

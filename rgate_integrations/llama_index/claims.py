@@ -140,7 +140,7 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 def _querying(decider: Decider, bundle: QueryBundle, max_queries: int) -> Flow[list[str]]:
     """Draft an answer and return the queries for its unknown claims, the question itself first."""
-    decision = yield from decider.deciding(bundle)
+    decision = yield from decider.drafted(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
     (plan,) = yield from planning([unknown], gate=decider.gate, max_queries=max_queries)

@@ -58,9 +58,7 @@ class Decider:
         something said before.
         """
         question = bundle.query_str
-        carried = carried_for(bundle)
-        if carried is not None and carried.maker is self:
-            carried = None  # left by an earlier request with the same bundle
+        carried = self._given(bundle)
         if carried is not None and self._takes(carried):
             return carried.decision
         drafting = None
@@ -70,6 +68,13 @@ class Decider:
         decision = understood(question, found[0])
         announce(decision)
         return decision
+
+    def drafted(self, bundle: QueryBundle) -> Flow[Decision]:
+        """Return a decision for the sake of its draft, whichever gate made it, or decide."""
+        carried = self._given(bundle)
+        if carried is not None and carried.decision.draft is not None and self._has_its_writer(carried):
+            return carried.decision
+        return (yield from self.deciding(bundle))
 
     def carrying(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
         """Carry a decision of this decider to everything that is called inside."""
@@ -88,13 +93,21 @@ class Decider:
         llm = self.drafter.llm if self.drafter is not None else None
         return Carried(bundle.query_str, decision, self.gate, llm, self.threshold, maker=self)
 
+    def _given(self, bundle: QueryBundle) -> Carried | None:
+        carried = carried_for(bundle)
+        if carried is not None and carried.maker is self:
+            return None  # left by an earlier request with the same bundle
+        return carried
+
     def _takes(self, carried: Carried) -> bool:
         """Whether this decider would only repeat what was done for a decision that came with the request."""
         if self.threshold not in (None, carried.threshold):
             return False
-        if self.drafter is not None and self.drafter.llm is not carried.llm:
-            return False
-        return _same(self.gate, carried.gate)
+        return self._has_its_writer(carried) and _same(self.gate, carried.gate)
+
+    def _has_its_writer(self, carried: Carried) -> bool:
+        """Whether the draft that came with the request is by the LLM that is to draft here, if there is one."""
+        return self.drafter is None or self.drafter.llm is carried.llm
 
 
 def _drafting(drafter: LLMDrafter, question: str, carried: Carried | None) -> Flow[list[Draft | None]]:
