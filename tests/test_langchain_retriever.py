@@ -35,9 +35,13 @@ def test_claims_are_searched_beside_the_question(search, call):
     found = call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
     assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
     assert [d.page_content for d in found].count("shared") == 1
-    shown = {d.page_content: d.metadata["rgate"] for d in found}
-    assert shown["about Who is unknown Ada?"] == {"query": "Who is unknown Ada?", "claim": None, "rank": 1}
-    assert shown["about unknown Ada wrote programs"]["claim"] == "unknown Ada wrote programs."
+    shown = {d.page_content: d.metadata for d in found}
+    assert shown["about Who is unknown Ada?"] == {
+        "rgate_query": "Who is unknown Ada?",
+        "rgate_claim": None,
+        "rgate_rank": 1,
+    }
+    assert shown["about unknown Ada wrote programs"]["rgate_claim"] == "unknown Ada wrote programs."
     assert judge.calls == [
         ["Who is unknown Ada?"],
         ["unknown Ada wrote programs", "Ada Babbage built engines"],
@@ -67,7 +71,7 @@ def test_a_failing_gate_searches(search, call):
 
 
 def test_a_guarded_retriever_has_the_default_gate(search):
-    assert type(GatedRetriever(retriever=search).gate) is type(load_gate())
+    assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 
 PASSAGES = [Passage("paris", "Paris is the capital of France.", title="Paris"), Passage("b", "Rome is old.")]
@@ -85,9 +89,21 @@ def test_every_index_is_a_retriever(call, kind):
     retriever = IndexRetriever(index=index, k=1)
     (found,) = call(retriever, "the capital of France")
     assert (found.id, found.metadata["title"]) == ("paris", "Paris")
-    assert len(retriever.invoke("Paris is Rome", k=2)) == 2
+    assert len(call(retriever.bind(k=2), "Paris is Rome")) == 2
     with pytest.raises(ValidationError):
         IndexRetriever(index=index, k=0)
+
+
+@each(INVOKES)
+def test_what_a_passage_says_of_itself_is_kept(call):
+    metadata = {"title": "its own", "rgate_score": "its own", "score": 3}
+    index = BM25Index([Passage("a", "Paris is the capital.", title="Paris", metadata=metadata)])
+    (found,) = call(IndexRetriever(index=index, k=1), "Paris")
+    assert found.metadata == metadata
+    plain = BM25Index([Passage("a", "Paris is the capital.", title="Paris")])
+    (found,) = call(IndexRetriever(index=plain, k=1), "Paris")
+    assert found.metadata["title"] == "Paris"
+    assert found.metadata["rgate_score"] > 0
 
 
 @pytest.mark.parametrize("index", ["a folder", None, 3])

@@ -101,7 +101,7 @@ def test_a_guarded_retriever_searches_while_the_gate_decides(call):
     guarded = GatedRetriever(retriever=search, gate=waiting_for(search), speculative=True)
     found = call(guarded, "unknown?")
     assert [d.page_content for d in found] == ["about unknown?", "shared"]
-    assert found[0].metadata["rgate"] == {"query": "unknown?", "claim": None, "rank": 1}
+    assert found[0].metadata == {"rgate_query": "unknown?", "rgate_claim": None, "rgate_rank": 1}
     assert search.queries == ["unknown?"]
     search.began.clear()
     assert call(guarded, "known?") == []

@@ -80,6 +80,12 @@ def carried_decision(
     return decided.decision
 
 
+def is_carried(config: RunnableConfig, decision: Decision) -> bool:
+    """Whether this decision was made above in the request that a config belongs to."""
+    decided = config.get("configurable", {}).get(KEY)
+    return isinstance(decided, Decided) and decided.decision is decision
+
+
 def carried_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
     """Return the draft that this LLM has written for this question in the same request, if it is long enough."""
     decided = _decided(config, question)

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableLike
-from langchain_core.runnables.utils import ConfigurableFieldSpec
+from langchain_core.documents import Document
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
-from rgate_integrations.calling import DecidesBatches, as_gate
-from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Flow
+from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.drafts import ChatDrafter
-from rgate_integrations.langchain.judging import judging
-from rgate_integrations.langchain.retriever import GatedRetriever
+from rgate_integrations.langchain.gate_runnable import GateRunnable
+from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
-from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES
 
-THRESHOLD_KEY = "retrieval_threshold"
-
-THRESHOLD_SPEC = ConfigurableFieldSpec(
-    id=THRESHOLD_KEY,
-    annotation=float,
-    name="Retrieval threshold",
-    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
-    default=None,
-)
+_Input = TypeVar("_Input")
+_Retrieved = TypeVar("_Retrieved")
+_Direct = TypeVar("_Direct")
 
 
-class RetrievalGate(FlowRunnable[Decision]):
+class RetrievalGate(GateRunnable):
     """Decides whether to retrieve: question in, `Decision` out. Nothing is loaded until the first decision.
 
     The question is a string, a dict, messages or a prompt value. A batch is decided in one call of the gate,
@@ -39,6 +30,8 @@ class RetrievalGate(FlowRunnable[Decision]):
     Args:
         gate: A `Gate`, what `load_gate` takes, or any object with `decide_batch` and `adecide_batch`; the
             default gate when None.
+        threshold: Retrieve iff p_known is below it, at least 0; the gate's own when None. The one of a call's
+            config goes before it.
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
@@ -46,11 +39,13 @@ class RetrievalGate(FlowRunnable[Decision]):
             for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes none, the
             gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``, which LangGraph
             hides, and ``rgate_draft``.
-        tokens: Maximum number of tokens it writes.
+        tokens: Maximum number of tokens it writes, at least 1.
         condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
             is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it
             fails, the follow-up is retrieved for. Either way the decision carries a warning.
         history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
+        drafter: Made from ``llm`` and ``tokens``; leave it out.
+        name: The name of its runs in traces.
 
     Example:
         >>> from rgate_integrations.langchain import RetrievalGate
@@ -61,39 +56,38 @@ class RetrievalGate(FlowRunnable[Decision]):
 
     def __init__(
         self,
-        gate: DecidesBatches | str | None = None,
+        gate: DecidesBatches | Gate | str | None = None,
         *,
+        threshold: float | None = None,
         input_key: str | None = None,
         llm: Runnable[Any, Any] | None = None,
         tokens: int = 32,
-        condense: Runnable[Any, Any] | None = None,
+        condense: RunnableLike[Any, Any] | None = None,
         history_key: str | None = None,
+        drafter: ChatDrafter | None = None,
+        name: str | None = None,
     ) -> None:
-        if gate is None and llm is not None:
-            gate = DEFAULT_GATES["llm"]
-        self.gate = as_gate(gate)
-        self.input_key = input_key
-        self.drafter = ChatDrafter(llm, tokens) if llm is not None else None
-        self.condense = condense
-        self.history_key = history_key
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The per-call threshold."""
-        return [THRESHOLD_SPEC]
-
-    @property
-    def OutputType(self) -> type[Decision]:
-        """The type of the output."""
-        return Decision
+        if gate is None:
+            gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
+        super().__init__(
+            gate,
+            threshold=threshold,
+            input_key=input_key,
+            llm=llm,
+            tokens=tokens,
+            condense=None if condense is None else coerce_to_runnable(condense),
+            history_key=history_key,
+            drafter=_drafter(llm, tokens, drafter),
+            name=name,
+        )
 
     def route(
         self,
         *,
-        retrieve: RunnableLike[Any, Any],
-        direct: RunnableLike[Any, Any],
+        retrieve: RunnableLike[_Input, _Retrieved],
+        direct: RunnableLike[_Input, _Direct],
         speculative: bool = False,
-    ) -> RetrievalRouter:
+    ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
         """Return a runnable that sends each input to one of two arms.
 
         Args:
@@ -104,26 +98,49 @@ class RetrievalGate(FlowRunnable[Decision]):
         """
         return RetrievalRouter(self, retrieve=retrieve, direct=direct, speculative=speculative)
 
-    def guard(self, retriever: BaseRetriever, *, k: int | None = None, **options: Any) -> GatedRetriever:
+    def guard(
+        self,
+        retriever: RunnableLike[str, list[Document]],
+        *,
+        k: int | None = None,
+        when_known: WhenKnown = "nothing",
+        always_include_question: bool = True,
+        max_queries: int = 6,
+        filter_claims: bool = True,
+        speculative: bool = False,
+    ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
         Args:
-            retriever: The retriever to guard.
+            retriever: What to guard: a retriever, or any runnable or function from a query to documents.
             k: Maximum number of documents; by default no limit of its own.
-            **options: Fields of `GatedRetriever`.
+            when_known: What a known question finds: ``"nothing"``, or a ``"note"``; see `GatedRetriever`.
+            always_include_question: Whether the question itself is always searched.
+            max_queries: Maximum number of queries a question, at least 1.
+            filter_claims: Whether the gate judges each claim and drops the known ones.
+            speculative: Start searching a single question while the gate decides.
         """
-        return GatedRetriever(retriever=retriever, gate=self.gate, drafter=self.drafter, k=k, **options)
+        return GatedRetriever(
+            retriever=coerce_to_runnable(retriever),
+            gate=self,
+            k=k,
+            when_known=when_known,
+            always_include_question=always_include_question,
+            max_queries=max_queries,
+            filter_claims=filter_claims,
+            speculative=speculative,
+        )
 
-    def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
-        """Decide for a batch in one call of the gate; an input without a question is its own error."""
-        return (yield from judging(self, batch, [_threshold(config) for config in batch.configs]))
 
-
-def as_retrieval_gate(gate: RetrievalGate | DecidesBatches | str | None) -> RetrievalGate:
+def as_retrieval_gate(gate: RetrievalGate | DecidesBatches | Gate | str | None) -> RetrievalGate:
     """Return a `RetrievalGate` as it is, and make one of anything that its ``gate`` argument takes."""
     return gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
 
 
-def _threshold(config: RunnableConfig) -> float | None:
-    value = config.get("configurable", {}).get(THRESHOLD_KEY)
-    return None if value is None else float(value)
+def _drafter(llm: Runnable[Any, Any] | None, tokens: int, made: ChatDrafter | None) -> ChatDrafter | None:
+    """Return what lets the LLM draft; the one that is there already, if it is for this LLM and as many tokens."""
+    if llm is None:
+        return None
+    if made is not None and made.llm is llm and made.tokens == tokens:
+        return made
+    return ChatDrafter(llm, tokens)

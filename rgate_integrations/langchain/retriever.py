@@ -2,193 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, patch_config
-from pydantic import ConfigDict, Field, SkipValidation, field_validator
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
+from pydantic import Field, field_validator
+from typing_extensions import TypedDict
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.carried import carried_decision
-from rgate_integrations.langchain.drafts import ChatDrafter
+from rgate_integrations.langchain.flow_retriever import FlowRetriever
+from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable, telling
+from rgate_integrations.langchain.questions import question_of
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+
+WhenKnown: TypeAlias = Literal["nothing", "note"]
+
+NOTE = "No passages were needed for this question: answer it from what you know."
 
 
-class GatedRetriever(BaseRetriever):
+class DecidedDocuments(TypedDict):
+    """What `GatedRetriever.with_decision` returns for a question."""
+
+    documents: list[Document]
+    """What the guarded retriever returns: nothing or a note when the question is known."""
+
+    decision: Decision
+    """Why."""
+
+
+class GatedRetriever(FlowRetriever):
     """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
 
-    The results of the queries are fused by reciprocal rank and freed of duplicates. Each document carries
-    ``metadata["rgate"]``: the query and claim that found it and its rank.
+    The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
+    the guarded retriever. Each decision is a child run in traces and a custom event, ``retrieval_gate``.
+    ``config["configurable"]["retrieval_threshold"]`` is the threshold of one call, or of one item of a batch. Keyword
+    arguments of a call, such as ``filter=``, reach the guarded retriever.
+
+    The results of the queries are fused by reciprocal rank and freed of duplicates. Each document's metadata says
+    what found it: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. A key that a document has already is kept.
 
     Attributes:
-        retriever: The guarded retriever; all queries of a question are searched as one batch.
-        gate: A gate, what `load_gate` takes, or None for the default gate.
-        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it.
+        retriever: What is guarded: a retriever, or any runnable from a query to a list of documents.
+        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
+            retriever, too.
+        when_known: What a known question finds: ``"nothing"``, that is ``[]``; or ``"note"``, one document that tells
+            the LLM to answer from what it knows, with ``rgate_note`` in its metadata.
         always_include_question: Whether the question itself is always searched.
         max_queries: Maximum number of queries a question.
-        filter_claims: Whether the gate judges each claim and drops the known ones.
+        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
+            `RetrievalGate` judges no claims: then all are searched.
         speculative: Start searching the question while the gate decides. When it is known the search is
-            cancelled or its result dropped, and what it raises is logged only.
-        drafter: Lets the answering LLM write the drafts; `RetrievalGate.guard` sets it.
+            cancelled or its result dropped, and what it raises is logged only. That is for single inputs: of a batch
+            of several only the unknown questions are searched, after the decision.
+
+    Raises:
+        ConfigurationError: What is guarded does not return documents.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    retriever: BaseRetriever
+    retriever: Runnable[Any, Any]
     gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
+    when_known: WhenKnown = "nothing"
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = True
     speculative: bool = False
-    drafter: ChatDrafter | None = None
 
     @field_validator("gate", mode="before")
     @classmethod
-    def _loaded(cls, gate: DecidesBatches | str | None) -> DecidesBatches:
-        return as_gate(gate)
+    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
+        return as_gate_runnable(gate)
 
-    def invoke(self, input: str, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Retrieve for one question."""
-        return super().invoke(input, config, request=ensure_config(config), **kwargs)
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether ``langchain_core.load.dumpd`` writes its fields: it does."""
+        return True
 
-    async def ainvoke(
-        self, input: str, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """Retrieve for one question without blocking the event loop."""
-        return await super().ainvoke(input, config, request=ensure_config(config), **kwargs)
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The specs of the gate and of what is guarded."""
+        return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
-    def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        k: int | None = None,
-        request: RunnableConfig | None = None,
-    ) -> list[Document]:
-        config = patch_config(request, callbacks=run_manager.get_child())
-        return run(self._retrieving(query, config, k))
+    def with_decision(self) -> Runnable[QuestionInput, DecidedDocuments]:
+        """Return a runnable that returns both, ``{"documents": [...], "decision": Decision(...)}``."""
+        return DecidingRetriever(guarded=self)
 
-    async def _aget_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: AsyncCallbackManagerForRetrieverRun,
-        k: int | None = None,
-        request: RunnableConfig | None = None,
-    ) -> list[Document]:
-        config = patch_config(request, callbacks=run_manager.get_child())
-        return await arun(self._retrieving(query, config, k))
+    def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
+        """Retrieve for a batch; see `deciding`."""
+        found = yield from self.deciding(batch)
+        return [each if isinstance(each, Exception) else each["documents"] for each in found]
 
-    def _retrieving(self, question: str, config: RunnableConfig, k: int | None) -> Flow[list[Document]]:
-        search = None
-        if self.speculative:
-            search = yield Start(Call(self.retriever.invoke, self.retriever.ainvoke, question, config))
+    def deciding(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
+        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
+        early = None
+        if self.speculative and len(batch.inputs) == 1:
+            early = yield from self._early(batch)
         try:
-            decisions = yield from self._deciding(question, config)
-            (plan,) = yield from planning(
-                decisions,
-                gate=self.gate if self.filter_claims else None,
+            found = yield from telling(self.gate, batch)
+            decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
+            plans = yield from planning(
+                list(decisions.values()),
+                gate=self._claim_gate() if self.filter_claims else None,
                 always_include_question=self.always_include_question,
                 max_queries=self.max_queries,
             )
-            results = yield from self._searching(plan, question, search, config)
+            searched = yield from self._searching(dict(zip(decisions, plans, strict=True)), batch, early)
         finally:
-            if search is not None:
-                search.drop()
-        return _fused(plan, results, k or self.k)
-
-    def _deciding(self, question: str, config: RunnableConfig) -> Flow[list[Decision]]:
-        """Decide for a question, unless a router above has."""
-        llm = None if self.drafter is None else self.drafter.llm
-        decision = carried_decision(config, question, gate=self.gate, llm=llm)
-        if decision is not None:
-            return [decision]
-        drafting = None
-        if self.drafter is not None:
-            drafting = self.drafter.drafting([question], [config])
-        return (yield from deciding(self.gate, [question], drafting=drafting))
-
-    def _searching(
-        self, plan: QueryPlan, question: str, search: Background | None, config: RunnableConfig
-    ) -> Flow[list[list[Document]]]:
-        """Return what each query of the plan finds; the search that is under way already is not made again."""
-        queries = [query.text for query in plan.queries]
-        under_way = None
-        if search is not None and question in queries:
-            under_way = queries.index(question)
-            del queries[under_way]
-        results: list[list[Document]] = []
-        if queries:
-            results = yield Call(self.retriever.batch, self.retriever.abatch, queries, config)
-        if search is not None and under_way is not None:
-            found = yield search
-            results = [*results[:under_way], found, *results[under_way:]]
+            if early is not None:
+                early.search.drop()
+        results: list[DecidedDocuments | Exception] = []
+        for place, decision in enumerate(found):
+            if isinstance(decision, Exception):
+                results.append(decision)
+                continue
+            documents = searched[place] if decision.retrieve else self._known(decision)
+            if isinstance(documents, Exception):
+                results.append(documents)
+            else:
+                results.append({"documents": documents, "decision": decision})
         return results
 
+    def shown(self, value: Any) -> str:
+        """Return the question, or an input without one as text."""
+        try:
+            return question_of(value, getattr(self.gate, "input_key", None))
+        except InvalidQuestionError:
+            return str(value)
 
-class IndexRetriever(BaseRetriever):
-    """An index of this package as a LangChain retriever.
+    def _early(self, batch: RunBatch) -> Flow[_EarlySearch | None]:
+        """Start searching the question of a batch of one."""
+        try:
+            question = question_of(batch.inputs[0], getattr(self.gate, "input_key", None)).strip()
+        except InvalidQuestionError:  # the gate says so
+            return None
+        (config,) = batch.children()
+        call = Call(self.retriever.invoke, self.retriever.ainvoke, question, config, **batch.options)
+        return _EarlySearch(question, (yield Start(call)))
 
-    Args:
-        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-        k: Documents a query; ``invoke(..., k=)`` overrides it.
+    def _searching(
+        self, plans: Mapping[int, QueryPlan], batch: RunBatch, early: _EarlySearch | None
+    ) -> Flow[dict[int, list[Document] | Exception]]:
+        """Search the queries of all plans as one batch; the search that is under way already is not made again.
 
-    Raises:
-        ConfigurationError: The index has no such method.
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    index: SkipValidation[Retriever]
-    k: int = Field(default=4, ge=1)
-
-    def __init__(self, *, index: Retriever, **fields: Any) -> None:
-        # Not in a validator: pydantic would turn the error into one of its own.
-        if not callable(getattr(index, "search", None)):
-            raise ConfigurationError(
-                f"An index needs the method search(queries, k); {type(index).__name__} has none.",
-                hint="Pass a PassageIndex, BM25Index or HybridIndex, or an object with that method.",
+        Returns:
+            For each place with a plan its documents, or the exception of one of its searches.
+        """
+        configs = batch.children()
+        searches: list[_Search] = []
+        for place, plan in plans.items():
+            searches += [_Search(place, query) for query in plan.queries]
+        made = [each for each in searches if early is not None and each.query.text == early.question]
+        waiting = [each for each in searches if each not in made]
+        if waiting:
+            queries = [each.query.text for each in waiting]
+            found = yield BatchCall(
+                self.retriever, queries, [configs[each.place] for each in waiting], **batch.options
             )
-        fields["index"] = index
-        super().__init__(**fields)
+            for each, result in zip(waiting, found, strict=True):
+                each.result = result
+        if early is not None and made:
+            found = yield early.search
+            for each in made:
+                each.result = found
+        limit = batch.options.get("k", self.k)
+        found_at: dict[int, list[Document] | Exception] = {}
+        for place in plans:
+            found_at[place] = _fused([each for each in searches if each.place == place], limit)
+        return found_at
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
-    ) -> list[Document]:
-        (hits,) = self.index.search([query], k or self.k)
-        return [
-            Document(
-                id=hit.passage.id,
-                page_content=hit.passage.text,
-                metadata={**hit.passage.metadata, "title": hit.passage.title, "score": hit.score},
+    def _known(self, decision: Decision) -> list[Document]:
+        """Return what a known question finds."""
+        if self.when_known == "nothing":
+            return []
+        metadata = {"rgate_note": True, "rgate_p_known": decision.p_known, "rgate_reason": decision.reason}
+        return [Document(page_content=NOTE, metadata=metadata)]
+
+    def _claim_gate(self) -> DecidesBatches | None:
+        """Return what judges claims: it is asked with drafts, which a runnable cannot be."""
+        gate = getattr(self.gate, "gate", None)
+        return gate if isinstance(gate, DecidesBatches) else None
+
+
+class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
+    """A guarded retriever that returns its decision beside the documents; `GatedRetriever.with_decision` makes it."""
+
+    guarded: GatedRetriever
+
+    @property
+    def InputType(self) -> Any:
+        """The input type of the gate."""
+        return self.guarded.gate.InputType
+
+    @property
+    def OutputType(self) -> type[DecidedDocuments]:
+        """The type of the output."""
+        return DecidedDocuments
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The specs of the guarded retriever."""
+        return self.guarded.config_specs
+
+    def flow(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
+        """Decide and retrieve for a batch."""
+        return (yield from self.guarded.deciding(batch))
+
+
+@dataclass(frozen=True)
+class _EarlySearch:
+    """The search for a question that began before it was decided."""
+
+    question: str
+    search: Background
+
+
+@dataclass(eq=False)
+class _Search:
+    """One query of the input at a place of the batch, and what it found."""
+
+    place: int
+    query: Query
+    result: Any = None
+
+
+def _fused(searches: Sequence[_Search], k: int | None) -> list[Document] | Exception:
+    marked = []
+    for search in searches:
+        if isinstance(search.result, Exception):
+            return search.result
+        if not _are_documents(search.result):
+            return ConfigurationError(
+                f"What is guarded returned {type(search.result).__name__} and no list of documents.",
+                hint="Guard the retriever, and not the chain around it.",
             )
-            for hit in hits
-        ]
-
-
-def _fused(plan: QueryPlan, results: Sequence[Sequence[Document]], k: int | None) -> list[Document]:
-    marked = [_marked(query, documents) for query, documents in zip(plan.queries, results, strict=True)]
+        marked.append(_marked(search.query, search.result))
     return fuse(marked, key=_identity, k=k)
+
+
+def _are_documents(found: Any) -> bool:
+    return isinstance(found, Sequence) and all(isinstance(each, Document) for each in found)
 
 
 def _marked(query: Query, documents: Sequence[Document]) -> list[Document]:
     """Return copies of the documents that say which query found them, and at which rank."""
     copies = []
     for rank, document in enumerate(documents, start=1):
-        found_by = {"query": query.text, "claim": query.claim, "rank": rank}
-        metadata = {**document.metadata, "rgate": found_by}
-        copies.append(document.model_copy(update={"metadata": metadata}))
+        found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
+        copies.append(document.model_copy(update={"metadata": {**found_by, **document.metadata}}))
     return copies
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field, SkipValidation
+
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import planning
@@ -11,10 +13,11 @@ from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.gate_runnable import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 
 
-class ClaimQueryRewriter(FlowRunnable[Any]):
+class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
     """A runnable from a question to search queries: the question and the unknown claims of the draft.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
@@ -25,13 +28,20 @@ class ClaimQueryRewriter(FlowRunnable[Any]):
         rewriter: Makes the claims; sentence by sentence when None.
         plan: Return the `QueryPlan`, which says why each claim was kept or dropped, instead of a list of strings.
         always_include_question: Whether the question itself is always a query.
-        max_queries: Maximum number of queries a question.
+        max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
         ['Who wrote Hamlet?']
     """
+
+    gate: RetrievalGate
+    rewriter: SkipValidation[Rewriter] | None = None
+    plan: bool = False
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = True
 
     def __init__(
         self,
@@ -42,13 +52,17 @@ class ClaimQueryRewriter(FlowRunnable[Any]):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = True,
+        name: str | None = None,
     ) -> None:
-        self.gate = as_retrieval_gate(gate)
-        self.rewriter = rewriter
-        self.plan = plan
-        self.always_include_question = always_include_question
-        self.max_queries = max_queries
-        self.filter_claims = filter_claims
+        super().__init__(
+            gate=as_retrieval_gate(gate),
+            rewriter=rewriter,
+            plan=plan,
+            always_include_question=always_include_question,
+            max_queries=max_queries,
+            filter_claims=filter_claims,
+            name=name,
+        )
 
     @property
     def OutputType(self) -> Any:

@@ -16,7 +16,13 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.graph import Graph, Node
-from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
+from langchain_core.runnables.utils import (
+    ConfigurableFieldSpec,
+    Input,
+    Output,
+    get_unique_config_specs,
+)
+from pydantic import PrivateAttr
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
@@ -26,7 +32,7 @@ from rgate_integrations.langchain.events import EVENT, event_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 
 
-class RetrievalRouter(FlowRunnable[Any]):
+class RetrievalRouter(FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm, as `RetrievalGate.route` made it.
 
     A batch makes one call of the gate, whatever its size, and one batch of each arm; the order is kept.
@@ -48,21 +54,32 @@ class RetrievalRouter(FlowRunnable[Any]):
         ConfigurationError: ``speculative``, and the retrieve arm is not a sequence of steps.
     """
 
+    gate: Runnable[Any, Decision]
+    retrieve: Runnable[Any, Any]
+    direct: Runnable[Any, Any]
+    speculative: bool = False
+
+    # What is run while the gate decides, and the steps of the retrieve arm that go on with what it found.
+    _first: Runnable[Any, Any] | None = PrivateAttr(default=None)
+    _rest: Runnable[Any, Any] = PrivateAttr()
+
     def __init__(
         self,
         gate: Runnable[Any, Decision],
         *,
-        retrieve: RunnableLike[Any, Any],
-        direct: RunnableLike[Any, Any],
+        retrieve: RunnableLike[Input, Output],
+        direct: RunnableLike[Input, Output],
         speculative: bool = False,
+        name: str | None = None,
     ) -> None:
-        self.gate = gate
-        self.retrieve: Runnable[Any, Any] = coerce_to_runnable(retrieve)
-        self.direct: Runnable[Any, Any] = coerce_to_runnable(direct)
-        self.speculative = speculative
-        # What is run while the gate decides, and the steps of the retrieve arm that go on with what it found.
-        self._first: Runnable[Any, Any] | None = None
-        self._rest: Runnable[Any, Any] = self.retrieve
+        super().__init__(
+            gate=gate,
+            retrieve=_arm(retrieve),
+            direct=_arm(direct),
+            speculative=speculative,
+            name=name,
+        )
+        self._rest = self.retrieve
         if speculative:
             self._first, self._rest = _split(self.retrieve)
 
@@ -96,26 +113,26 @@ class RetrievalRouter(FlowRunnable[Any]):
             graph.add_edge(last, output)
         return graph
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+    def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
         yield from self.transform(iter([input]), config, **kwargs)
 
     async def astream(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
         async for chunk in self.atransform(_single(input), config, **kwargs):
             yield chunk
 
     def transform(
-        self, input: Iterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[Any]:
+        self, input: Iterator[Input], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Iterator[Output]:
         """Gather the input, decide, then stream the chosen arm."""
         yield from self._transform_stream_with_config(input, self._transform, config, **kwargs)
 
     async def atransform(
-        self, input: AsyncIterator[Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Any]:
+        self, input: AsyncIterator[Input], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
         """Gather the input, decide, then stream the chosen arm."""
         async for chunk in self._atransform_stream_with_config(input, self._atransform, config, **kwargs):
             yield chunk
@@ -232,6 +249,10 @@ class _Share:
     places: list[int] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     configs: list[RunnableConfig] = field(default_factory=list)
+
+
+def _arm(arm: RunnableLike[Any, Any]) -> Runnable[Any, Any]:
+    return coerce_to_runnable(arm)
 
 
 def _split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:

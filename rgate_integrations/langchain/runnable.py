@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.utils import Input, Output
+from pydantic import ConfigDict
 
 from rgate_integrations.flow import Call, Flow, arun, run
 
-_Output = TypeVar("_Output")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -42,41 +44,47 @@ class RunBatch:
         ]
 
 
-class FlowRunnable(Runnable[Any, _Output]):
+class FlowRunnable(RunnableSerializable[Input, Output]):
     """A runnable that has one method, `flow`: invoke, batch and their async forms all drive it.
 
-    Each input has a run of its own in traces, also in a batch.
+    Each input has a run of its own in traces, also in a batch. Its options are fields, which
+    ``configurable_fields`` and ``dumpd`` find; a name that is not one of them is an error.
     """
 
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Whether ``langchain_core.load.dumpd`` writes its fields: it does."""
+        return True
+
     @abstractmethod
-    def flow(self, batch: RunBatch) -> Flow[Sequence[_Output | Exception]]:
+    def flow(self, batch: RunBatch) -> Flow[Sequence[Output | Exception]]:
         """Work on a batch.
 
         Returns:
             One result an input, in order: the output, or the exception that concerns this input only.
         """
 
-    @property
-    def InputType(self) -> Any:
-        """The type of the input."""
-        return Any
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> _Output:
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""
         return self._call_with_config(self._one, input, config, **kwargs)
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> _Output:
+    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input without blocking the event loop."""
         return await self._acall_with_config(self._aone, input, config, **kwargs)
 
     def batch(
         self,
-        inputs: list[Any],
+        inputs: list[Input],
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
         **kwargs: Any | None,
-    ) -> list[_Output]:
+    ) -> list[Output]:
         """Run on a batch, in one go."""
         return self._batch_with_config(
             self._many, inputs, config, return_exceptions=return_exceptions, **kwargs
@@ -84,12 +92,12 @@ class FlowRunnable(Runnable[Any, _Output]):
 
     async def abatch(
         self,
-        inputs: list[Any],
+        inputs: list[Input],
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
         **kwargs: Any | None,
-    ) -> list[_Output]:
+    ) -> list[Output]:
         """Run on a batch, in one go, without blocking the event loop."""
         return await self._abatch_with_config(
             self._amany, inputs, config, return_exceptions=return_exceptions, **kwargs
@@ -97,20 +105,20 @@ class FlowRunnable(Runnable[Any, _Output]):
 
     # LangChain passes the managers and configs to arguments of exactly these names.
 
-    def _one(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
-        return _only(run(self.flow(RunBatch([value], [config], [run_manager], options))))
+    def _one(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> Output:
+        return only(run(self.flow(RunBatch([value], [config], [run_manager], options))))
 
-    async def _aone(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> _Output:
-        return _only(await arun(self.flow(RunBatch([value], [config], [run_manager], options))))
+    async def _aone(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> Output:
+        return only(await arun(self.flow(RunBatch([value], [config], [run_manager], options))))
 
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
-    ) -> list[Exception | _Output]:
+    ) -> list[Exception | Output]:
         return list(run(self.flow(RunBatch(values, config, run_manager, options))))
 
     async def _amany(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
-    ) -> list[Exception | _Output]:
+    ) -> list[Exception | Output]:
         return list(await arun(self.flow(RunBatch(values, config, run_manager, options))))
 
 
@@ -152,7 +160,7 @@ def _unless_stopped(results: list[Any]) -> list[Any]:
     return results
 
 
-def _only(results: Sequence[_Output | Exception]) -> _Output:
+def only(results: Sequence[_Result | Exception]) -> _Result:
     """Return the result of a batch of one, or raise it."""
     (result,) = results
     if isinstance(result, Exception):

@@ -1,0 +1,132 @@
+"""`GateRunnable`: a gate as a LangChain runnable, from a question to a `Decision`. `RetrievalGate` adds to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from langchain_core.messages import AnyMessage, BaseMessage
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import ConfigurableFieldSpec
+from pydantic import Field, PrivateAttr
+
+from rgate_integrations.calling import DecidesBatches, as_gate
+from rgate_integrations.decision import Decision
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import Flow
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.carried import is_carried
+from rgate_integrations.langchain.drafts import ChatDrafter
+from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.judging import judging
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.loading import DEFAULT_GATE
+
+QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
+"""What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
+
+THRESHOLD_KEY = "retrieval_threshold"
+
+THRESHOLD_SPEC = ConfigurableFieldSpec(
+    id=THRESHOLD_KEY,
+    annotation=float,
+    name="Retrieval threshold",
+    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
+    default=None,
+)
+
+
+class GateRunnable(FlowRunnable[QuestionInput, Decision]):
+    """Decides whether to retrieve; `RetrievalGate` describes its fields, and makes them."""
+
+    gate: Any  # what decides; as Any, it can stand in the schema of a config
+    threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    input_key: str | None = None
+    llm: Runnable[Any, Any] | None = None
+    tokens: int = Field(default=32, ge=1)
+    condense: Runnable[Any, Any] | None = None
+    history_key: str | None = None
+    # A field, so that the copies which `configurable_fields` makes remember what the LLM has refused.
+    drafter: ChatDrafter | None = Field(default=None, exclude=True, repr=False)
+
+    _gate_name: str | None = PrivateAttr(default=None)
+
+    def __init__(self, gate: DecidesBatches | Gate | str, **fields: Any) -> None:
+        # Not in a validator: pydantic would turn its errors into one of its own.
+        super().__init__(gate=as_gate(gate), **fields)
+        self._gate_name = gate if isinstance(gate, str) else None
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """What ``dumpd`` writes instead of a field: a gate's name, where it was made from one."""
+        return {} if self._gate_name is None else {"gate": self._gate_name}
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The per-call threshold."""
+        return [THRESHOLD_SPEC]
+
+    @property
+    def InputType(self) -> Any:
+        """The type of the input, in those of its forms that JSON can hold."""
+        return str | dict[str, Any] | list[AnyMessage]
+
+    @property
+    def OutputType(self) -> type[Decision]:
+        """The type of the output."""
+        return Decision
+
+    def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
+        """Decide for a batch in one call of the gate; an input without a question is its own error."""
+        thresholds = [self._threshold(config) for config in batch.configs]
+        return (yield from judging(self, batch, thresholds))
+
+    def _threshold(self, config: RunnableConfig) -> float | None:
+        """Return the threshold of one input.
+
+        Raises:
+            ConfigurationError: The one in its config is not a number of at least 0.
+        """
+        given = config.get("configurable", {}).get(THRESHOLD_KEY)
+        if given is None:
+            return self.threshold
+        try:
+            value = float(given)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0.0 <= value < math.inf:
+            raise ConfigurationError(
+                f"{THRESHOLD_KEY} must be a number of at least 0, not {given!r}.",
+                hint='Pass it as {"configurable": {"' + THRESHOLD_KEY + '": 0.5}}.',
+            )
+        return value
+
+
+def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
+    """Return a runnable as it is, and make one of anything that `RetrievalGate` takes as its ``gate``."""
+    if isinstance(gate, Runnable):
+        return gate
+    return GateRunnable(DEFAULT_GATE if gate is None else gate, name="RetrievalGate")
+
+
+def telling(gate: Runnable[Any, Decision], batch: RunBatch) -> Flow[list[Decision | Exception]]:
+    """Ask a gate once for a whole batch; each decision is a child run, and listeners are told of it.
+
+    Returns:
+        One result an input, in order: the decision, or why there is no question to decide for.
+    """
+    found = yield BatchCall(gate, batch.inputs, batch.children("gate"))
+    for place, config in enumerate(batch.children()):
+        result = found[place]
+        if isinstance(result, Decision):
+            if not is_carried(batch.configs[place], result):  # else a router above has told them
+                yield from announcing(result, config)
+        elif not isinstance(result, Exception):
+            raise ConfigurationError(
+                f"The gate returned {type(result).__name__} and no Decision.",
+                hint="Pass a RetrievalGate, or what its gate= takes.",
+            )
+    decisions: list[Decision | Exception] = found
+    return decisions

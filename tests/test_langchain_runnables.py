@@ -1,0 +1,230 @@
+"""LangChain: the package's runnables are configured, written, shown and described as LangChain's own are."""
+
+import copy
+import json
+import pickle
+import warnings
+
+import pytest
+from langchain_core.load import dumpd, load
+from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
+from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.runnables.utils import ConfigurableFieldSpec
+from pydantic import ValidationError
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.langchain import (
+    ClaimQueryRewriter,
+    GatedRetriever,
+    RetrievalGate,
+    RetrievalRouter,
+    gated_rag,
+)
+from rgate_integrations.langchain.gate_runnable import GateRunnable
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Search, each
+
+OURS = [RetrievalGate, RetrievalRouter, GatedRetriever, ClaimQueryRewriter, GateRunnable]
+PROMPTS = [ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate]
+
+
+def loaded(dumped):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `load` is in beta
+        return load(dumped, allowed_objects=[*OURS, *PROMPTS], valid_namespaces=["rgate_integrations"])
+
+
+# --- thresholds and other fields ---------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_the_thresholds_of_gate_call_and_field(call):
+    """The call's goes before the field's, and that before the gate's own."""
+    strict = RetrievalGate(Judge(), threshold=0.9)
+    assert not call(RetrievalGate(Judge()), "b").retrieve
+    assert call(strict, "b").retrieve
+    assert not call(strict, "b", {"configurable": {"retrieval_threshold": 0.3}}).retrieve
+
+
+@pytest.mark.parametrize("threshold", [-0.1, "high", float("nan"), float("inf"), []])
+@each({**INVOKES, **BATCHES})
+def test_a_threshold_that_is_none(threshold, call):
+    judge = Judge()
+    value = ["a", "b"] if call in BATCHES.values() else "a"
+    with pytest.raises(ConfigurationError, match="retrieval_threshold must be a number of at least 0"):
+        call(RetrievalGate(judge), value, {"configurable": {"retrieval_threshold": threshold}})
+    assert judge.calls == []
+    with pytest.raises(ValidationError):
+        RetrievalGate(judge, threshold=threshold)
+
+
+@each(SINGLES)
+def test_configurable_fields(call):
+    gate = RetrievalGate("constant:never").configurable_fields(
+        gate=ConfigurableField(id="gate"), threshold=ConfigurableField(id="threshold")
+    )
+    assert not call(gate, "a").retrieve
+    assert call(gate, "a", {"configurable": {"gate": "constant:always"}}).gate == "constant"
+    assert call(gate, "a", {"configurable": {"gate": "constant:always"}}).retrieve
+    assert call(gate, "a", {"configurable": {"threshold": 1.5}}).retrieve
+    with pytest.raises(UnknownNameError):
+        call(gate, "a", {"configurable": {"gate": "constnt"}})
+
+
+@each(BATCHES)
+def test_configurable_fields_of_a_batch(call):
+    """LangChain makes a runnable for each item then; the package's own key keeps the batch in one call."""
+    judge = Judge()
+    asked = ["unknown a", "b"]
+    gate = RetrievalGate(judge).configurable_fields(threshold=ConfigurableField(id="threshold"))
+    configs = [{"configurable": {"threshold": t}} for t in (0.1, 0.9)]
+    assert [d.retrieve for d in call(gate, asked, configs)] == [False, True]
+    assert sorted(judge.calls) == [["b"], ["unknown a"]]
+    own = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
+    assert [d.retrieve for d in call(gate, asked, own)] == [False, True]
+    assert judge.calls[2:] == [asked]
+
+
+@each(SINGLES)
+def test_a_router_around_a_configurable_gate(call):
+    gate = RetrievalGate(Judge()).configurable_fields(threshold=ConfigurableField(id="threshold"))
+    router = RetrievalRouter(gate, retrieve=lambda q: "rag", direct=lambda q: "direct")
+    assert call(router, "b") == "direct"
+    assert call(router, "b", {"configurable": {"threshold": 0.9}}) == "rag"
+    assert {"threshold", "retrieval_threshold"} <= {spec.id for spec in router.config_specs}
+
+
+@each(INVOKES)
+def test_configurable_fields_of_the_others(call):
+    guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
+    assert len(call(guarded, "unknown?")) == 2
+    assert len(call(guarded, "unknown?", {"configurable": {"k": 1}})) == 1
+    rewriter = ClaimQueryRewriter("constant:always").configurable_fields(plan=ConfigurableField(id="plan"))
+    assert call(rewriter, "who?") == ["who?"]
+    assert call(rewriter, "who?", {"configurable": {"plan": True}}).queries[0].text == "who?"
+    router = RetrievalGate(Judge()).route(
+        retrieve=Search() | RunnableLambda(len), direct=len, speculative=False
+    )
+    searching = router.configurable_fields(speculative=ConfigurableField(id="early"))
+    assert call(searching, "unknown?", {"configurable": {"early": True}}) == 2
+
+
+@each(INVOKES)
+def test_what_an_llm_has_refused_is_remembered_by_configured_copies(call):
+    llm = Chat(refuses=("logprobs",))
+    gate = RetrievalGate(Judge(), llm=llm).configurable_fields(threshold=ConfigurableField(id="threshold"))
+    for _ in range(2):
+        call(gate, "b", {"configurable": {"threshold": 0.9}})
+    assert [("logprobs" in seen) for seen in llm.seen] == [True, False, False]
+
+
+def test_alternatives():
+    gate = RetrievalGate("constant:never").configurable_alternatives(
+        ConfigurableField(id="kind"), always=RetrievalGate("constant:always")
+    )
+    assert not gate.invoke("a").retrieve
+    assert gate.invoke("a", {"configurable": {"kind": "always"}}).retrieve
+
+
+def test_misspelt_options():
+    with pytest.raises(TypeError, match="treshold"):
+        RetrievalGate("constant:never", treshold=0.5)
+    with pytest.raises(TypeError, match="retreive"):
+        RetrievalGate("constant:never").route(retreive=str, direct=str)
+    with pytest.raises(ValueError, match="treshold"):
+        RetrievalGate("constant:never").configurable_fields(treshold=ConfigurableField(id="t"))
+    with pytest.raises(ValidationError, match="tokens"):
+        RetrievalGate("constant:never", tokens=0)
+    with pytest.raises(ConfigurationError, match="int has not both"):
+        RetrievalGate(3)
+
+
+# --- written and read --------------------------------------------------------------------------------------
+
+
+def test_a_gate_that_was_named_can_be_written_and_read():
+    dumped = json.loads(json.dumps(dumpd(RetrievalGate("constant:never", threshold=0.3, input_key="q"))))
+    assert dumped["id"] == ["rgate_integrations", "langchain", "gate", "RetrievalGate"]
+    assert dumped["kwargs"] == {"gate": "constant:never", "threshold": 0.3, "input_key": "q", "tokens": 32}
+    again = loaded(dumped)
+    assert (again.threshold, again.input_key, again.invoke({"q": "a"}).retrieve) == (0.3, "q", False)
+    assert loaded(dumpd(RetrievalGate())).gate.gate == load_gate().gate
+
+
+def test_a_whole_router_can_be_written_and_read():
+    prompts = [ChatPromptTemplate.from_template(text) for text in ("rag {question}", "direct {question}")]
+    router = RetrievalGate("constant:never").route(retrieve=prompts[0], direct=prompts[1])
+    again = loaded(json.loads(json.dumps(dumpd(router))))
+    assert again.invoke({"question": "a"}).to_string() == "Human: direct a"
+    assert isinstance(again, RetrievalRouter)
+
+
+def test_rewriter_and_guard_can_be_written():
+    rewriter = loaded(dumpd(ClaimQueryRewriter("constant:always", max_queries=2)))
+    assert (rewriter.max_queries, rewriter.invoke("who?")) == (2, ["who?"])
+    dumped = dumpd(GatedRetriever(retriever=Search(), gate="constant:never", k=3))
+    assert dumped["kwargs"]["k"] == 3
+    assert dumped["kwargs"]["gate"]["kwargs"]["gate"] == "constant:never"
+    assert dumped["kwargs"]["retriever"]["type"] == "not_implemented"  # LangChain writes no retrievers
+
+
+def test_what_cannot_be_written_says_so():
+    """An object of the user's own and a function are written as LangChain writes functions, and never read."""
+    router = RetrievalGate(Judge()).route(retrieve=lambda q: q, direct=str)
+    dumped = dumpd(router)
+    assert dumped["kwargs"]["gate"]["kwargs"]["gate"]["type"] == "not_implemented"
+    assert dumped["kwargs"]["retrieve"]["type"] == "not_implemented"
+    with pytest.raises(NotImplementedError):
+        loaded(dumped)
+
+
+def test_copies_and_pickles():
+    gate = RetrievalGate("constant:never", threshold=0.2)
+    for again in (copy.copy(gate), copy.deepcopy(gate), pickle.loads(pickle.dumps(gate))):  # noqa: S301
+        assert (again.threshold, again.invoke("a").retrieve) == (0.2, False)
+        assert dumpd(again) == dumpd(gate)
+    router = gate.route(retrieve=str.upper, direct=str.lower)
+    assert pickle.loads(pickle.dumps(router)).invoke("Ada") == "ada"  # noqa: S301
+
+
+# --- shown and described -----------------------------------------------------------------------------------
+
+
+def test_reprs_say_what_it_is():
+    gate = RetrievalGate("constant:never", threshold=0.3)
+    assert repr(gate).startswith("RetrievalGate(gate=DecisionEngine(ConstantGate(")
+    assert repr(gate).endswith("threshold=0.3)")
+    shown = repr(gate.route(retrieve=str.upper, direct=str.lower))
+    assert shown.startswith("RetrievalRouter(gate=RetrievalGate(")
+    assert "retrieve=RunnableLambda(upper), direct=RunnableLambda(lower)" in shown
+    assert "k=3" in repr(gate.guard(Search(), k=3))
+    assert "max_queries=2" in repr(ClaimQueryRewriter(gate, max_queries=2))
+
+
+def test_names_are_those_of_runs():
+    assert RetrievalGate("constant:never").get_name() == "RetrievalGate"
+    assert RetrievalGate("constant:never", name="mine").get_name() == "mine"
+    assert RetrievalGate("constant:never").route(retrieve=str, direct=str).get_name() == "RetrievalRouter"
+    assert RetrievalGate("constant:never").guard(Search()).get_name() == "GatedRetriever"
+
+
+def test_schemas():
+    gate = RetrievalGate("constant:never")
+    kinds = [kind.get("type") for kind in gate.get_input_jsonschema()["anyOf"]]
+    assert kinds == ["string", "object", "array"]
+    assert set(gate.get_output_jsonschema()["properties"]) >= {"question", "retrieve", "p_known", "reason"}
+    both = gate.guard(Search()).with_decision().get_output_jsonschema()["$defs"]
+    assert {"Decision", "Document"} <= set(both)
+    router = gate.route(retrieve=RunnableLambda(str.upper), direct=RunnableLambda(str.lower))
+    assert router.get_output_jsonschema()["title"] == "RetrievalRouterOutput"
+    assert ClaimQueryRewriter(gate).get_output_jsonschema()["type"] == "array"
+    assert gated_rag(Search(), Chat(), gate=gate).get_input_jsonschema()["anyOf"][0] == {"type": "string"}
+
+
+def test_config_schemas():
+    gate = RetrievalGate("constant:never")
+    (spec,) = gate.config_specs
+    assert isinstance(spec, ConfigurableFieldSpec)
+    for runnable in (gate, gate.guard(Search()), gate.guard(Search()).with_decision()):
+        fields = runnable.get_config_jsonschema()["$defs"]["Configurable"]["properties"]
+        assert list(fields) == ["retrieval_threshold"]
