@@ -12,9 +12,9 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain import RetrievalGate, gated_rag
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.questions import FOLLOW_UP
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
 from tests.scripted_proxy import ScriptedProxy
 
 TOKENS = "abcdefghijklmnopqrst"
@@ -251,22 +251,6 @@ async def test_a_thousand_concurrent_calls_share_batches():
     questions = [f"q{i}?" for i in range(1_000)]
     assert await asyncio.gather(*(chain.ainvoke(q) for q in questions)) == questions
     assert len(proxy.calls) < 500
-
-
-@each(SINGLES)
-def test_the_whole_thing_in_one_line(gate, call):
-    llm = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
-    chain = gated_rag(Search(), llm, gate=gate)
-    assert call(chain, "unknown?") == (
-        "System: Answer the question briefly, using the passages where they help.\n"
-        "Human: [1] about unknown?\n\n[2] shared\n\nQuestion: unknown?"
-    )
-    assert (
-        call(chain, "known {braces}?")
-        == "System: Answer the question briefly, in one or two sentences.\nHuman: known {braces}?"
-    )
-    own = gated_rag(Search(), llm, ChatPromptTemplate.from_template("{context}|{question}"), gate=gate)
-    assert call(own, "unknown?") == "Human: [1] about unknown?\n\n[2] shared|unknown?"
 
 
 @pytest.mark.model

@@ -2,46 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 from langchain_core.documents import Document
-from langchain_core.messages import SystemMessage
+from langchain_core.messages import (
+    SystemMessage,
+)
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from typing_extensions import TypedDict
 
 from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.flow import Flow
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.drafts import CONDENSE_TAG, tagged
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.gate_runnable import QuestionInput
+from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, question_of
 from rgate_integrations.langchain.router import RetrievalRouter
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
+from rgate_integrations.request import valid_question
+
+HISTORY_KEY = "chat_history"
+_QUESTION, _HISTORY = "rgate_question", "rgate_history"
 
 
+class SourcedAnswer(TypedDict):
+    """What `gated_rag` returns with ``return_sources=True``."""
+
+    sources: list[Document]
+    """The documents that the answer was written from; none when nothing was retrieved."""
+
+    answer: str
+    """The answer."""
+
+
+@overload
 def gated_rag(
-    retriever: BaseRetriever,
+    retriever: RunnableLike[str, list[Document]],
     llm: Runnable[Any, Any],
     prompt: BasePromptTemplate[Any] | None = None,
     *,
-    gate: RetrievalGate | DecidesBatches | str | None = None,
-) -> RetrievalRouter:
+    direct_prompt: BasePromptTemplate[Any] | None = None,
+    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    history_key: str | None = None,
+    return_sources: Literal[False] = False,
+) -> Runnable[QuestionInput, str]: ...
+
+
+@overload
+def gated_rag(
+    retriever: RunnableLike[str, list[Document]],
+    llm: Runnable[Any, Any],
+    prompt: BasePromptTemplate[Any] | None = None,
+    *,
+    direct_prompt: BasePromptTemplate[Any] | None = None,
+    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    history_key: str | None = None,
+    return_sources: Literal[True],
+) -> Runnable[QuestionInput, SourcedAnswer]: ...
+
+
+def gated_rag(
+    retriever: RunnableLike[str, list[Document]],
+    llm: Runnable[Any, Any],
+    prompt: BasePromptTemplate[Any] | None = None,
+    *,
+    direct_prompt: BasePromptTemplate[Any] | None = None,
+    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    history_key: str | None = None,
+    return_sources: bool = False,
+) -> Runnable[QuestionInput, Any]:
     """Return a chain from question to answer that retrieves only when the LLM does not know.
 
+    The question is a string, a dict, messages or a prompt value, as `RetrievalGate` takes it. What comes before it in
+    a list of messages, or stands under ``history_key`` in a dict, is the history, which the prompts see as
+    ``chat_history``. A gate with ``condense`` turns a question with a history into one that stands alone, once: for
+    itself, the retriever and the prompts.
+
     Args:
-        retriever: Finds passages.
+        retriever: Finds passages: a retriever, or any runnable or function from a query to documents.
         llm: Answers.
-        prompt: Prompt with ``context`` and ``question``; known questions are asked without context. By default the
-            prompts of this package's own command line.
+        prompt: Prompt for unknown questions, with ``context``, ``question`` and, if it likes, ``chat_history``. By
+            default the prompt of this package's own command line.
+        direct_prompt: Prompt for known questions, with ``question`` and, if it likes, ``chat_history``.
         gate: A `RetrievalGate`, or its ``gate`` argument.
+        history_key: Key of the earlier messages in dict inputs; the gate's own, or ``chat_history`` or ``history``,
+            when None.
+        return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
     """
-    question: Runnable[Any, Any] = RunnablePassthrough()
+    decider = as_retrieval_gate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question="question")
-    closed_book = _chat_prompt(ANSWER, question="question")
-    read = {"context": retriever | format_documents, "question": question}
-    retrieve = read | with_passages | llm | StrOutputParser()
-    direct = {"question": question} | closed_book | llm | StrOutputParser()
-    return as_retrieval_gate(gate).route(retrieve=retrieve, direct=direct)
+    closed_book = direct_prompt or _chat_prompt(ANSWER, question="question")
+    found: Runnable[Any, Any] = coerce_to_runnable(retriever)
+    retrieve: Runnable[Any, Any] = RunnableLambda(_prompt_values).pipe(
+        RunnablePassthrough.assign(sources=RunnableLambda(_question) | found),
+        RunnablePassthrough.assign(context=_context),
+        RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
+    )
+    direct: Runnable[Any, Any] = RunnableLambda(_prompt_values).pipe(
+        RunnablePassthrough.assign(sources=_no_documents),
+        RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser()),
+    )
+    wanted: Any = ["sources", "answer"] if return_sources else "answer"
+    router: RetrievalRouter[Any, Any] = RetrievalRouter(
+        decider, retrieve=retrieve.pick(wanted), direct=direct.pick(wanted)
+    )
+    turns = ReadTurn(
+        input_key=decider.input_key, history_key=history_key or decider.history_key, condense=decider.condense
+    )
+    return turns.pipe(router, name="gated_rag")
 
 
 def format_documents(documents: Sequence[Document]) -> str:
@@ -51,6 +128,68 @@ def format_documents(documents: Sequence[Document]) -> str:
         for document in documents
     ]
     return format_passages(passages)
+
+
+class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
+    """Reads the question and its history in any input, and condenses them once.
+
+    What it returns is for the gate and the arms of `gated_rag`. Under ``input_key`` the gate finds the question, or
+    all messages if the question follows others and does not stand alone. The arms find the question that is to be
+    searched and answered, and the messages before it, under keys that no gate reads.
+
+    Attributes:
+        input_key: Key of the question in dict inputs; see `RetrievalGate`.
+        history_key: Key of the history in dict inputs; see `RetrievalGate`.
+        condense: From messages to one question that stands alone; None leaves the question as it is.
+    """
+
+    input_key: str | None = None
+    history_key: str | None = None
+    condense: Runnable[Any, Any] | None = None
+
+    def flow(self, batch: RunBatch) -> Flow[list[dict[str, Any] | Exception]]:
+        """Read a batch; the follow-ups among its questions are condensed as one batch."""
+        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
+        standalone = dict(questions.texts)
+        conversations = questions.conversations
+        if self.condense is not None and conversations:
+            children = batch.children()
+            configs = [tagged(children[place], CONDENSE_TAG) for place in conversations]
+            condensed = yield BatchCall(self.condense, list(conversations.values()), configs)
+            for place, found in zip(list(conversations), condensed, strict=True):
+                # What could not be condensed goes to the gate as messages, and the gate says what failed.
+                with contextlib.suppress(InvalidQuestionError):
+                    standalone[place] = valid_question(question_of(found))
+                    del conversations[place]
+        turns: list[dict[str, Any] | Exception] = []
+        for place in range(len(batch.inputs)):
+            if place in questions.errors:
+                turns.append(questions.errors[place])
+                continue
+            turns.append(
+                {
+                    self.input_key or QUESTION_KEYS[0]: conversations.get(place, standalone[place]),
+                    _QUESTION: standalone[place],
+                    _HISTORY: questions.histories.get(place, []),
+                }
+            )
+        return turns
+
+
+def _prompt_values(turn: Mapping[str, Any]) -> dict[str, Any]:
+    return {"question": turn[_QUESTION], HISTORY_KEY: turn[_HISTORY]}
+
+
+def _question(values: Mapping[str, Any]) -> Any:
+    return values["question"]
+
+
+def _context(values: Mapping[str, Any]) -> str:
+    return format_documents(values["sources"])
+
+
+def _no_documents(values: Mapping[str, Any]) -> list[Document]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -63,5 +202,6 @@ def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTempla
     """Return a prompt of this package as LangChain's, each field under the variable name given for it."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
+    history = MessagesPlaceholder(HISTORY_KEY, optional=True)
     # The system text has no fields; as a message, and not a template, its braces would stay braces.
-    return ChatPromptTemplate.from_messages([SystemMessage(template.system), ("human", user)])
+    return ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])
