@@ -83,7 +83,7 @@ print(gate.invoke(questions[0], always).retrieve)
 guarded = gate.guard(retriever, speculative=True)
 print(guarded.invoke(questions[0]))
 for document in guarded.invoke(questions[2]):
-    print(document.metadata["rgate"], document.page_content)
+    print(document.metadata["rgate_query"], "found:", document.page_content)
 
 # %% [markdown]
 # ## Your own LLM as the witness
