@@ -66,6 +66,17 @@ class ChecksumError(DownloadError):
     """A downloaded or assembled file has not the pinned checksum."""
 
 
+class WriteError(RGateError, OSError):
+    """A file could not be written: a full disk, a quota, no permission. What was there is as it was."""
+
+    # OSError's own __str__ would print errno and file name.
+    __str__ = RGateError.__str__
+
+
+class LockedError(RGateError):
+    """Another process is writing there."""
+
+
 class IndexNotFoundError(RGateError, FileNotFoundError):
     """There is no index in that folder."""
 

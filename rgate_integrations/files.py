@@ -1,8 +1,10 @@
-"""Files that are whole or not there: written in one step, and JSONL that is read and continued line by line."""
+"""Files that are whole or not there, JSON that raises one kind of error, and JSONL that is continued line by line."""
 
 from __future__ import annotations
 
+import errno
 import gzip
+import io
 import json
 import os
 import shutil
@@ -10,9 +12,9 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO
 
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
@@ -24,15 +26,20 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
 
     Returns:
         The path.
+
+    Raises:
+        WriteError: It could not be written, such as on a full disk; what was there is as it was.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     made = _temporary(target)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         _write(made, content)
         made.replace(target)
-    except BaseException:
+    except BaseException as error:
         made.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _not_written(target, error) from error
         raise
     return target
 
@@ -46,17 +53,21 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
 
     Returns:
         The folder.
+
+    Raises:
+        WriteError: It could not be written, such as on a full disk; what was there is as it was.
     """
     target = Path(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
     made = _temporary(target)
-    made.mkdir()
     try:
+        made.mkdir(parents=True)
         for name, content in files.items():
             _write(made / name, content)
         rename_folder(made, target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _not_written(target, error) from error
         raise
     return target
 
@@ -99,9 +110,19 @@ def existing_folder(folder: str | Path) -> Path:
     return aside if not target.exists() and aside.is_dir() else target
 
 
-def read_jsonl(
-    path: str | Path, *, hint: str = "", errors: Literal["strict", "replace"] = "strict"
-) -> Iterator[tuple[int, Any]]:
+def parsed_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, wherever it comes from.
+
+    Raises:
+        ValueError: It is not JSON, not UTF-8, or nested too deeply. Nothing else is ever raised.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]:
     """Read a JSONL file, also gzipped: line number and value of each line that is not blank.
 
     Only a line feed ends a line: text that is not escaped may hold other separators, such as U+2028.
@@ -109,19 +130,18 @@ def read_jsonl(
     Args:
         path: The file.
         hint: What a line should look like, for the error.
-        errors: What bytes that are no UTF-8 are: an error, or U+FFFD.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is not JSON; the message names file and line.
+        DataFormatError: The file cannot be read, or a line is not UTF-8 or not JSON; the message names file and line.
     """
     path = Path(path)
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", errors=errors) as lines:
+        opened: BinaryIO = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]  # it is one to read from
+        with opened as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _value(line, f"{path}, line {number}", hint)
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataFormatError(f"The file {str(path)!r} cannot be read: {reason}.") from error
 
@@ -129,19 +149,25 @@ def read_jsonl(
 class JsonlLog:
     """A JSONL file that a run appends to, and that a run which is started again continues.
 
-    A last line that a kill left half written is cut off when the log is opened.
+    A last line that a kill left half written is cut off when the log is opened. Two runs that append at once need
+    a lock: see `rgate_integrations.locks.locked`.
 
     Args:
         path: The file; it and its folder are made if they are missing.
+
+    Raises:
+        WriteError: The file cannot be written to.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
-        with self.path.open("rb+") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            with self.path.open("rb+") as file:
+                file.truncate(_end_of_last_line(file))
+        except OSError as error:
+            raise _not_written(self.path, error) from error
 
     def values(self) -> list[Any]:
         """Return what was appended so far, in order.
@@ -152,28 +178,72 @@ class JsonlLog:
         return [value for _, value in read_jsonl(self.path)]
 
     def append(self, values: Iterable[Any]) -> None:
-        """Append values, one a line."""
-        lines = "".join(json_line(value) for value in values)
+        """Append values, one a line: all of them or, with an error, none.
+
+        Raises:
+            WriteError: They could not be written, such as on a full disk. The file ends as it did before.
+        """
+        lines = "".join(json_line(value) for value in values).encode()
         # Unbuffered: all lines go out in one write, so that those of another process do not come between.
         with self.path.open("ab", buffering=0) as file:
-            file.write(lines.encode())
+            before = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file, lines)
+            except BaseException as error:
+                file.truncate(before)
+                if isinstance(error, OSError):
+                    raise _not_written(self.path, error) from error
+                raise
 
 
 def json_line(value: Any) -> str:
     """Return a value as one line of JSONL."""
-    return json.dumps(value, ensure_ascii=False) + "\n"
+    return _unicode(json.dumps(value, ensure_ascii=False)) + "\n"
 
 
 def json_text(value: Any) -> str:
     """Return a value as the text of a JSON file for people to read."""
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    return _unicode(json.dumps(value, indent=1, ensure_ascii=False)) + "\n"
 
 
-def _value(line: str, where: str, hint: str) -> Any:
+def _unicode(text: str) -> str:
+    """Return JSON with half surrogate pairs, which UTF-8 has no bytes for, as JSON's own escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _value(line: bytes, where: str, hint: str) -> Any:
     try:
-        return json.loads(line)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{where}: byte {error.start + 1} of it is not UTF-8.", hint="Save the file as UTF-8."
+        ) from error
+    try:
+        return parsed_json(text)
     except ValueError as error:
         raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+
+
+def _end_of_last_line(file: BinaryIO) -> int:
+    """Return how long a file is without what stands behind its last line feed."""
+    return file.read().rfind(b"\n") + 1
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    """Write all of it: when the disk becomes full, an unbuffered file takes a part, and says nothing."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) or 0 :]
+
+
+def _not_written(target: Path, error: OSError) -> WriteError:
+    """Build the error for a file or folder that could not be written."""
+    if isinstance(error, WriteError):
+        return error
+    hint = "Check that it may be written to, or name another place."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "Free some space, then run the same command again: what was written before is kept."
+    return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)
 
 
 def _temporary(target: Path) -> Path:

@@ -29,6 +29,7 @@ from rgate_integrations.errors import (
     ModelLoadError,
     UnknownNameError,
 )
+from rgate_integrations.locks import locked
 from rgate_integrations.proxy import download as downloads
 from rgate_integrations.proxy import wheels
 from rgate_integrations.proxy.catalog import CATALOGUE, Entry, Part
@@ -437,7 +438,7 @@ def test_what_a_killed_download_left_goes_with_the_next_of_any_name(corpus, cach
     cache.mkdir()
     (cache / ".tmp-other-1.5b-1-abc").mkdir()
     (cache / ".tmp-test-leads-1-abc" / "wheels").mkdir(parents=True)
-    with downloads._locked(cache, "busy"):
+    with locked(cache / "busy"):
         (cache / ".tmp-busy-1-abc").mkdir()
         downloads.fetch(corpus)
         assert visible(cache) == [".tmp-busy-1-abc", "test-leads"]

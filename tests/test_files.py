@@ -1,8 +1,11 @@
 """Files: what a kill leaves, what damaged files say, and lines that hold more than ASCII."""
 
 import gzip
+import json
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +13,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.files import (
     JsonlLog,
     existing_folder,
+    parsed_json,
     read_jsonl,
     rename_folder,
     write_atomically,
@@ -88,9 +92,11 @@ def test_jsonl_names_the_line_that_is_wrong(tmp_path):
     with pytest.raises(DataFormatError, match=r"a\.jsonl, line 2: not JSON .* Hint: one"):
         list(read_jsonl(path, hint="one number a line"))
     path.write_bytes(b'"\xff"\n')
-    with pytest.raises(DataFormatError, match="cannot be read"):
+    with pytest.raises(DataFormatError, match=r"a\.jsonl, line 1: byte 2 of it is not UTF-8"):
         list(read_jsonl(path))
-    assert list(read_jsonl(path, errors="replace")) == [(1, "\ufffd")]
+    path.write_text("[" * 100_000)
+    with pytest.raises(DataFormatError, match=r"line 1: not JSON \(it is nested too deeply"):
+        list(read_jsonl(path))
     with pytest.raises(DataFormatError, match=r"missing\.jsonl"):
         list(read_jsonl(tmp_path / "missing.jsonl"))
 
@@ -119,3 +125,101 @@ def test_a_log_goes_on_after_its_last_whole_line(tmp_path):
     assert again.values() == [{"a": "one\u2028two\x85"}]
     again.append([{"a": "é"}])
     assert path.read_bytes() == whole
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------
+
+FULL = """
+import json, resource, signal, sys
+from rgate_integrations.errors import WriteError
+from rgate_integrations.files import JsonlLog, write_atomically, write_folder
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # no file may become longer
+path, folder = sys.argv[1:]
+log = JsonlLog(path)
+log.append([{"n": 1, "text": "x" * 50}])
+for write in (
+    lambda: log.append([{"n": 2, "text": "y" * 50}]),
+    lambda: write_atomically(folder + "/a.json", "z" * 200),
+    lambda: write_folder(folder + "/gate", {"a": "z", "b": "z" * 200}),
+):
+    try:
+        write()
+    except WriteError as error:
+        print(json.dumps([error.message, error.hint]))
+log.append([{"n": 3}])
+"""
+
+
+def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
+    path = tmp_path / "log.jsonl"
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "a").write_text("old")
+    command = [sys.executable, "-c", FULL, str(path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    errors = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name in message for name, (message, _) in zip(("log", "a.json", "gate"), errors, strict=True)]
+    assert all("could not be written: File too large" in message for message, _ in errors)
+    assert all("Free some space" in hint for _, hint in errors)
+    # What did not fit left no half line behind, and a shorter one still went in.
+    assert JsonlLog(path).values() == [{"n": 1, "text": "x" * 50}, {"n": 3}]
+    assert path.read_bytes().endswith(b'{"n": 3}\n')
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["gate", "log.jsonl"]
+    assert (tmp_path / "gate" / "a").read_text() == "old"
+
+
+KILLED_AT = """
+import os, shutil, sys
+from pathlib import Path
+from rgate_integrations.files import write_folder
+
+root, stop = sys.argv[1], int(sys.argv[2])
+steps = 0
+
+def killing(function):
+    def step(*arguments, **options):
+        global steps
+        if steps == stop:
+            os.kill(os.getpid(), 9)
+        steps += 1
+        return function(*arguments, **options)
+    return step
+
+for name in ("mkdir", "rename", "replace", "unlink", "open"):
+    setattr(Path, name, killing(getattr(Path, name)))
+shutil.rmtree, os.unlink, os.rmdir = killing(shutil.rmtree), killing(os.unlink), killing(os.rmdir)
+write_folder(root, {"a": "new", "b": "new"})
+print(steps)
+"""
+
+
+def test_killed_at_any_step_a_folder_is_the_old_or_the_new(tmp_path):
+    seen, stop, done = [], 0, b""
+    while not done:
+        folder = write_folder(tmp_path / str(stop) / "g", {"a": "old", "b": "old"})
+        command = [sys.executable, "-c", KILLED_AT, str(folder), str(stop)]
+        done = subprocess.run(command, capture_output=True, check=False).stdout
+        seen.append({p.name: p.read_text() for p in existing_folder(folder).iterdir()})
+        write_folder(folder, {"a": "next"})
+        assert {p.name: p.read_text() for p in existing_folder(folder).iterdir()} == {"a": "next"}
+        stop += 1
+    # One a step: first the old one, from some step on the new one, and nothing else.
+    assert len(seen) == int(done) + 1
+    assert seen == sorted(seen, key=lambda files: files["a"], reverse=True)
+    assert seen[0] == {"a": "old", "b": "old"}
+    assert seen[-1] == {"a": "new", "b": "new"}
+    assert all(files["a"] == files["b"] for files in seen)
+
+
+def test_half_a_surrogate_pair_is_written_as_an_escape(tmp_path):
+    log = JsonlLog(tmp_path / "log.jsonl")
+    log.append(["a\ud800b", "é"])
+    assert (tmp_path / "log.jsonl").read_bytes() == b'"a\\ud800b"\n"\xc3\xa9"\n'
+    assert log.values() == ["a\ud800b", "é"]
+
+
+def test_json_raises_value_errors_only():
+    for text in ("", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5_000, "\ud800"):
+        with pytest.raises(ValueError, match=r".+"):
+            parsed_json(text)

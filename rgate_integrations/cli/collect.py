@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.progress import Progress
 from rgate_integrations.cli.opening import open_index
 from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
 from rgate_integrations.cli.output import advance
+from rgate_integrations.files import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def _collect(options: CollectOptions, notices: Console) -> None:
 
 def _summary(out: Path, *, both_arms: bool) -> str:
     """Say how many of the answers in a file are right."""
-    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    records = [record for _, record in read_jsonl(out)]
+    if not records:
+        return "There are no questions."
     closed = sum(record["closed_book_correct"] for record in records) / len(records)
     text = f"{len(records)} questions in {out}: right without retrieval {closed:.1%}"
     if both_arms:

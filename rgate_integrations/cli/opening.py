@@ -11,7 +11,8 @@ from rich.progress import Progress
 
 from rgate_integrations.cli.options import DEFAULT_LLM
 from rgate_integrations.cli.output import advance
-from rgate_integrations.errors import IndexMismatchError, ModelLoadError
+from rgate_integrations.errors import IndexMismatchError, IndexNotFoundError, ModelLoadError
+from rgate_integrations.locks import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
@@ -75,11 +76,9 @@ def open_index(folder: Path | None, notices: Console) -> PassageIndex:
     if folder is not None:
         return PassageIndex.load(folder)
     home = cache_dir() / f"index-{CORPUS}"
-    if not (home / "index.json").is_file():
-        _build_index(home, notices)
     try:
         return PassageIndex.load(home)
-    except IndexMismatchError:  # it is ours, of an earlier version or of another embedder: make it anew
+    except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
         _build_index(home, notices)
         return PassageIndex.load(home)
 
@@ -95,6 +94,6 @@ def _build_index(home: Path, notices: Console) -> None:
             hint=f"rgate download {CORPUS} all-minilm-l6-v2, or give --index DIR.",
         )
     passages = list(read_passages(corpus / PASSAGES))
-    with Progress(console=notices, transient=True) as progress:
+    with locked(home), Progress(console=notices, transient=True) as progress:
         task = progress.add_task("building the index, once", total=len(passages))
         PassageIndex.build(passages, report=partial(advance, progress, task)).save(home)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rgate_integrations.cli.bars import TrainingBar
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.locks import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.training.adapters import AdapterOptions
@@ -87,7 +88,7 @@ def train(
     )
     paths = [*data, *(more or [])]
     console = Console(highlight=False)
-    with TrainingBar() as bar:
+    with locked(out), TrainingBar() as bar:
         if gate == "rewriter":
             _train_rewriter(paths, model, out, options, bar)
             use, metrics = f"ModelRewriter(proxy, adapter={str(out)!r})", {}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import record_id
 from rgate_integrations.files import JsonlLog, read_jsonl
+from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.loading import load_gate
+from rgate_integrations.locks import locked
 from rgate_integrations.pipeline import Pipeline
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.text import is_correct
 from rgate_integrations.training.labels import judge_answers
@@ -173,7 +176,8 @@ def collect(
     """Answer questions without and with retrieval, and append what came out, one JSON record a line.
 
     A run that is started again continues after the last whole line; a line that a kill left half written is
-    dropped. Answers are judged by containment (`rgate_integrations.text.is_correct`), or by a model.
+    dropped. Each record says what it was made with, and a run that differs is refused. Answers are judged by
+    containment (`rgate_integrations.text.is_correct`), or by a model.
 
     Args:
         questions: What `read_questions` returned.
@@ -189,20 +193,80 @@ def collect(
 
     Returns:
         ``out``; its keys are those of `rgate_integrations.evaluation.paired.read_paired`.
+
+    Raises:
+        ConfigurationError: The file has answers that were made otherwise, such as by another LLM.
+        LockedError: Another process is writing to the file.
+        WriteError: The file could not be written, such as on a full disk; what is in it stays.
     """
     # No gate has a say here: both arms are wanted, the one with passages as a plain RAG application has it.
     pipeline = Pipeline(load_gate("constant:always"), index, llm, k=k, tokens=tokens, claims=False)
-    log = JsonlLog(out)
-    done = {str(record["id"]) for record in log.values()}
-    missing = [question for question in questions if question["id"] not in done]
-    count = len(questions) - len(missing)
-    for start in range(0, len(missing), _CHUNK):
-        some = missing[start : start + _CHUNK]
-        log.append(_answered(some, pipeline, judge))
-        count += len(some)
-        if report is not None:
-            report(count)
+    with locked(out):
+        log = JsonlLog(out)
+        there = [_collected(record, out) for record in log.values()]
+        done = {str(record["id"]) for record in there}
+        missing = [question for question in questions if question["id"] not in done]
+        if not missing:
+            return out
+        made_with = _made_with(llm, index, k, tokens, judge)
+        for record in there:
+            _check_made_alike(record, made_with, out)
+        count = len(questions) - len(missing)
+        for start in range(0, len(missing), _CHUNK):
+            some = missing[start : start + _CHUNK]
+            log.append(record | {"made_with": made_with} for record in _answered(some, pipeline, judge))
+            count += len(some)
+            if report is not None:
+                report(count)
     return out
+
+
+def _collected(record: Any, out: Path) -> dict[str, Any]:
+    """Return a record of an earlier run, which must at least say to which question it is."""
+    if not isinstance(record, dict) or "id" not in record:
+        raise DataFormatError(
+            f"{str(out)!r} holds something else than collected answers.", hint="Write to another file."
+        )
+    return record
+
+
+def _made_with(
+    llm: Proxy, index: Retriever | None, k: int, tokens: int, judge: Proxy | None
+) -> dict[str, str | int]:
+    """Return what decides the answers and how they are judged, as a record keeps it."""
+    facts: dict[str, str | int] = {
+        "llm": llm.name,
+        "weights": llm.fingerprint,
+        "prompt": ANSWER.hash,
+        "tokens": tokens,
+        "judge": "" if judge is None else judge.name,
+    }
+    if index is not None:
+        facts |= {"index": _index_name(index), "k": k, "prompt_with_passages": ANSWER_WITH_PASSAGES.hash}
+    return facts
+
+
+def _index_name(index: Retriever) -> str:
+    """Say which index it is, as far as can be told without reading all of it."""
+    parts = [type(index).__name__]
+    if isinstance(index, Sized):
+        parts.append(f"{len(index)} passages")
+    if isinstance(index, PassageIndex):
+        parts.append(index.embedder.identity)
+    return ", ".join(parts)
+
+
+def _check_made_alike(record: Mapping[str, Any], made_with: Mapping[str, str | int], out: Path) -> None:
+    """Refuse to go on with a file whose answers were made otherwise."""
+    theirs = record.get("made_with")
+    if not isinstance(theirs, dict):  # of an earlier version, which kept the name of the LLM alone
+        theirs = {**made_with, "llm": record.get("llm", made_with["llm"])}
+    for name in dict.fromkeys([*made_with, *theirs]):
+        if theirs.get(name) != made_with.get(name):
+            raise ConfigurationError(
+                f"{str(out)!r} has answers with {name}={theirs.get(name)!r}; now it is {made_with.get(name)!r}.",
+                hint="Write to another file, or go on as it was begun: mixed answers would train a wrong gate.",
+            )
 
 
 def _answered(

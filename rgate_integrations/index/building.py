@@ -18,6 +18,7 @@ from rgate_integrations.files import write_atomically
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage, read_passages
+from rgate_integrations.locks import locked
 
 _PART = 1_024
 
@@ -38,8 +39,16 @@ def build_resumable(
 
     Raises:
         DataFormatError: The corpus cannot be read or is empty, an id occurs twice, or a text is empty.
+        LockedError: Another process is building the index.
     """
     root = Path(out)
+    with locked(root):  # the parts are of one build
+        return _built(corpus, root, embedder, report)
+
+
+def _built(
+    corpus: str | Path, root: Path, embedder: Embedder, report: Callable[[int], None] | None
+) -> PassageIndex:
     parts = root / ".building"
     _prepare(parts, {"corpus": _digest(Path(corpus)), "embedder": embedder.identity, "part": _PART})
     index = PassageIndex(embedder)

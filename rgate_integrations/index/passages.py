@@ -55,9 +55,10 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     A line whose ``id`` is missing or null gets its line number; further keys become metadata.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is no passage; the message names file and line.
+        DataFormatError: The file cannot be read, or a line is no passage or not UTF-8; the message names file and
+            line.
     """
-    for number, record in read_jsonl(path, hint=_LINE, errors="replace"):
+    for number, record in read_jsonl(path, hint=_LINE):
         yield _passage(record, f"{path}, line {number}", str(number))
 
 

