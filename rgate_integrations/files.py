@@ -135,9 +135,9 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
         DataFormatError: The file cannot be read, or a line is not UTF-8 or not JSON; the message names file and line.
     """
     path = Path(path)
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        opened: BinaryIO = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[assignment]  # it is one to read from
-        with opened as lines:
+        with opened(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _value(line, f"{path}, line {number}", hint)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.files import json_line, read_jsonl, write_atomically
+from rgate_integrations.files import json_line, write_atomically
+from rgate_integrations.records import read_records
 
 try:
     import ray
@@ -153,10 +154,9 @@ class _Decides:
 
     def run(self, path: str, result: str) -> None:
         rows = []
-        for number, record in read_jsonl(path):
-            if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-                raise DataFormatError(f"{path}, line {number}: no question.")
-            rows.append(record)
+        for record in read_records(path):
+            record.text("question")  # raises if there is none
+            rows.append(record.fields)
         lines = []
         for start in range(0, len(rows), self.batch_size):
             batch = rows[start : start + self.batch_size]

@@ -79,7 +79,20 @@ def test_circles_are_found():
 
 LAYERS = [
     # From the bottom up. A file may import from its own layer and from those before it.
-    {"errors", "decision", "prompts", "arrays", "text", "files", "locks", "flow", "batching", "failing", "follow_up"},
+    {
+        "errors",
+        "decision",
+        "prompts",
+        "arrays",
+        "text",
+        "files",
+        "records",
+        "locks",
+        "flow",
+        "batching",
+        "failing",
+        "follow_up",
+    },
     {"proxy"},
     {"index"},
     {"saved"},

@@ -105,7 +105,7 @@ def test_certainty_needs_no_gold_answers(questions):
     with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
         read_sampled([questions], "accuracy", Samples("Paris"))
     questions.write_text('["q?"]\n')
-    with pytest.raises(DataFormatError, match="line 1: no question"):
+    with pytest.raises(DataFormatError, match="line 1: not a JSON object"):
         read_sampled([questions], "certainty", Samples("Paris"))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import read_jsonl, write_atomically
+from rgate_integrations.files import write_atomically
+from rgate_integrations.records import read_records
 
 
 def report(
@@ -39,9 +40,9 @@ def monitor(
     if config["method"] != "calibrated":
         raise DataFormatError(f"{str(gate)!r} is not a calibrated gate.", hint="rgate calibrate … --out DIR")
     logged = []
-    for _, record in read_jsonl(log):
-        p_known = _p_known(record)
-        if p_known is not None:
+    for record in read_records(log):
+        p_known = record.optional_number("p_known")
+        if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
     found = drift(config["provenance"]["scores"], logged, float(config["threshold"]))
     console = Console(highlight=False)
@@ -51,11 +52,3 @@ def monitor(
         soft_wrap=True,
     )
     console.print(found.advice, style="bold")
-
-
-def _p_known(record: Any) -> float | None:
-    """Return the score of a logged decision; decisions that failed have none."""
-    if not isinstance(record, dict) or record.get("error"):
-        return None
-    p_known = record.get("p_known")
-    return float(p_known) if isinstance(p_known, int | float) else None

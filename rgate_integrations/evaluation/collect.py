@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import record_id
-from rgate_integrations.files import JsonlLog, read_jsonl
+from rgate_integrations.files import JsonlLog, parsed_json
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.loading import load_gate
@@ -18,6 +17,7 @@ from rgate_integrations.locks import locked
 from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.records import Record, read_records
 from rgate_integrations.text import is_correct
 from rgate_integrations.training.labels import judge_answers
 
@@ -71,36 +71,28 @@ def read_questions(source: str, limit: int | None = None) -> list[dict[str, Any]
             f"There is no file {source!r}.", hint=f"Give a JSONL file, or one of {', '.join(DATASETS)}."
         )
     found = []
-    for number, record in read_jsonl(path):
-        found.append(_question(record, number, path))
+    for record in read_records(path, hint='Each line is {"question": "…", "gold_answers": ["…"]}.'):
+        found.append(_question(record, path))
         if limit and len(found) == limit:
             break
     return found
 
 
-def _question(record: Any, number: int, path: Path) -> dict[str, Any]:
+def _question(record: Record, path: Path) -> dict[str, Any]:
     """Return a line of a JSONL file as a question."""
-    if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-        raise _lacks("question", path, number)
-    gold = record.get("gold_answers", record.get("answer"))
-    if gold is None:
-        raise _lacks("gold_answers", path, number)
-    question = {
-        "id": record_id(record, number),
-        "question": record["question"].strip(),
-        "gold_answers": _texts(gold),
-        "dataset": str(record.get("dataset") or path.name.split(".")[0]),
+    key = "gold_answers" if "gold_answers" in record.fields else "answer"
+    if record.fields.get(key) is None:
+        raise record.wrong("no gold_answers")
+    question: dict[str, Any] = {
+        "id": record_id(record.fields, record.number),
+        "question": record.text("question"),
+        "gold_answers": list(record.texts(key)),
+        "dataset": record.optional_text("dataset") or path.name.split(".")[0],
     }
-    if record.get("popularity") is not None:
-        question["popularity"] = record["popularity"]
+    popularity = record.optional_number("popularity")
+    if popularity is not None:
+        question["popularity"] = popularity
     return question
-
-
-def _lacks(key: str, path: Path, number: int) -> DataFormatError:
-    return DataFormatError(
-        f"{path}, line {number}: no {key}.",
-        hint='Each line is {"question": "…", "gold_answers": ["…"]}.',
-    )
 
 
 def from_rows(
@@ -116,7 +108,7 @@ def from_rows(
             return
         try:
             yield _from_row(row, columns, dataset, number)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise DataFormatError(
                 f"Row {number} of {dataset} is not as expected: {type(error).__name__}: {error}."
             ) from error
@@ -127,7 +119,7 @@ def _from_row(
 ) -> dict[str, Any]:
     gold = _reach(row, columns["gold"])
     if isinstance(gold, str) and gold.startswith("["):
-        gold = json.loads(gold)  # PopQA keeps its lists as text
+        gold = parsed_json(gold)  # PopQA keeps its lists as text
     name = _reach(row, columns["id"]) if "id" in columns else number
     question: dict[str, Any] = {
         "id": str(name),

@@ -10,7 +10,7 @@ from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.records import Record, read_records
 from rgate_integrations.text import Correctness, is_correct
 
 
@@ -82,11 +82,10 @@ def read_paired(
     files = []
     for path in map(Path, paths):
         found: dict[str, Paired] = {}
-        for number, record in read_jsonl(path):
-            where = f"{path}, line {number}"
-            item = _paired(record, where, number, path, correctness, rag)
+        for record in read_records(path, hint='Each line is {"question": "…", …}.'):
+            item = _paired(record, path, correctness, rag)
             if item.id in found and found[item.id] != item:
-                raise DataFormatError(f"{where}: the id {item.id!r} occurs twice with different contents.")
+                raise record.wrong(f"the id {item.id!r} occurs twice with different contents")
             found[item.id] = item
         if not found:
             raise DataFormatError(f"{path} holds no questions.")
@@ -95,31 +94,29 @@ def read_paired(
     return files
 
 
-def _paired(record: Any, where: str, number: int, path: Path, correctness: Correctness, rag: bool) -> Paired:
-    if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-        raise DataFormatError(f"{where}: no question.", hint='Each line is {"question": "…", …}.')
-    closed = _correct(record, "closed_book", where, correctness)
+def _paired(record: Record, path: Path, correctness: Correctness, rag: bool) -> Paired:
+    question = record.text("question")
+    closed = _correct(record, "closed_book", correctness)
     if closed is None:
         raise DataFormatError(
-            f"{where}: no closed_book_correct.",
+            f"{record.where}: no closed_book_correct.",
             hint="Give it, or closed_book_answer and gold_answers.",
         )
-    with_retrieval = _correct(record, "rag", where, correctness)
+    with_retrieval = _correct(record, "rag", correctness)
     if rag and with_retrieval is None:
-        raise DataFormatError(f"{where}: no rag_correct.", hint="Give it, or rag_answer and gold_answers.")
-    logprobs = record.get("closed_book_logprobs")
-    popularity = record.get("popularity")
+        raise DataFormatError(
+            f"{record.where}: no rag_correct.", hint="Give it, or rag_answer and gold_answers."
+        )
     return Paired(
-        id=record_id(record, number),
-        question=record["question"].strip(),
-        dataset=str(record.get("dataset") or path.name.split(".")[0]),
+        id=record_id(record.fields, record.number),
+        question=question,
+        dataset=record.optional_text("dataset") or path.name.split(".")[0],
         closed_book_correct=closed,
         rag_correct=with_retrieval,
-        closed_book_text=str(
-            record.get("closed_book_text") or record.get("closed_book_answer") or ""
-        ).strip(),
-        closed_book_logprobs=tuple(map(float, logprobs)) if logprobs else None,
-        popularity=None if popularity is None else float(popularity),
+        closed_book_text=record.optional_text("closed_book_text")
+        or record.optional_text("closed_book_answer"),
+        closed_book_logprobs=record.logprobs("closed_book_logprobs"),
+        popularity=record.optional_number("popularity"),
     )
 
 
@@ -129,13 +126,13 @@ def record_id(record: Mapping[str, Any], number: int) -> str:
     return str(number if given is None or given == "" else given)
 
 
-def _correct(record: dict[str, Any], arm: str, where: str, correctness: Correctness) -> bool | None:
-    given = record.get(f"{arm}_correct")
+def _correct(record: Record, arm: str, correctness: Correctness) -> bool | None:
+    given = record.fields.get(f"{arm}_correct")
     if given is not None:
         if not isinstance(given, bool):
-            raise DataFormatError(f"{where}: {arm}_correct is {given!r}, not true or false.")
+            raise record.wrong(f"{arm}_correct is {repr(given)[:40]}, not true or false")
         return given
-    answer, gold = record.get(f"{arm}_answer"), record.get("gold_answers")
-    if not isinstance(answer, str) or not isinstance(gold, list) or not gold:
+    answer, gold = record.fields.get(f"{arm}_answer"), record.texts("gold_answers")
+    if not isinstance(answer, str) or not gold:
         return None
-    return is_correct(answer, [str(g) for g in gold], correctness)
+    return is_correct(answer, gold, correctness)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import json_line, parsed_json
+from rgate_integrations.records import Record
 
+_HINT = "rgate evaluate … --json FILE"
 _NEEDED = ("gate", "sets", "pooled", "questions")
 
 
@@ -22,15 +24,32 @@ def read_results(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
     found = []
     for path in map(Path, paths):
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = parsed_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise DataFormatError(f"The result {str(path)!r} cannot be read: {error}.") from error
         if not isinstance(result, dict) or not all(key in result for key in _NEEDED):
-            raise DataFormatError(
-                f"{str(path)!r} is no result of an evaluation.", hint="rgate evaluate … --json FILE"
-            )
-        found.append(result)
+            raise DataFormatError(f"{str(path)!r} is no result of an evaluation.", hint=_HINT)
+        found.append({**result, "questions": _questions(result["questions"], path)})
     return found
+
+
+def _questions(given: Any, path: Path) -> list[dict[str, Any]]:
+    """Return the questions of a result, of which each part is what it must be."""
+    checked = []
+    for number, fields in enumerate(given if isinstance(given, list) else [None], start=1):
+        where = f"{path}, question {number}"
+        record = Record(where, number, fields if isinstance(fields, dict) else {}, _HINT)
+        checked.append(
+            {
+                "question": record.text("question"),
+                "dataset": record.optional_text("dataset"),
+                "draft": record.optional_text("draft"),
+                "p_known": record.optional_number("p_known") or 0.0,
+                "closed_book_correct": record.fields.get("closed_book_correct") is True,
+                "rag_correct": record.fields.get("rag_correct") is True,
+            }
+        )
+    return checked
 
 
 def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> str:
@@ -61,6 +80,6 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
         for r in results
     ]
     # "<" would end the script element, whatever a model wrote
-    data = json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.evaluation").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from rgate_integrations.decision import Cost
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.records import read_records
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,11 @@ class LabelledQuestions:
 def _read_labels(path: str) -> tuple[list[str], list[bool]]:
     questions, known = [], []
     hint = 'Each line needs {"question": "…", "known": true|false}.'
-    for number, record in read_jsonl(path, hint=hint):
-        fields = record if isinstance(record, dict) else {}
-        question = fields.get("question")
-        label = fields.get("known", fields.get("closed_book_correct"))
-        if not isinstance(question, str) or not isinstance(label, bool):
-            raise DataFormatError(f"{path}, line {number}: no labelled question.", hint=hint)
-        questions.append(question)
+    for record in read_records(path, hint=hint):
+        label = record.fields.get("known", record.fields.get("closed_book_correct"))
+        if not isinstance(label, bool):
+            raise record.wrong("no label")
+        questions.append(record.text("question"))
         known.append(label)
     if not questions:
         raise DataFormatError(f"{path} holds no labelled questions.")

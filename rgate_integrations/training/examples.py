@@ -12,7 +12,7 @@ import numpy as np
 
 from rgate_integrations.arrays import BoolArray
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.records import Record, read_records
 from rgate_integrations.text import normalise
 from rgate_integrations.training.labels import match_ratio
 
@@ -85,9 +85,9 @@ def read_examples(
     files = []
     for path in map(Path, paths):
         examples = []
-        for number, record in read_jsonl(path):
-            where = f"{path}, line {number}"
-            example = _example(record, where, path, label, targets)
+        for record in read_records(path, hint=_hint(label)):
+            where = record.where
+            example = _example(record, path, label, targets)
             key = normalise(example.question) or example.question
             if key not in seen:
                 seen[key] = (example.known, where)
@@ -134,35 +134,34 @@ def _word(known: bool) -> str:
     return "known" if known else "unknown"
 
 
-def _example(record: Any, where: str, path: Path, label: str, targets: Mapping[str, float] | None) -> Example:
-    hint = f'Each line needs {{"question": "…", "{label}": true|false}}.'
+def _hint(label: str) -> str:
     if label == MATCH_RATIO:
-        hint = 'Each line needs {"question": "…", "gold_answers": […], "closed_book_text": "…"}.'
-    if not isinstance(record, dict):
-        raise DataFormatError(f"{where}: not a JSON object.", hint=hint)
-    if not isinstance(record.get("question"), str):
-        raise DataFormatError(f"{where}: no question.", hint=hint)
-    question = record["question"].strip()
-    text = str(record.get("closed_book_text") or "").strip()
-    gold = tuple(str(answer) for answer in record.get("gold_answers") or ())
+        return 'Each line needs {"question": "…", "gold_answers": […], "closed_book_text": "…"}.'
+    return f'Each line needs {{"question": "…", "{label}": true|false}}.'
+
+
+def _example(record: Record, path: Path, label: str, targets: Mapping[str, float] | None) -> Example:
+    question = record.text("question")
+    text = record.optional_text("closed_book_text")
+    gold = record.texts("gold_answers")
     target: Any
     if targets is not None:
         target = targets[question]
     elif label == MATCH_RATIO:
         if not text or not gold:
-            raise DataFormatError(f"{where}: no {'closed_book_text' if gold else 'gold_answers'}.", hint=hint)
+            raise record.wrong(f"no {'closed_book_text' if gold else 'gold_answers'}")
         target = match_ratio(text, gold)
     else:
-        target = record.get(label)
+        target = record.fields.get(label)
     is_soft = isinstance(target, float) and 0 <= target <= 1
     if not isinstance(target, bool) and not is_soft:
-        raise DataFormatError(f"{where}: no {label}.", hint=hint)
+        raise record.wrong(f"no {label}")
     return Example(
         question=question,
         known=target >= 0.5,
         text=text,
-        dataset=str(record.get("dataset") or path.name.split(".")[0]),
+        dataset=record.optional_text("dataset") or path.name.split(".")[0],
         target=float(target),
         gold=gold,
-        context=str(record.get("context") or "").strip(),
+        context=record.optional_text("context"),
     )

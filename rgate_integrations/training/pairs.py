@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rgate_integrations.claims.format import Claim, parse_claims, print_claims
 from rgate_integrations.claims.rewriter import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
 from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.records import Record, read_records
 from rgate_integrations.training.examples import Example
 from rgate_integrations.training.trainer import Pair
 
@@ -92,31 +91,30 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """
     pairs = []
     for path in paths:
-        for number, record in read_jsonl(path, hint=_CLAIMS):
-            where = f"{path}, line {number}"
-            if not isinstance(record, dict) or not isinstance(record.get("question"), str):
-                raise DataFormatError(f"{where}: no question.", hint=_CLAIMS)
-            tagged = record.get("rewritten") or _tagged(record.get("claims"), where)
+        for record in read_records(path, hint=_CLAIMS):
+            values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
+            tagged = record.optional_text("rewritten") or _tagged(record)
             if tagged:
-                values = {"question": record["question"], "draft": str(record.get("closed_book_text") or "")}
                 pairs.append(Pair(REWRITE, values, tagged))
     return pairs
 
 
-def _tagged(records: Any, where: str) -> str:
+def _tagged(record: Record) -> str:
     """Return claims as the rewriter should write them; empty where that text could not be read back."""
-    if not isinstance(records, list):
-        raise DataFormatError(f"{where}: no claims.", hint=_CLAIMS)
+    annotated = record.fields.get("claims")
+    if not isinstance(annotated, list):
+        raise record.wrong("no claims")
     claims = []
-    for record in records:
-        text = record.get("claim") if isinstance(record, dict) else None
-        if not str(text or "").strip():
+    for fields in annotated:
+        each = Record(record.where, record.number, fields if isinstance(fields, dict) else {}, record.hint)
+        text, needs_search = each.optional_text("claim"), each.fields.get("needs_search")
+        if not text:
             continue
-        claim = Claim(
-            text=" ".join(str(text).split()),
-            query=" ".join(str(record.get("query") or text).split()),
-            needs_search=record.get("needs_search"),
+        if needs_search is not None and not isinstance(needs_search, bool):
+            raise each.wrong("needs_search is neither true nor false")
+        query = each.optional_text("query") or text
+        claims.append(
+            Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
         )
-        claims.append(claim)
     printed = print_claims(claims)
     return printed if len(parse_claims(printed)) == len(claims) else ""

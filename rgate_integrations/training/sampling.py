@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rgate_integrations.errors import DataFormatError, EvidenceError
-from rgate_integrations.files import JsonlLog, read_jsonl
+from rgate_integrations.files import JsonlLog
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.download import cache_dir
+from rgate_integrations.records import read_records
 from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.training.examples import DataFile, read_examples
 from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
@@ -29,8 +30,8 @@ def to_be_sampled(paths: Sequence[Path], label: str) -> bool:
     """Whether a label is one of sampled answers, and the files do not hold it."""
     if label not in get_args(SampledLabel):
         return False
-    records = (record for path in paths for _, record in read_jsonl(path))
-    return not any(isinstance(record, dict) and label in record for record in records)
+    records = (record for path in paths for record in read_records(path))
+    return not any(label in record.fields for record in records)
 
 
 def read_sampled(
@@ -50,16 +51,14 @@ def read_sampled(
     """
     gold: dict[str, list[str]] = {}
     for path in paths:
-        for number, record in read_jsonl(path):
-            question = record.get("question") if isinstance(record, dict) else None
-            if not isinstance(question, str):
-                raise DataFormatError(f"{path}, line {number}: no question.")
-            answers = [str(answer) for answer in record.get("gold_answers") or ()]
+        for record in read_records(path):
+            question = record.text("question")
+            answers = list(record.texts("gold_answers"))
             if label == "accuracy" and not answers:
                 raise DataFormatError(
-                    f"{path}, line {number}: no gold_answers.", hint="--label certainty needs none."
+                    f"{record.where}: no gold_answers.", hint="--label certainty needs none."
                 )
-            gold[question.strip()] = answers
+            gold[question] = answers
     samples = sampled_answers(proxy, list(gold), seed=seed, progress=progress)
     targets = {}
     for question, texts in samples.items():
