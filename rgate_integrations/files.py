@@ -106,8 +106,10 @@ def rename_folder(made: Path, target: Path) -> None:
 def existing_folder(folder: str | Path) -> Path:
     """Return where the content of a folder is: under its name, unless `rename_folder` was killed half way."""
     target = Path(folder)
+    if target.exists():
+        return target
     aside = _aside(target)
-    return aside if not target.exists() and aside.is_dir() else target
+    return aside if aside.is_dir() else target
 
 
 def parsed_json(text: str | bytes) -> Any:
@@ -248,11 +250,17 @@ def _not_written(target: Path, error: OSError) -> WriteError:
 
 def _temporary(target: Path) -> Path:
     """Return a name of this write's own, in the same folder: only within a file system is a rename one step."""
-    return target.with_name(f".{target.name}-{uuid.uuid4().hex[:12]}")
+    return _beside(target, uuid.uuid4().hex[:12])
 
 
 def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}-before")
+    return _beside(target, "before")
+
+
+def _beside(target: Path, mark: str) -> Path:
+    if target.name in ("", ".."):  # the current folder, or the root
+        raise ConfigurationError(f"{str(target)!r} is no name for a file or folder of its own.")
+    return target.with_name(f".{target.name}-{mark}")
 
 
 def _remove(folder: Path) -> None:

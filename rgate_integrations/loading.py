@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rgate_integrations.engine import DecisionEngine, OnError
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Drafter
+from rgate_integrations.files import parsed_json
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.registry import gate_from_config, make_gate
 from rgate_integrations.proxy.base import Proxy
@@ -64,7 +64,7 @@ def gate_from_json(text: str) -> DecisionEngine:
         ConfigurationError: It is not JSON, or describes no gate.
     """
     try:
-        config = json.loads(text)
+        config = parsed_json(text)
     except ValueError as error:
         raise ConfigurationError(f"This is not JSON: {error}.") from error
     if not isinstance(config, dict):

@@ -223,3 +223,12 @@ def test_json_raises_value_errors_only():
     for text in ("", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5_000, "\ud800"):
         with pytest.raises(ValueError, match=r".+"):
             parsed_json(text)
+
+
+def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "/", ".."):
+        with pytest.raises(ConfigurationError, match="no name for"):
+            write_folder(name, {"a": "1"})
+        assert existing_folder(name).is_dir()
+    assert list(tmp_path.iterdir()) == []

@@ -1,20 +1,37 @@
 """Files of somebody else: whatever is in them, what comes out is data or a typed error with a hint."""
 
 import gzip
+import hashlib
 import json
+import shutil
+from dataclasses import replace
 
+import huggingface_hub
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save as save_tensors
 
-from rgate_integrations.errors import DataFormatError, RGateError
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError, RGateError
 from rgate_integrations.evaluation.collect import DATASETS, from_rows, read_questions
 from rgate_integrations.evaluation.paired import read_paired
 from rgate_integrations.evaluation.report import read_results, report_page
 from rgate_integrations.evidence.neighbours import LabelledQuestions
+from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.registry import prompt_hashes
 from rgate_integrations.index import read_passages
+from rgate_integrations.loading import gate_from_json
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.proxy.download import cached_path
+from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.saved.calibrated import save_calibrated
+from rgate_integrations.saved.folder import read_config, trained_on
+from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.training.trainer import prepare
 
 FUZZ = settings(
     max_examples=200,
@@ -48,6 +65,15 @@ def changed(good):
     else:
         same_or_other = st.just(good)
     return st.integers(0, 9).flatmap(lambda dice: JSON if dice == 0 else same_or_other)
+
+
+def refusal(work, *given):
+    """The message of the typed error that work ends with, or None; any other error fails the test."""
+    try:
+        work(*given)
+    except RGateError as error:
+        return str(error)
+    return None
 
 
 RECORD = {
@@ -109,10 +135,8 @@ READERS = {
 def test_any_record_is_read_or_named(name, records, tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    try:
-        READERS[name](path)
-    except RGateError as error:
-        assert "data.jsonl" in str(error) or "Hamlet" in str(error) or "gold_answers" in str(error)
+    message = refusal(READERS[name], path)
+    assert message is None or "data.jsonl" in message or "has no gold_answers" in message
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -124,10 +148,8 @@ def test_any_bytes_are_read_or_refused(name, noise, at, packed, tmp_path):
         whole = gzip.compress(whole, mtime=0)
     path = tmp_path / ("data.jsonl.gz" if packed else "data.jsonl")
     path.write_bytes(whole[:at] + noise + whole[at + len(noise) :])
-    try:
-        READERS[name](path)
-    except RGateError as error:
-        assert "data.jsonl" in str(error)
+    message = refusal(READERS[name], path)
+    assert message is None or "data.jsonl" in message
 
 
 @pytest.mark.parametrize(
@@ -172,10 +194,8 @@ def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
 @given(row=changed({"question": "q?", "answer": ["a"], "possible_answers": '["a"]', "s_pop": 3, "id": 7}))
 def test_rows_of_any_data_set_are_read_or_refused(row):
     for name in DATASETS:
-        try:
-            list(from_rows([row], DATASETS[name], name))
-        except RGateError as error:
-            assert "Row 1" in str(error)
+        message = refusal(lambda: list(from_rows([row], DATASETS[name], name)))  # noqa: B023  called at once
+        assert message is None or "Row 1" in message
 
 
 def test_labelled_questions_of_any_kind(tmp_path):
@@ -204,7 +224,265 @@ RESULT = {
 def test_a_page_of_any_results_is_made_or_refused(result, tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(result))
+    message = refusal(lambda: report_page(read_results([path])))
+    assert message is None or "result.json" in message
+
+
+# --- saved gates -------------------------------------------------------------------------------------------
+
+
+PROBE = ProbeArtifact(
+    weight=np.full((2, 4), 0.5, dtype=np.float32),
+    bias=-1.0,
+    layers=(PooledLayer(1, "question", "mean"), PooledLayer(2, "question", "mean")),
+    tokens=0,
+    source="proxy",
+    base_model="scripted",
+    llm="an LLM",
+    early_exit=EarlyExit(np.full((2, 4), 0.5, dtype=np.float32), 0.0, 0.9),
+    provenance={"data": [], "metrics": {}},
+)
+
+
+def probe(folder):
+    return save_probe(PROBE, folder)
+
+
+def adapter(folder):
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    return save_adapter(
+        AdapterArtifact("ik", IK_QUESTION, {"tokens": 0}, "scripted", "f" * 16, "an LLM", {"data": []}),
+        folder,
+    )
+
+
+def calibrated(folder):
+    gate = load_gate("calibrated", inner="ik").gate
+    return save_calibrated(gate.config(), prompt_hashes(gate), 0.3, {"scores": [0.1, 0.9]}, folder)
+
+
+KINDS = {"probe": probe, "adapter": adapter, "calibrated": calibrated}
+
+
+@pytest.fixture(params=KINDS)
+def gate_folder(request, tmp_path, monkeypatch):
+    """A folder with a saved gate, of which the Hub is out of reach."""
+
+    def no_hub(*arguments, **options):
+        raise OSError("no network in this test")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_hub)
+    folder = KINDS[request.param](tmp_path / "g")
+    assert refusal(load_gate, str(folder)) is None
+    return folder
+
+
+def configs(folder):
+    """The gate's configuration, with any part changed, and the gates and files it may name."""
+    good = json.loads((folder / "gate.json").read_text())
+    gates = st.sampled_from(
+        [
+            str(folder),
+            "..",
+            "../g",
+            "ik",
+            "probe:" + str(folder),
+            "cached",
+            "cascade",
+            "ensemble",
+            "a/b",
+            "constant:x",
+        ]
+    )
+    named = gates.map(
+        lambda name: {"gate": name, "inner": name, "artifact": name, "gates": [name], "method": name}
+    )
+    return st.one_of(
+        changed(good),
+        st.builds(lambda more: good | {"parameters": more, "config": more}, st.one_of(named, changed({}))),
+        named.map(lambda names: good | names),
+    )
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_configuration_of_a_gate_is_a_gate_or_refused(gate_folder, data):
+    file = gate_folder / "gate.json"
+    good = file.read_text()
     try:
-        report_page(read_results([path]))
-    except RGateError as error:
-        assert "result.json" in str(error)
+        file.write_text(json.dumps(data.draw(configs(gate_folder))))
+        for read in (load_gate, read_config, trained_on, AdapterOf):
+            refusal(read, str(gate_folder))
+    finally:
+        file.write_text(good)
+
+
+def AdapterOf(folder):
+    """The gate that has the folder as its adapter."""
+    return load_gate("ik", adapter=folder)
+
+
+@FUZZ
+@given(noise=st.binary(max_size=40), at=st.integers(0, 600), name=st.integers(0, 2), vouched=st.booleans())
+def test_any_bytes_in_a_gate_are_a_gate_or_refused(gate_folder, noise, at, name, vouched):
+    files = sorted(path for path in gate_folder.iterdir() if path.suffix != ".md")
+    file, config = files[name % len(files)], gate_folder / "gate.json"
+    good = {path: path.read_bytes() for path in files}
+    try:
+        file.write_bytes(good[file][:at] + noise + good[file][at + len(noise) :])
+        if vouched and file != config:  # who changes the weights can change their checksum
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()
+            config.write_text(json.dumps(json.loads(config.read_text()) | {"weights_sha256": digest}))
+        refusal(load_gate, str(gate_folder))
+    finally:
+        for path, content in good.items():
+            path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "{", "5", "null", "[]", '{"format": 1}', "", "\x00", '{"a":' * 50_000]
+)
+def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, text):
+    (gate_folder / "gate.json").write_text(text)
+    with pytest.raises(ModelLoadError, match="cannot be read") as caught:
+        load_gate(str(gate_folder))
+    assert caught.value.hint
+
+
+def test_a_gate_that_is_inside_of_itself_cannot_be_read(tmp_path):
+    folder = calibrated(tmp_path / "g")
+    config = json.loads((folder / "gate.json").read_text())
+    config["config"] = {"gate": "calibrated", "inner": str(folder)}
+    (folder / "gate.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        load_gate(str(folder))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("early", [False, True])
+def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path, value, early):
+    wrong = np.full((2, 4), 0.5, dtype=np.float32)
+    wrong[1, 2] = value
+    if early:
+        broken = replace(PROBE, early_exit=replace(PROBE.early_exit, weight=wrong))
+    else:
+        broken = replace(PROBE, weight=wrong)
+    with pytest.raises(ConfigurationError, match="not finite"):
+        save_probe(broken, tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+    folder = probe(tmp_path / "g")
+    tensors = {"weight": broken.weight, "early_exit": broken.early_exit.weight}
+    with_checksum(folder, save_tensors(tensors))
+    with pytest.raises(ModelLoadError, match="not finite"):
+        load_gate(str(folder))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "part", ['"bias": -1.0', '"slope": 1.0', '"intercept": 0.0', '"threshold": 0.5', '"p_known": 0.9']
+)
+def test_numbers_that_are_not_finite_are_not_loaded(tmp_path, part, number):
+    file = probe(tmp_path / "g") / "gate.json"
+    name = part.partition(":")[0]
+    assert part in file.read_text()
+    file.write_text(file.read_text().replace(part, f"{name}: {number}"))
+    with pytest.raises(ModelLoadError, match=f"{name[1:-1]}: Input should be a finite number"):
+        load_gate(str(tmp_path / "g"))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"weight": np.ones(4, np.float32), "early_exit": np.ones((2, 4), np.float32)},
+        {"weight": np.ones((3, 4), np.float32), "early_exit": np.ones((2, 4), np.float32)},
+        {"weight": np.ones((2, 4), np.int64), "early_exit": np.ones((2, 4), np.float32)},
+        {"weight": np.ones((2, 0), np.float32), "early_exit": np.ones((2, 4), np.float32)},
+        {"weight": np.ones((2, 4), np.float32)},
+    ],
+)
+def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
+    folder = probe(tmp_path / "g")
+    with_checksum(folder, save_tensors(tensors))
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        load_gate(str(folder))
+
+
+def with_checksum(folder, weights):
+    """Put other weights into a gate, and their checksum."""
+    (folder / "probe.safetensors").write_bytes(weights)
+    config = json.loads((folder / "gate.json").read_text())
+    config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    (folder / "gate.json").write_text(json.dumps(config))
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------
+
+
+def steps_in(folder):
+    """Whether a checkpoint says after how many steps it was made."""
+    try:
+        steps = json.loads((folder / "trainer_state.json").read_bytes())["global_step"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return False
+    return isinstance(steps, int) and not isinstance(steps, bool)
+
+
+@FUZZ
+@given(
+    state=st.one_of(st.binary(max_size=30), changed({"global_step": 4, "log_history": []}).map(json.dumps))
+)
+def test_only_whole_checkpoints_are_gone_on_from(state, tmp_path):
+    shutil.rmtree(tmp_path / "c", ignore_errors=True)
+    good, other = tmp_path / "c" / "checkpoint-2", tmp_path / "c" / "checkpoint-4"
+    for folder in (good, other):
+        folder.mkdir(parents=True)
+        (folder / "adapter_model.safetensors").write_bytes(save_tensors({"a": np.ones(2, np.float32)}))
+        (folder / "trainer_state.json").write_text('{"global_step": 2}')
+    (tmp_path / "c" / "run.json").write_text("this run")
+    (other / "trainer_state.json").write_bytes(state if isinstance(state, bytes) else state.encode())
+    assert prepare(tmp_path / "c", "this run", resume=True)
+    assert good.is_dir()
+    assert other.is_dir() is steps_in(other)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("size", [0, 5, 60])
+def test_a_checkpoint_with_a_cut_file_is_dropped(tmp_path, file, size):
+    torch = pytest.importorskip("torch")
+    for name in ("checkpoint-2", "checkpoint-4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 2}')
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(
+            save_tensors({"a": np.ones(2, np.float32)})
+        )
+        torch.save({"state": {}}, tmp_path / name / "optimizer.pt")
+    cut = tmp_path / "checkpoint-4" / file
+    cut.write_bytes(cut.read_bytes()[:size])
+    (tmp_path / "run.json").write_text("this run")
+    assert prepare(tmp_path, "this run", resume=True)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2"]
+
+
+@FUZZ
+@given(text=st.text(max_size=20), noise=st.binary(max_size=20))
+def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RGATE_CACHE", str(tmp_path))
+        folder = tmp_path / "all-minilm-l6-v2"
+        folder.mkdir(exist_ok=True)
+        for content in (
+            noise,
+            json.dumps({"files": {text: 5, "\x00": 1, "../x": []}}).encode(),
+            b"[" * 100_000,
+        ):
+            (folder / "rgate.json").write_bytes(content)
+            assert cached_path("all-minilm-l6-v2") is None
+
+
+@FUZZ
+@given(config=changed(load_gate("calibrated", inner="constant:always").gate.config()))
+def test_any_json_of_a_gate_is_a_gate_or_refused(config):
+    refusal(gate_from_json, json.dumps(config))
+    refusal(gate_from_json, json.dumps(config)[:-3])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.saved import push_to_hub
 from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
@@ -172,7 +172,7 @@ def test_weights_that_are_no_tensors_are_refused(artifact, tmp_path):
     config["evidence"]["source"] = "nobody"
     save_probe(artifact, folder)
     (folder / "gate.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigurationError, match="nobody"):
+    with pytest.raises(ModelLoadError, match=r"evidence\.source: Input should be 'proxy'"):
         read_probe(folder)
 
 

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
@@ -240,9 +242,10 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path, activat
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g", activated=activated))
 
 
-def checkpoint(checkpoints, number, state="{}"):
+def checkpoint(checkpoints, number, state='{"global_step": 1}'):
     folder = checkpoints / f"checkpoint-{number}"
     folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(save_tensors({"a": np.ones(2, np.float32)}))
     if state is not None:
         (folder / "trainer_state.json").write_text(state)
     return folder

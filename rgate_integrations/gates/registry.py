@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.errors import ModelLoadError, unknown_name
+from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
 from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.files import existing_folder
 from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
-from rgate_integrations.saved.folder import read_config, shipped
+from rgate_integrations.saved.folder import read_config, shipped, unreadable
 
 _GATES = {
     "adapt": "adapt:AdaptGate",
@@ -71,7 +72,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
     """
     kind, _, argument = name.partition(":")
-    if kind not in _GATES and (name in shipped() or "/" in name or Path(name).is_dir()):
+    if kind not in _GATES and (name in shipped() or "/" in name or existing_folder(name).is_dir()):
         return _trained(name, parameters)
     found = gate_class(kind)
     given = _with_gates(found, parameters)
@@ -121,6 +122,16 @@ def _as_gate(value: Any) -> Any:
 def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a trained gate: a probe, a calibrated gate, or one with an adapter."""
     config = read_config(name)
+    try:
+        return _made_of(name, config, parameters)
+    except RGateError:
+        raise
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        # Whatever its parameters hold: they are those of any gate, so their types are not known before.
+        raise unreadable(Path(config["folder"]), error) from error
+
+
+def _made_of(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
     if config["method"] == "probe":
         return make_gate(f"probe:{name}", **parameters)
     if config["method"] == "calibrated":
@@ -136,8 +147,9 @@ def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
         "proxy": config["base_model"],
         **config["parameters"],
         **parameters,
+        "adapter": config["folder"],
     }
-    gate = make_gate(config["method"], adapter=config["folder"], **given)
+    gate = make_gate(config["method"], **given)
     if config["prompt"]["hash"] not in prompt_hashes(gate).values():
         raise ModelLoadError(
             f"The gate {name!r} was trained with version {config['prompt']['version']} of the prompt "

@@ -5,12 +5,12 @@ A name that is no folder passes: of a Hub id, transformers and sentence-transfor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.files import parsed_json
 
 _TRUSTED = "sentence_transformers."
 
@@ -92,8 +92,8 @@ def _pickles(folder: Path) -> Iterator[str]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return parsed_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The file {str(path)!r} of a model folder cannot be read.",
             hint="Save or download the model again.",

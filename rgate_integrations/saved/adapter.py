@@ -10,7 +10,8 @@ from typing import Any
 from rgate_integrations.files import json_text, write_atomically
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.saved.card import ModelCard
-from rgate_integrations.saved.folder import ADAPTER, CARD, CONFIG, FORMAT, prompt_facts
+from rgate_integrations.saved.config import CONFIG, FORMAT
+from rgate_integrations.saved.folder import ADAPTER, CARD, prompt_facts
 
 
 @dataclass(frozen=True)

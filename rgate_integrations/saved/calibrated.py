@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rgate_integrations.files import json_text, write_folder
-from rgate_integrations.saved.folder import CONFIG, FORMAT
+from rgate_integrations.saved.config import CONFIG, FORMAT
 
 
 def save_calibrated(

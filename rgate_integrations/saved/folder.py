@@ -7,17 +7,18 @@ their checksum there; a calibrated gate has none.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.files import existing_folder
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.saved.config import CONFIG, parsed_config
 
-FORMAT = 1
-CONFIG, CARD = "gate.json", "README.md"
+CARD = "README.md"
 PROBE, ADAPTER = "probe.safetensors", "adapter_model.safetensors"
 _SHIPPED = Path(__file__).parent.parent / "weights"
 
@@ -62,27 +63,9 @@ def read_config(name: str | Path) -> dict[str, Any]:
         config = parsed_config(folder)
         if config["method"] != "calibrated":
             checked_weights(folder, config)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise unreadable(folder, error) from error
     return config | {"folder": str(folder)}
-
-
-def parsed_config(folder: Path) -> dict[str, Any]:
-    """Return what ``gate.json`` holds.
-
-    Raises:
-        ModelLoadError: It is from a newer version.
-        OSError: It cannot be read.
-        ValueError: It is not JSON.
-        KeyError: It has no format.
-    """
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    if config["format"] > FORMAT:
-        raise ModelLoadError(
-            f"The gate in {str(folder)!r} has format {config['format']}, newer than {FORMAT}.",
-            hint="Upgrade rgate-integrations.",
-        )
-    return config
 
 
 def checked_weights(folder: Path, config: dict[str, Any]) -> bytes:
@@ -91,7 +74,6 @@ def checked_weights(folder: Path, config: dict[str, Any]) -> bytes:
     Raises:
         ModelLoadError: They are not what was saved.
         OSError: They cannot be read.
-        KeyError: No checksum is recorded.
     """
     file = folder / (PROBE if config["method"] == "probe" else ADAPTER)
     weights = file.read_bytes()
@@ -109,9 +91,12 @@ def prompt_facts(prompt: PromptTemplate) -> dict[str, Any]:
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
     """Return the error for a gate of whose files one is missing or makes no sense."""
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     return ModelLoadError(
-        f"The gate in {str(folder)!r} cannot be read: {type(error).__name__}: {error}.",
-        hint="Train it again.",
+        f"The gate in {str(folder)!r} cannot be read: {reason}.", hint="Train it again, or copy it again."
     )
 
 
@@ -140,7 +125,7 @@ def trained_on(folder: str | Path) -> TrainedOn | None:
     try:
         config = parsed_config(path)
         return TrainedOn(config.get("base_model", "another model"), config.get("fingerprint", ""))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from rgate_integrations.files import json_text, write_folder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.saved.card import ModelCard
+from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
 from rgate_integrations.saved.folder import (
     CARD,
-    CONFIG,
-    FORMAT,
     PROBE,
     checked_weights,
-    parsed_config,
     prompt_facts,
     saved_folder,
     unreadable,
@@ -93,7 +91,12 @@ def save_probe(artifact: ProbeArtifact, folder: str | Path) -> Path:
 
     Returns:
         The folder.
+
+    Raises:
+        ConfigurationError: A weight is not finite, or they are not one vector a layer.
+        WriteError: It could not be written.
     """
+    _check_weights(artifact)
     try:
         from safetensors.numpy import save
     except ImportError as error:
@@ -135,13 +138,15 @@ def read_probe(name: str | Path) -> ProbeArtifact:
     folder = saved_folder(name)
     try:
         config = parsed_config(folder)
+        if config["method"] != "probe":
+            raise ValueError(f"its method is {config['method'][:40]!r}, not 'probe'")
         weights = checked_weights(folder, config)
         _check_prompt(folder, config["prompt"])
-        return _probe(config, weights)
-    except ConfigurationError:  # a ValueError too, but it says by itself what is wrong
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        artifact = _probe(config, weights)
+        _check_weights(artifact)
+    except (OSError, ValueError, KeyError) as error:
         raise unreadable(folder, error) from error
+    return artifact
 
 
 def _check_prompt(folder: Path, trained: dict[str, Any]) -> None:
@@ -161,29 +166,52 @@ def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
         raise missing_dependency("safetensors", "local") from error
     try:
         tensors = load(weights)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    evidence, calibration, early = config["evidence"], config["calibration"], config.get("early_exit")
-    if evidence["source"] not in get_args(DraftSource):
-        raise ConfigurationError(f"The draft source {evidence['source']!r} is not known.")
+    except (SafetensorError, TypeError, AttributeError) as error:  # the last two: a type that numpy has not
+        raise ValueError(f"{PROBE}: {error}") from error
+    evidence, calibration, early = config["evidence"], config["calibration"], config["early_exit"]
     early_exit = None
-    if early:
-        early_exit = EarlyExit(tensors["early_exit"], float(early["bias"]), float(early["p_known"]))
+    if early is not None:
+        early_exit = EarlyExit(tensors["early_exit"], early["bias"], early["p_known"])
     return ProbeArtifact(
         weight=tensors["weight"],
-        bias=float(config["bias"]),
-        layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in evidence["blocks"]),
-        tokens=int(evidence["tokens"]),
+        bias=config["bias"],
+        layers=tuple(PooledLayer(*layer) for layer in evidence["blocks"]),
+        tokens=evidence["tokens"],
         source=evidence["source"],
         base_model=config["base_model"],
         llm=config["llm"],
-        slope=float(calibration["slope"]),
-        intercept=float(calibration["intercept"]),
-        threshold=float(config["threshold"]),
+        slope=calibration["slope"],
+        intercept=calibration["intercept"],
+        threshold=config["threshold"],
         early_exit=early_exit,
-        fingerprint=str(config.get("fingerprint", "")),
+        fingerprint=config["fingerprint"],
         provenance=config["provenance"],
     )
+
+
+def _check_weights(artifact: ProbeArtifact) -> None:
+    """Refuse weights that are not one finite vector a layer.
+
+    Raises:
+        ConfigurationError: They are something else.
+    """
+    given = {"weight": (artifact.weight, artifact.layers)}
+    if artifact.early_exit is not None:
+        given["early_exit"] = (artifact.early_exit.weight, artifact.question_layers)
+    for name, (weight, layers) in given.items():
+        if weight.dtype != np.float32 or weight.ndim != 2 or len(weight) != len(layers) or not weight.size:
+            raise ConfigurationError(
+                f"The weights {name!r} have the type {weight.dtype} and the shape {weight.shape}, "
+                f"not float32 and a row for each of {len(layers)} layers."
+            )
+        if not np.isfinite(weight).all():
+            raise ConfigurationError(
+                f"The weights {name!r} are not finite.",
+                hint="Train the probe again; look for NaN in its states.",
+            )
+    numbers = (artifact.bias, artifact.slope, artifact.intercept, artifact.threshold)
+    if not np.isfinite(numbers).all():
+        raise ConfigurationError("Bias, calibration or threshold of the probe is not finite.")
 
 
 def _card(artifact: ProbeArtifact, name: str) -> ModelCard:

@@ -7,15 +7,17 @@ import importlib.util
 import json
 import shutil
 import warnings
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.files import rename_folder, write_atomically
+from rgate_integrations.files import parsed_json, rename_folder, write_atomically
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.saved.folder import ADAPTER
 from rgate_integrations.training.drafts import Progress, silent
 
 if TYPE_CHECKING:
@@ -172,12 +174,27 @@ def _complete_checkpoints(checkpoints: Path) -> list[Path]:
     """Return the checkpoints that can be gone on from; one that a kill left half written is removed."""
     complete = []
     for folder in sorted(checkpoints.glob("checkpoint-*")):
-        try:
-            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))  # what is written last
+        if _is_whole(folder):
             complete.append(folder)
-        except (OSError, ValueError):
+        else:
             shutil.rmtree(folder, ignore_errors=True)
     return complete
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint has its state, which is written last, and no file of it is cut."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        state = parsed_json((checkpoint / "trainer_state.json").read_bytes())
+        with safe_open(checkpoint / ADAPTER, "np"):  # looks at the header and at the length
+            pass
+    except (OSError, ValueError, SafetensorError):
+        return False
+    steps = state.get("global_step") if isinstance(state, dict) else None
+    is_number = isinstance(steps, int) and not isinstance(steps, bool)
+    # torch's files are zip archives: their directory stands at the end.
+    return is_number and all(zipfile.is_zipfile(file) for file in checkpoint.glob("*.pt"))
 
 
 @dataclass(frozen=True)
