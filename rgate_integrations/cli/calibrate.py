@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
 
 from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
 from rgate_integrations.cli.options import GateName, ProxyName
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def calibrate(
     save_calibrated(
         calibrated.config(), prompt_hashes(calibrated), calibrated.threshold, found.provenance, out
     )
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")
     console.print(_of_band(found) if isinstance(policy, BandOptions) else _of_threshold(found))
     console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True)

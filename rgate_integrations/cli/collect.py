@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from rgate_integrations.cli.opening import open_index
 from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
-from rgate_integrations.cli.output import advance
+from rgate_integrations.cli.output import Terminal, advance
 from rgate_integrations.files import read_jsonl
 
 
@@ -61,11 +60,11 @@ def collect(
         judge=judge,
         limit=limit,
     )
-    _collect(options, notices=Console(stderr=True, highlight=False))
-    Console(highlight=False).print(_summary(out, both_arms=not closed_book), soft_wrap=True)
+    _collect(options, notices=Terminal(stderr=True))
+    Terminal().print(_summary(out, both_arms=not closed_book), soft_wrap=True)
 
 
-def _collect(options: CollectOptions, notices: Console) -> None:
+def _collect(options: CollectOptions, notices: Terminal) -> None:
     from rgate_integrations.evaluation.collect import collect as run
     from rgate_integrations.evaluation.collect import read_questions
     from rgate_integrations.proxy.local import shared_proxy

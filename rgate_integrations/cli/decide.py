@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from rgate_integrations.cli.options import AsJson, GateName, ProxyName, QuestionArguments, ThresholdOption
+from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.decision import Decision
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.files import parsed_json
 
 
 def decide(
@@ -31,7 +32,7 @@ def decide(
     from rgate_integrations.loading import load_gate
 
     loaded = load_gate(gate, proxy=proxy)
-    console = Console(highlight=False)
+    console = Terminal()
     failed = False
     for lines in batched(typed_questions(questions), batch_size):
         records = [_record(line) for line in lines]
@@ -44,7 +45,7 @@ def decide(
         for record, decision in zip(records, decisions, strict=True):
             failed = failed or decision.error is not None
             if as_json:
-                typer.echo(json.dumps(decision_as_json(record["question"], decision), ensure_ascii=False))
+                print_json(decision_as_json(record["question"], decision))
             else:
                 _print(console, record["question"], decision)
     if failed:
@@ -52,14 +53,23 @@ def decide(
 
 
 def typed_questions(arguments: list[str] | None) -> Iterator[str]:
-    """Yield the questions given as arguments, or else the lines of standard input."""
+    """Yield the questions given as arguments, or else the lines of standard input.
+
+    Raises:
+        DataFormatError: A line is not in the encoding of the terminal, which is mostly UTF-8.
+    """
     if arguments:
         yield from arguments
         return
     if sys.stdin.isatty():
         typer.echo("Type one question a line, then Ctrl-D.", err=True)
-    for line in sys.stdin:
-        yield line.rstrip("\r\n")
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
+        ) from error
 
 
 def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
@@ -69,7 +79,7 @@ def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def decision_as_json(asked: str, decision: Decision) -> dict[str, Any]:
+def decision_as_json(asked: object, decision: Decision) -> dict[str, Any]:
     """Return a decision, or its error, as JSON values; ``question`` is the question as it was asked."""
     if decision.error is not None:
         return {"question": asked, "retrieve": True, "error": decision.error.model_dump()}
@@ -82,7 +92,7 @@ def _record(line: str) -> dict[str, Any]:
     """Read a line: a JSON object with a question, or the question itself."""
     if line.lstrip().startswith("{"):
         try:
-            found = json.loads(line)
+            found = parsed_json(line)
         except ValueError:
             return {"question": line}
         if isinstance(found, dict) and "question" in found:
@@ -90,10 +100,10 @@ def _record(line: str) -> dict[str, Any]:
     return {"question": line}
 
 
-def _print(console: Console, asked: str, decision: Decision) -> None:
+def _print(console: Terminal, asked: object, decision: Decision) -> None:
     if decision.error is not None:
         console.print("error   ", style="red", end=" ")
-        console.print(f"{asked[:80]!r}: {decision.error.message} {decision.error.hint}", markup=False)
+        console.print(f"{str(asked)[:80]!r}: {decision.error.message} {decision.error.hint}", markup=False)
         return
     if decision.retrieve:
         console.print("retrieve", style="yellow", end=" ")

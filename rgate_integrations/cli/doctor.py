@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shutil
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import __version__
+from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.proxy.catalog import CATALOGUE
 from rgate_integrations.proxy.download import cache_dir, cached_path
+from rgate_integrations.proxy.download import verify as verify_entry
 
 # module: (distributions that may supply it, the extra that brings the first)
 _MODULES = {
@@ -56,13 +56,44 @@ def examine() -> dict[str, Any]:
     }
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Report versions, devices, the cache, and how to mend what is missing."""
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the cached files, and compare their checksums.")
+    ] = False,
+) -> None:
+    """Report versions, devices, the cache, and how to mend what is missing.
+
+    With --verify, exit code 1 if a file in the cache is not what was downloaded.
+    """
     found = examine()
+    if verify:
+        found["verified"] = verified()
     if as_json:
-        typer.echo(json.dumps(found))
-        return
-    console = Console(highlight=False)
+        print_json(found)
+    else:
+        _print(found)
+    if any(each["changed"] for each in found.get("verified", {}).values()):
+        raise typer.Exit(1)
+
+
+def verified() -> dict[str, Any]:
+    """Return for each entry in the cache which of its files are not what was downloaded, as JSON values."""
+    found: dict[str, Any] = {}
+    for name in CATALOGUE:
+        entry = verify_entry(name)
+        if entry is not None:
+            mend = f"remove {entry.folder}, then: rgate download {name}"
+            found[name] = {
+                "changed": list(entry.changed),
+                "unchecked": list(entry.unchecked),
+                "mend": mend if entry.changed else "",
+            }
+    return found
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = Terminal()
     table = Table(show_header=False, box=None)
     table.add_row("rgate", found["rgate"])
     table.add_row("python", found["python"])
@@ -82,6 +113,21 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         console.print("\nTo get what is missing (only what you use is needed):")
         for command in dict.fromkeys(found["missing"].values()):
             console.print(f"  {command}", markup=False, soft_wrap=True)
+    for name, each in found.get("verified", {}).items():
+        _print_verified(console, name, each)
+
+
+def _print_verified(console: Terminal, name: str, entry: dict[str, Any]) -> None:
+    if entry["changed"]:
+        console.print(
+            f"{name}: changed since the download: {', '.join(entry['changed'])}", style="red", markup=False
+        )
+        console.print(f"  {entry['mend']}", markup=False, soft_wrap=True)
+    elif entry["unchecked"]:
+        unchecked = ", ".join(entry["unchecked"])
+        console.print(f"{name}: as downloaded; without a checksum: {unchecked}", markup=False, soft_wrap=True)
+    else:
+        console.print(f"{name}: as downloaded", markup=False)
 
 
 def _cache() -> dict[str, Any]:

@@ -6,10 +6,9 @@ import time
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.cli.output import print_error
+from rgate_integrations.cli.output import Terminal, print_error
 from rgate_integrations.errors import RGateError
 from rgate_integrations.proxy.catalog import CATALOGUE, entry
 from rgate_integrations.proxy.download import cache_dir, cached_path
@@ -27,7 +26,7 @@ def download(
         _show_catalogue()
         return
     wanted = list(CATALOGUE) if everything else list(dict.fromkeys(names or ()))
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     failed = False
     items = [entry(name) for name in wanted]  # an unknown name ends it before anything is fetched
     for item in items:
@@ -59,6 +58,6 @@ def _show_catalogue() -> None:
         about = f"{item.name}\n  [dim]{item.purpose}; {item.licence}[/]"
         there = "[green]yes[/]" if cached_path(item.name) else "no"
         table.add_row(about, there, f"{item.megabytes:,} MB", f"{item.disk_megabytes:,} MB")
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table)
     console.print("\nrgate download NAME… brings them into the cache; --all takes the whole catalogue.")

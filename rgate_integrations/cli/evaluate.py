@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
 from rgate_integrations.cli.options import GateName, ProxyName
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.files import json_text, write_atomically
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def evaluate(
         stages = numbers(times, ("direct", "rag", "search", "gate"), needed=("rag", "direct"))
     questions = [q for f in read_paired([*data, *(more or [])]) for q in f.records[:limit]]
     result, judged = _evaluated(gate, questions, options)
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    console = Terminal(width=None if Terminal().is_terminal else 140)
     console.print(_table(result))
     if stages is not None:
         result["break_even"] = _break_even(result, stages, console)
@@ -108,7 +108,7 @@ def _each_question(questions: Sequence[Paired], judged: JudgedQuestions) -> list
     return rows
 
 
-def _break_even(result: dict[str, Any], stages: dict[str, float], console: Console) -> dict[str, Any]:
+def _break_even(result: dict[str, Any], stages: dict[str, float], console: Terminal) -> dict[str, Any]:
     from rgate_integrations.evaluation.break_even import StageTimes
 
     times = StageTimes(**{"gate": result["gate_ms"], **stages})
@@ -184,7 +184,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _print_difference(gate: str, found: dict[str, Any], console: Console) -> None:
+def _print_difference(gate: str, found: dict[str, Any], console: Terminal) -> None:
     auc = "-"
     if found["auc_interval"] is not None:
         low, high = found["auc_interval"]

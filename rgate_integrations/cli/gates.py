@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.cli.options import AsJson
+from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.gates.registry import list_gates
 
 
@@ -27,7 +26,7 @@ def gates(
     infos = list_gates()
     if as_json:
         for info in infos:
-            typer.echo(json.dumps(asdict(info)))
+            print_json(asdict(info))
         return
     table = Table(title=f"{len(infos)} gates", title_justify="left")
     table.add_column("name", min_width=max(len(info.name) for info in infos))
@@ -35,14 +34,14 @@ def gates(
         table.add_column(column)
     for info in infos:
         table.add_row(info.name, info.paper, info.evidence, info.training, info.cost)
-    Console().print(table)
+    Terminal().print(table)
 
 
 def _shipped(as_json: bool) -> None:
     rows = _shipped_gates()
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            print_json(row)
         return
     table = Table(title="trained gates of the package", title_justify="left")
     for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
@@ -50,7 +49,7 @@ def _shipped(as_json: bool) -> None:
     for row in rows:
         auc = f"{row['auc_mean']:.3f}"
         table.add_row(row["name"], row["proxy"], row["reads"], row["llm"], auc, row["licence"])
-    Console().print(table)
+    Terminal().print(table)
 
 
 def _shipped_gates() -> list[dict[str, Any]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rgate_integrations.cli.output import advance, hit_as_json
+from rgate_integrations.cli.output import Terminal, advance, hit_as_json, print_json
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,7 +27,7 @@ def build(
 
     total = sum(1 for _ in read_passages(corpus))
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    notices = Console(stderr=True, highlight=False)
+    notices = Terminal(stderr=True)
     with Progress(*columns, console=notices) as progress:
         task = progress.add_task("embedding", total=total)
         index = build_resumable(corpus, out, SentenceEmbedder(embedder), partial(advance, progress, task))
@@ -52,11 +50,11 @@ def search(
     from rgate_integrations.index import PassageIndex
 
     index = PassageIndex.load(folder)
-    console = Console(highlight=False)
+    console = Terminal()
     for query, hits in zip(queries, index.search(queries, k), strict=True):
         if as_json:
             found = [hit_as_json(hit) for hit in hits]
-            typer.echo(json.dumps({"query": query, "passages": found}, ensure_ascii=False))
+            print_json({"query": query, "passages": found})
             continue
         console.print(query, style="bold", markup=False)
         for hit in hits:

@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import Progress
 
 from rgate_integrations.cli.options import DEFAULT_LLM
-from rgate_integrations.cli.output import advance
+from rgate_integrations.cli.output import Terminal, advance
 from rgate_integrations.errors import IndexMismatchError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.locks import locked
 
@@ -24,7 +23,7 @@ CORPUS = "encyclopedia-leads"
 
 def open_pipeline(
     gate: str,
-    notices: Console,
+    notices: Terminal,
     *,
     proxy: str | None = None,
     llm: str = DEFAULT_LLM,
@@ -51,7 +50,7 @@ def open_pipeline(
     return pipeline
 
 
-def open_llm(name: str, proxy: Proxy, notices: Console) -> Proxy:
+def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:
     """Return the answering LLM; the default one, when it is not downloaded, gives way to the proxy with a notice."""
     from rgate_integrations.proxy.download import resolve_model
     from rgate_integrations.proxy.local import shared_proxy
@@ -68,7 +67,7 @@ def open_llm(name: str, proxy: Proxy, notices: Console) -> Proxy:
     return shared_proxy(name)
 
 
-def open_index(folder: Path | None, notices: Console) -> PassageIndex:
+def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
     """Load an index; without a folder that of the demo's corpus, which is built on first use."""
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.proxy.download import cache_dir
@@ -83,7 +82,7 @@ def open_index(folder: Path | None, notices: Console) -> PassageIndex:
         return PassageIndex.load(home)
 
 
-def _build_index(home: Path, notices: Console) -> None:
+def _build_index(home: Path, notices: Terminal) -> None:
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.proxy.download import PASSAGES, cached_path
 

@@ -1,20 +1,58 @@
-"""How the commands print what they have in common."""
+"""How the commands print: the one way out for text, which may come from models, passages and files of others."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import Progress, TaskID
+from rich.segment import Segment
 
 if TYPE_CHECKING:
     from rgate_integrations.errors import RGateError
     from rgate_integrations.index.retriever import Hit
 
+# Control characters, of which ESC and CSI begin sequences that terminals obey; those that turn the direction of
+# writing around; line separators. rich gives them no width, so a layout stays what it is without them.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_HALF_PAIRS = re.compile(r"[\ud800-\udfff]")
+# Those that JSON leaves as they are.
+_IN_JSON = re.compile(r"[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class Terminal(Console):
+    """A console on which text is text: nothing in it commands the terminal.
+
+    Args:
+        stderr: Whether it writes to standard error.
+        width: Number of columns; that of the terminal when None.
+    """
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Lay out what is printed; all that is printed comes through here."""
+        for segment in super().render(renderable, options):
+            if segment.control:  # rich's own, such as for moving a progress bar
+                yield segment
+            else:
+                yield Segment(_harmless(segment.text), segment.style)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON values on one line; what terminals would obey is escaped, so that the value stays the same."""
+    line = json.dumps(value, ensure_ascii=False)
+    typer.echo(_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line))
+
 
 def print_error(error: RGateError) -> None:
     """Print an error and its hint to standard error."""
-    console = Console(stderr=True, highlight=False)
+    console = Terminal(stderr=True)
     console.print("error:", style="bold red", end=" ")
     console.print(error.message, markup=False)
     if error.hint:
@@ -31,3 +69,7 @@ def hit_as_json(hit: Hit) -> dict[str, Any]:
     """Return a passage that was found as JSON values."""
     passage = hit.passage
     return {"id": passage.id, "title": passage.title, "text": passage.text, "score": round(hit.score, 4)}
+
+
+def _harmless(text: str) -> str:
+    return _HALF_PAIRS.sub("\ufffd", _COMMANDS.sub("", text))

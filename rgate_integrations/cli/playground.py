@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from rgate_integrations.cli.opening import open_pipeline
 from rgate_integrations.cli.options import DEFAULT_LLM, GateName, IndexFolder, LLMName, PassageCount
+from rgate_integrations.cli.output import Terminal
 
 
 def playground(
@@ -25,7 +25,7 @@ def playground(
     """Try a gate in the browser: the decision, the draft, claims, passages, and both answers."""
     from rgate_integrations.playground import launch  # first: without gradio nothing else is worth loading
 
-    notices = Console(stderr=True, highlight=False)
+    notices = Terminal(stderr=True)
     pipeline = open_pipeline(gate, notices, llm=llm, index=index, k=k)
     notices.print(f"The playground is at http://{host}:{port} (Ctrl-C ends it).")
     launch(pipeline, host, port, open_browser=browser)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import write_atomically
 from rgate_integrations.records import read_records
@@ -25,7 +25,7 @@ def report(
 
     page = report_page(read_results(results), texts=texts)
     write_atomically(html, page)
-    Console(highlight=False).print(f"Written to {html}: open it in a browser.", soft_wrap=True)
+    Terminal().print(f"Written to {html}: open it in a browser.", soft_wrap=True)
 
 
 def monitor(
@@ -45,7 +45,7 @@ def monitor(
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
     found = drift(config["provenance"]["scores"], logged, float(config["threshold"]))
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(
         f"{found.n} decisions: retrieval rate {found.threshold_rate:.1%}, {found.expected_rate:.1%} at calibration; "
         f"population stability index {found.psi:.3f}",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.cli.bars import TrainingBar
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.locks import locked
 
@@ -87,7 +87,7 @@ def train(
         activated=activated,
     )
     paths = [*data, *(more or [])]
-    console = Console(highlight=False)
+    console = Terminal()
     with locked(out), TrainingBar() as bar:
         if gate == "rewriter":
             _train_rewriter(paths, model, out, options, bar)

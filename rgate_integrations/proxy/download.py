@@ -57,7 +57,7 @@ def cache_dir() -> Path:
 def cached_path(name: str) -> Path | None:
     """Return the folder of a catalogue entry, or None when it is not in the cache or has been damaged.
 
-    Only sizes are compared, which costs a few file look-ups.
+    Only sizes are compared, which costs a few file look-ups; see `verify` for the contents.
     """
     path = cache_dir() / name
     try:
@@ -66,6 +66,45 @@ def cached_path(name: str) -> Path | None:
     except (OSError, ValueError, AttributeError):
         return None
     return path if whole else None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What became of an entry's files since they were downloaded.
+
+    Attributes:
+        folder: Where they are.
+        changed: Files whose contents are others now, that are gone, or that were not there.
+        unchecked: Files of whose contents an earlier version kept no checksum.
+    """
+
+    folder: Path
+    changed: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+
+def verify(name: str) -> Verified | None:
+    """Read all files of a catalogue entry, and compare them with the checksums of the download.
+
+    The checksums are kept beside the files: this finds damage, and not the work of somebody who may write there and
+    changes both.
+
+    Returns:
+        What was found, or None when the entry is not in the cache.
+    """
+    path = cached_path(name)
+    if path is None:
+        return None
+    manifest = parsed_json((path / _MANIFEST).read_bytes())
+    known = manifest.get("checksums")
+    if not isinstance(known, dict):  # of an earlier version
+        main = manifest.get("main_file")
+        known = {str(main.get("name")): main.get("sha256")} if isinstance(main, dict) else {}
+    there = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {_MANIFEST}
+    expected = set(manifest.get("files", {}))
+    changed = {file for file in known if file not in there or sha256(path / file) != known[file]}
+    changed |= there ^ expected
+    return Verified(path, tuple(sorted(changed)), tuple(sorted(expected - set(known))))
 
 
 def download(name: str, *, progress: bool = True) -> Path:
@@ -261,6 +300,7 @@ def _write_manifest(item: Entry, made: Path) -> None:
         "sha256": item.sha256,
         "licence": item.licence,
         "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
+        "checksums": {path.relative_to(made).as_posix(): sha256(path) for path in files},
         "main_file": {"name": main.name, "sha256": sha256(main)},
     }
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

