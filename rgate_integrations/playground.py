@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import RGateError, missing_dependency
@@ -17,6 +20,8 @@ from rgate_integrations.index import PassageIndex, read_passages
 
 try:
     import gradio
+    from starlette.middleware import Middleware
+    from starlette.responses import PlainTextResponse
 except ImportError as error:
     raise missing_dependency("gradio", "playground") from error
 
@@ -174,6 +179,57 @@ def read_corpus(path: str | None) -> tuple[PassageIndex | None, str]:
         return None, f"{error.message} {error.hint}"
 
 
+class SentToThisMachine:
+    """Refuses requests that were sent to a name that is not this machine's.
+
+    A page from elsewhere can point its own name at this machine (DNS rebinding); to the browser the two are one then.
+    What it cannot do is to send its requests under another name than its own.
+
+    Args:
+        app: The page.
+        host: Address that it listens on. If that is every address, whatever is no name of the internet is served:
+            addresses, and names without a dot.
+    """
+
+    def __init__(self, app: Any, host: str) -> None:
+        self._app = app
+        self._names = {"localhost", "127.0.0.1", "::1", host.lower(), socket.gethostname().lower()}
+        self._on_every_address = host in ("", "0.0.0.0", "::")  # noqa: S104  compared, not listened on
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request, or refuse it."""
+        if scope["type"] not in ("http", "websocket") or self.serves(_host_of(scope)):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            text = "This page is served under the address that `rgate playground` printed only.\n"
+            await PlainTextResponse(text, status_code=421)(scope, receive, send)
+
+    def serves(self, host: str) -> bool:
+        """Return whether requests to this host are served; without port."""
+        if host in self._names:
+            return True
+        return self._on_every_address and ("." not in host or _is_address(host))
+
+
+def _host_of(scope: Any) -> str:
+    """Return the host that a request was sent to, without its port; empty if it is not said or nonsense."""
+    named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+    try:
+        return urlsplit(f"//{named}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def build(pipeline: Pipeline) -> Any:
     """Make the page."""
     playground = Playground(pipeline)
@@ -220,7 +276,7 @@ def build(pipeline: Pipeline) -> Any:
 
 
 def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool, wait: bool = True) -> Any:
-    """Serve the page. No telemetry, no share link, and nothing is fetched from elsewhere.
+    """Serve the page, under this machine's own names. No telemetry, no share link, nothing fetched from elsewhere.
 
     Args:
         pipeline: Gate, index and LLM.
@@ -243,6 +299,7 @@ def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool, wait
         css=CSS,
         theme=gradio.themes.Default(**fonts),
         footer_links=[],
+        app_kwargs={"middleware": [Middleware(SentToThisMachine, host=host)]},
         quiet=True,
         prevent_thread_lock=not wait,
     )

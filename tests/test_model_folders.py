@@ -10,6 +10,7 @@ import pytest
 from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.index.hybrid import CrossEncoderReranker
 from rgate_integrations.proxy.adapters import Adapters
 from rgate_integrations.proxy.pretrained import load_pretrained
 
@@ -156,6 +157,54 @@ def test_pickled_weights_of_a_proxy_are_refused(llm):
     with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
         load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
     assert "save_pretrained" in caught.value.hint
+
+
+def test_a_proxy_that_needs_code_of_its_own_is_refused_without_the_advice_to_run_it(llm, tmp_path):
+    """Of an architecture that transformers does not have: it would have to be run."""
+    ran = tmp_path / "ran"
+    (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
+    change(llm / "config.json", model_type="own", auto_map={"AutoConfig": "modeling_own.Config"})
+    with pytest.raises(ModelLoadError, match="needs code of its own") as caught:
+        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    assert "never run" in caught.value.hint
+    assert "trust_remote_code" not in str(caught.value)
+    assert not ran.exists()
+
+
+def test_a_proxy_that_transformers_has_itself_loads_without_the_code_beside_it(llm, tmp_path):
+    ran = tmp_path / "ran"
+    (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
+    change(llm / "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.Model"})
+    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    assert type(model).__module__.startswith("transformers.")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("way", ["code", "pickle"])
+def test_a_cross_encoder_with_code_or_pickles_is_refused(llm, way):
+    if way == "code":
+        (llm / "modeling_own.py").write_text("raise SystemExit('it ran')")
+        change(llm / "config.json", auto_map={"AutoModel": "modeling_own.Model"})
+    else:
+        pickled(llm)
+    with pytest.raises(ModelLoadError, match=r"brings code of its own|not safetensors"):
+        CrossEncoderReranker(str(llm))("question", ["text"])
+
+
+def test_a_cross_encoder_loads_safetensors(llm, tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    (tmp_path / "cross").mkdir()
+    config = BertConfig(
+        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    config.num_labels = 1
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "cross")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
+    (tmp_path / "cross" / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "cross" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    scores = CrossEncoderReranker(str(tmp_path / "cross"))("a", ["b", "a b"])
+    assert len(scores) == 2
 
 
 def test_a_pickle_beside_safetensors_is_not_read(llm):

@@ -1,5 +1,6 @@
 """The playground: what it shows is text, and in a real browser the threshold moves the route."""
 
+import http.client
 import json
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from tests.scripted_proxy import ScriptedProxy
 pytest.importorskip("gradio", reason="gradio comes with the dev extra")
 from rgate_integrations.playground import (
     Playground,
+    SentToThisMachine,
     claims_html,
     draft_html,
     gauge,
@@ -110,6 +112,49 @@ def test_the_command_opens_what_the_page_needs(tmp_path, monkeypatch):
     assert options == {"open_browser": False}
 
 
+@pytest.mark.parametrize(
+    ("listens", "sent_to", "served"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.1", "::1", True),
+        ("127.0.0.1", "evil.test", False),
+        ("127.0.0.1", "192.168.1.5", False),
+        ("127.0.0.1", "", False),
+        ("192.168.1.5", "192.168.1.5", True),
+        ("::", "192.168.1.5", True),
+        ("::", "my-server", True),
+        ("::", "fe80::1", True),
+        ("::", "evil.test", False),
+        ("::", "127.0.0.1.evil.test", False),
+    ],
+)
+def test_the_page_is_served_under_the_machines_own_names(listens, sent_to, served):
+    assert SentToThisMachine(None, listens).serves(sent_to) is served
+
+
+def test_a_page_from_elsewhere_cannot_pretend_to_be_this_one():
+    """DNS rebinding: its name is pointed at 127.0.0.1, and its requests still carry the name."""
+    port, pipeline = free_port(), Pipeline(load_gate("constant:never"), None, ScriptedProxy())
+    served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
+    try:
+        for host, status in (
+            (f"127.0.0.1:{port}", 200),
+            (f"localhost:{port}", 200),
+            (f"evil.test:{port}", 421),
+            ("evil.test", 421),
+            (f"127.0.0.1.evil.test:{port}", 421),
+            ("[", 421),
+        ):
+            for path in ("/", "/config", "/gradio_api/info"):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection.request("GET", path, headers={"Host": host})
+                assert connection.getresponse().status == status, (host, path)
+                connection.close()
+    finally:
+        served.close()
+
+
 @pytest.mark.model
 def test_an_uploaded_corpus_is_searched(tmp_path, smollm2, minilm):
     lines = [{"text": "The capital of Zorblat is Quimbo.", "title": "Zorblat"}, {"text": "Bread is baked."}]
@@ -133,9 +178,7 @@ def page(request, tmp_path, smollm2, minilm):
         Passage("2", "Bread is baked."),
     ]
     index = PassageIndex.build(passages)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     if request.param == "in this process":
         pipeline = Pipeline(load_gate(), index, smollm2, tokens=16)
         served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
@@ -146,16 +189,25 @@ def page(request, tmp_path, smollm2, minilm):
     command = [sys.executable, "-c", "from rgate_integrations.cli.main import main; main()", "playground"]
     command += ["--index", folder, "--llm", smollm2.name, "--port", str(port), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        assert process.poll() is None, "the playground ended"
-        time.sleep(0.5)
-    yield f"http://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(20)
+    try:
+        while not is_listening(port):
+            assert process.poll() is None, "the playground ended"
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.model

@@ -108,11 +108,11 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
     """As httpx did with a header that it held for illegal."""
     import httpx
 
-    def refuse(*args, **kwargs):
+    async def refuse(*args, **kwargs):
         raise httpx.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'")
 
     proxy = fake(answer(), api_key=KEY, retries=0)
-    monkeypatch.setattr(httpx.Client, "post", refuse)
+    monkeypatch.setattr(httpx.AsyncClient, "post", refuse)
     with pytest.raises(ServerError, match="Illegal header value") as caught:
         proxy.generate(ANSWER, VALUES[:1], tokens=1)
     assert_harmless([caught.value], caplog)

@@ -13,6 +13,7 @@ from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
+from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
 
 
 class Reranker(Protocol):
@@ -26,7 +27,7 @@ class CrossEncoderReranker:
     """A cross-encoder of sentence-transformers, loaded on first use.
 
     Args:
-        model: Local folder or Hub id.
+        model: Local folder or Hub id. A folder that brings code or pickled weights raises ModelLoadError.
     """
 
     def __init__(self, model: str) -> None:
@@ -40,7 +41,11 @@ class CrossEncoderReranker:
                 from sentence_transformers import CrossEncoder
             except ImportError as error:
                 raise missing_dependency("sentence_transformers", "local") from error
-            self._model = CrossEncoder(self.name, trust_remote_code=False)
+            refuse_code(self.name)
+            refuse_pickles(self.name)
+            self._model = CrossEncoder(
+                self.name, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+            )
         pairs = [(question, text) for text in texts]
         scores = self._model.predict(pairs, show_progress_bar=False)
         return [float(s) for s in scores]

@@ -16,7 +16,7 @@ from rgate_integrations.errors import ConfigurationError
 __all__ = ["Credentials", "checked_key", "split_login"]
 
 _HIDDEN = "***"
-_LOGIN = re.compile(r"(?<=://)[^\s/]*@")
+_LOGIN = re.compile(r"(?<=://)\S*@")  # a password with a slash that nobody encoded is one, too
 
 
 @dataclass(frozen=True)

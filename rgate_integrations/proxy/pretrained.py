@@ -45,6 +45,11 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
                 **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
+        if "trust_remote_code" in str(error):  # transformers' advice is to run the code
+            raise ModelLoadError(
+                f"The model {name!r} needs code of its own, and transformers has none for it.",
+                hint="Code of model folders is never run: give a model that transformers can load without.",
+            ) from None
         raise ModelLoadError(
             f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
             hint="Give a folder or Hub id of a causal language model, or a name from `rgate download`.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.completion import Completion
 from rgate_integrations.proxy.control_tokens import without_control_tokens
 from rgate_integrations.proxy.credentials import Credentials, checked_key, split_login
 from rgate_integrations.proxy.server import ServerConnection, no_logprobs
@@ -39,7 +40,7 @@ class ServedProxy(Proxy):
         model: Name of the model on the server.
         api_key: Sent as a bearer token, without the white space around it; the environment's ``OPENAI_API_KEY`` is
             never read.
-        timeout: Of one request, in seconds.
+        timeout: Of one request and its whole answer, in seconds, however slowly it comes.
         retries: How often a request is tried again after 408, 429, 5xx or a lost connection, with back-off.
         max_concurrency: Requests at a time; a server batches what comes together.
 
@@ -173,19 +174,17 @@ class ServedProxy(Proxy):
     ) -> Draft:
         """Write one draft; ``options`` are those of the API."""
         answer = self._ask(prompt, values, adapter, options)
-        choice = answer["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        tokens = _tokens(answer)
-        if tokens and not tokens[-1]["token"]:  # the end of the turn
+        tokens = answer.tokens
+        if tokens and not tokens[-1].text:  # the end of the turn
             tokens = tokens[:-1]
         return Draft(
-            text=(text or "").strip(),
-            tokens=tuple(str(token["token"]) for token in tokens),
-            logprobs=tuple(min(float(token["logprob"]), 0.0) for token in tokens) if tokens else None,
-            finished=choice.get("finish_reason") == "stop",
+            text=answer.text.strip(),
+            tokens=tuple(token.text for token in tokens),
+            logprobs=tuple(token.logprob for token in tokens) if tokens else None,
+            finished=answer.finished,
             source="proxy",
             model=self.name,
-            prompt_tokens=_prompt_tokens(answer),
+            prompt_tokens=answer.prompt_tokens,
         )
 
     def _sample(self, prompt: PromptTemplate, job: tuple[Values, int], **options: Any) -> Draft:
@@ -205,12 +204,10 @@ class ServedProxy(Proxy):
         """Score the targets of one prompt, by what follows their common prefix."""
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         answer = self._ask(prompt, values, adapter, options, prefix)
-        tokens = _tokens(answer)
-        likeliest = (tokens[0]["top_logprobs"] or []) if tokens else []
-        logprobs = {str(token["token"]): float(token["logprob"]) for token in likeliest}
+        logprobs = answer.tokens[0].likeliest if answer.tokens else {}
         if not logprobs:
             raise no_logprobs(self.url)
-        return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), _prompt_tokens(answer))
+        return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), answer.prompt_tokens)
 
     def _ask(
         self,
@@ -219,7 +216,7 @@ class ServedProxy(Proxy):
         adapter: str | None,
         options: dict[str, Any],
         prefix: str = "",
-    ) -> dict[str, Any]:
+    ) -> Completion:
         """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
         clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
@@ -240,27 +237,7 @@ class ServedProxy(Proxy):
         return self._connection.post("/chat/completions", {**body, "messages": messages, "logprobs": True})
 
 
-def _tokens(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The generated tokens with their log-probabilities, in either of OpenAI's two shapes; [] without them."""
-    logprobs = answer["choices"][0].get("logprobs") or {}
-    if logprobs.get("content"):  # chat completions
-        return [{"top_logprobs": [], **token} for token in logprobs["content"]]
-    tokens = logprobs.get("tokens") or []  # completions: parallel lists, and the likeliest as a mapping
-    values = logprobs.get("token_logprobs") or []
-    likeliest = logprobs.get("top_logprobs") or [{}] * len(tokens)
-    found = []
-    for token, value, likely in zip(tokens, values, likeliest, strict=False):
-        top = [{"token": name, "logprob": logprob} for name, logprob in (likely or {}).items()]
-        found.append({"token": token, "logprob": 0.0 if value is None else value, "top_logprobs": top})
-    return found
-
-
-def _prompt_tokens(answer: dict[str, Any]) -> int:
-    usage = answer.get("usage") or {}
-    return int(usage.get("prompt_tokens") or 0)
-
-
-def _score_of(target: str, logprobs: dict[str, float]) -> float:
+def _score_of(target: str, logprobs: Mapping[str, float]) -> float:
     """Log-probability of the likeliest token that a target may begin with, or the most that it can have."""
     wanted = target.strip()
     starts = []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
+from rgate_integrations.proxy.completion import Completion, read_completion
 from rgate_integrations.proxy.credentials import Credentials
 
 __all__ = ["ServerConnection", "no_logprobs"]
@@ -29,7 +32,7 @@ class ServerConnection:
     Args:
         url: The server's base, without a login.
         credentials: What requests are sent with.
-        timeout: Of one request, in seconds, above 0.
+        timeout: Of one request and its whole answer, in seconds, above 0.
         retries: How often a request is tried again, at least 0.
         max_concurrency: Requests at a time, at least 1.
 
@@ -39,6 +42,7 @@ class ServerConnection:
 
     _pid: int
     _client: Any
+    _close_client: Callable[[], object] | None
     _pool: ThreadPoolExecutor | None
 
     def __init__(
@@ -66,11 +70,11 @@ class ServerConnection:
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
         with self._lock:
-            if self._client is not None:
-                self._client.close()
+            if self._close_client is not None and self._pid == os.getpid():
+                self._close_client()
             if self._pool is not None:
                 self._pool.shutdown(wait=False, cancel_futures=True)
-            self._client = self._pool = None
+            self._client = self._pool = self._close_client = None
 
     def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Do something with each item, at the same time; the server makes batches of it.
@@ -94,35 +98,33 @@ class ServerConnection:
             raise failed[0]
         raise EvidenceError(f"{len(failed)} of {len(jobs)} requests failed; the first: {failed[0]}")
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def post(self, path: str, body: dict[str, Any]) -> Completion:
         """Send a request; try again after what may pass.
 
         Returns:
-            The answer, with at least one choice.
+            What the server wrote.
 
         Raises:
-            ServerError: The server could not be reached, or stayed busy or broken.
+            ServerError: The server could not be reached, stayed busy or broken, or gave something else as an answer.
             EvidenceError: It refused this very request.
+            ConfigurationError: The environment names a proxy server that cannot be used.
         """
-        import httpx
-
         trouble = ""
         for attempt in range(self.retries + 1):
             if attempt:
                 pause = min(0.25 * 2**attempt, 8.0)
                 # Of random length, so that callers that failed together do not come back together.
                 time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  not for cryptography
-            try:
-                response = self._http().post(self.url + path, json=body)
-            except httpx.TransportError as error:
-                trouble = self.credentials.redact(f"{type(error).__name__}: {error}")
+            response = self._sent(path, body)
+            if isinstance(response, str):
+                trouble = response
                 continue
             if response.status_code in _BUSY:
                 trouble = f"it answered {response.status_code}"
                 continue
             if response.status_code >= 400:
                 raise self._refusal(response.status_code, response.text)
-            answer = _answer_of(response)
+            answer = read_completion(response.content)
             if answer is None:
                 raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
             return answer
@@ -131,6 +133,29 @@ class ServerConnection:
             f"The server at {self.url} could not be used: {trouble}.",
             hint="Is it running, and is the URL its /v1?",
         )
+
+    def _sent(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a request once; returns the response of httpx with its whole body, or what went wrong."""
+        client = self._http()
+        import httpx
+
+        async def answer() -> Any:
+            # httpx bounds the wait for each next piece: who sends a byte a second would never be late.
+            async with asyncio.timeout(self.timeout):
+                return await client.post(self.url + path, json=body)
+
+        future = asyncio.run_coroutine_threadsafe(answer(), _event_loop())
+        try:
+            return future.result()
+        except TimeoutError:
+            return f"there was no whole answer within {self.timeout:g} s"
+        except CancelledError:
+            return "the connection was closed"
+        except httpx.RequestError as error:
+            return self.credentials.redact(f"{type(error).__name__}: {error}")
+        except BaseException:  # Ctrl-C: nobody waits for the answer any more
+            future.cancel()
+            raise
 
     def _refusal(self, status: int, text: str) -> Exception:
         """Build the error for a request that was refused; ``text`` is the body as it came."""
@@ -155,20 +180,23 @@ class ServerConnection:
             # A child of a fork has its parent's connections, which must not be shared, but not its threads.
             if self._client is None or self._pid != os.getpid():
                 most = self.max_concurrency
-                self._client = httpx.Client(
-                    timeout=self.timeout,
+                options = {
+                    "timeout": self.timeout,
                     # A login goes here too, and not into the URL, which httpx writes to its log.
-                    headers=self.credentials.headers(),
-                    limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
-                )
+                    "headers": self.credentials.headers(),
+                    "limits": httpx.Limits(max_connections=most, max_keepalive_connections=most),
+                }
+                self._client = _new_client(options)
+                self._close_client = weakref.finalize(self, _close, self._client, os.getpid())
                 self._pool = ThreadPoolExecutor(most, thread_name_prefix="rgate-served")
                 self._pid = os.getpid()
             return self._client
 
     def _forget_connections(self) -> None:
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the four below
         self._pid = -1
         self._client = None
+        self._close_client = None
         self._pool = None
 
 
@@ -181,11 +209,39 @@ def no_logprobs(url: str, said: str = "") -> EvidenceError:
     )
 
 
-def _answer_of(response: Any) -> dict[str, Any] | None:
-    """Read a response of httpx; None if it is not a JSON object with choices."""
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_loops_lock = threading.Lock()
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process that all requests run on; a thread of its own keeps it running."""
+    with _loops_lock:
+        pid = os.getpid()  # the thread of a parent's loop is not in a child of a fork
+        if pid not in _loops:
+            _loops[pid] = asyncio.new_event_loop()
+            threading.Thread(target=_loops[pid].run_forever, name="rgate-served-loop", daemon=True).start()
+        return _loops[pid]
+
+
+def _new_client(options: dict[str, Any]) -> Any:
+    """Make a client of httpx.
+
+    Raises:
+        ConfigurationError: The environment names a proxy server that cannot be used. It is not quoted.
+    """
+    import httpx
+
     try:
-        answer = response.json()
-        answer["choices"][0]
-        return dict(answer)
-    except (ValueError, LookupError, TypeError):
-        return None
+        return httpx.AsyncClient(**options)
+    except (httpx.InvalidURL, ValueError):  # their messages quote parts of a login
+        pass
+    raise ConfigurationError(
+        "A proxy server that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) cannot be used.",
+        hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+    )
+
+
+def _close(client: Any, pid: int) -> None:
+    """Close a client, on the loop that it is used on, if that is in this process; nobody waits for it."""
+    if pid == os.getpid():
+        asyncio.run_coroutine_threadsafe(client.aclose(), _event_loop())
