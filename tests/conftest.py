@@ -3,10 +3,15 @@
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from rgate_integrations.proxy.download import cached_path, download
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
 from tests.scripted_proxy import ScriptedProxy
+
+# No example fails for being slow: on a busy machine all are.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 SMOLLM2 = "smollm2-135m-instruct"
 

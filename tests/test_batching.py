@@ -171,18 +171,18 @@ def test_an_exception_reaches_every_caller_of_its_batch():
 
     for future in Batcher(run).submit([1, 2]):
         with pytest.raises(ValueError, match="no"):
-            future.result(timeout=5)
+            future.result(timeout=PATIENCE)
 
 
 def test_a_result_too_few_is_an_error():
     with pytest.raises(RuntimeError, match="2 items gave 1 results"):
-        Batcher(lambda items: items[:1]).submit([1, 2])[0].result(timeout=5)
+        Batcher(lambda items: items[:1]).submit([1, 2])[0].result(timeout=PATIENCE)
 
 
 def test_the_worker_is_one_daemon_thread():
     batcher = Batcher(lambda items: list(items))
-    assert [f.result(timeout=5) for f in batcher.submit([1, 2, 3])] == [1, 2, 3]
-    assert [f.result(timeout=5) for f in batcher.submit([4])] == [4]
+    assert [f.result(timeout=PATIENCE) for f in batcher.submit([1, 2, 3])] == [1, 2, 3]
+    assert [f.result(timeout=PATIENCE) for f in batcher.submit([4])] == [4]
     workers = [t for t in threading.enumerate() if t.name == "rgate-batcher"]
     assert workers
     assert all(t.daemon for t in workers)
@@ -191,11 +191,11 @@ def test_the_worker_is_one_daemon_thread():
 def test_an_idle_worker_ends_and_the_next_call_starts_another():
     batcher = Batcher(lambda items: [(i, threading.current_thread()) for i in items], max_idle=0.01)
     (first,) = batcher.submit([1])
-    worker = first.result(timeout=5)[1]
-    worker.join(timeout=5)
+    worker = first.result(timeout=PATIENCE)[1]
+    worker.join(timeout=PATIENCE)
     assert not worker.is_alive()
     (second,) = batcher.submit([2])
-    item, other = second.result(timeout=5)
+    item, other = second.result(timeout=PATIENCE)
     assert item == 2
     assert other is not worker
 
@@ -203,5 +203,5 @@ def test_an_idle_worker_ends_and_the_next_call_starts_another():
 def test_no_call_is_lost_while_workers_end():
     batcher = Batcher(lambda items: list(items), max_idle=0.0)
     for i in range(300):
-        assert batcher.submit([i])[0].result(timeout=5) == i
+        assert batcher.submit([i])[0].result(timeout=PATIENCE) == i
         time.sleep(0.0001 * (i % 3))

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -382,7 +381,7 @@ stop = sys.argv[2]
 def pause(step):
     if step == stop:
         print("here", flush=True)
-        time.sleep(60)
+        sys.stdin.read()  # until it is killed
 publish, passages = d._publish, d._write_passages
 def slow_publish(made, final):
     pause("before the rename")
@@ -396,7 +395,16 @@ d.fetch(Entry(**raw), report=lambda line, size: pause(line))
 
 def start_slow(item: Entry, stop: str) -> subprocess.Popen[bytes]:
     raw = {**vars(item), "parts": [vars(p) for p in item.parts]}
-    return subprocess.Popen([sys.executable, "-c", _SLOW, json.dumps(raw), stop], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", _SLOW, json.dumps(raw), stop]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        pipe.close()
 
 
 @pytest.mark.parametrize(
@@ -412,11 +420,11 @@ def start_slow(item: Entry, stop: str) -> subprocess.Popen[bytes]:
 )
 def test_killed_at_a_step(corpus, cache, stop):
     process = start_slow(corpus, stop)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"here\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"here\n"
+    finally:
+        kill(process)
     finished = stop == "after the rename"
     assert (cache / "test-leads").exists() is finished
     assert (downloads.cached_path("test-leads") is not None) is finished
@@ -436,10 +444,7 @@ def test_killed_at_any_moment(corpus, cache):
             if (cache / "test-leads").exists():
                 assert downloads.cached_path("test-leads") is not None
             time.sleep(0.01)
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        kill(process)
         assert (downloads.cached_path("test-leads") is not None) is (cache / "test-leads").exists()
         shutil.rmtree(cache / "test-leads", ignore_errors=True)
     downloads.fetch(corpus)

@@ -394,14 +394,20 @@ from rgate_integrations.index import PassageIndex
 from tests.test_index import Letters, passages
 
 root, index, rng = sys.argv[1], PassageIndex.build(passages(400), Letters()), random.Random(1)
-for _ in range(30):
+for number in range(30):
+    done, tell = os.pipe()
     child = os.fork()
     if not child:
         while True:
             index.save(root)
+            os.write(tell, b".")
+    if number % 3 == 2:
+        os.read(done, 1)  # one is complete, however slow the machine is
     time.sleep(rng.uniform(0.0, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.close(done)
+    os.close(tell)
     print(len(PassageIndex.load(root, Letters())))
 """
 

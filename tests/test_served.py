@@ -1,11 +1,11 @@
 """A proxy behind a server: a real llama.cpp one on loopback, and one that misbehaves on purpose."""
 
 import hashlib
+import itertools
 import math
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -51,7 +51,10 @@ def start_llama_cpp():
     command = [sys.executable, "-c", SERVE, str(gguf()), "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     url = process.stdout.readline().strip()
-    assert url.startswith("http"), "the server did not start"
+    if not url.startswith("http"):
+        process.kill()
+        process.wait()
+        pytest.fail("the server did not start")
     return process, f"{url}/v1"
 
 
@@ -103,14 +106,26 @@ def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
 def test_a_server_that_dies_means_retrieval(smollm2):
     pytest.importorskip("xllamacpp")
     process, url = start_llama_cpp()
-    gate = load_gate("ik", proxy=ServedProxy(url, "smollm2", retries=1))
-    killer = threading.Timer(0.5, process.kill)
-    killer.start()
-    decisions = gate.decide_batch([f"Who was king number {i} of France?" for i in range(200)])
+    proxy, answers = ServedProxy(url, "smollm2", retries=1), itertools.count(1)
+    post = proxy._connection.post
+
+    def kill_it_after_ten(path, body):
+        found = post(path, body)
+        if next(answers) == 10:
+            process.kill()
+        return found
+
+    proxy._connection.post = kill_it_after_ten
+    try:
+        decisions = load_gate("ik", proxy=proxy).decide_batch(
+            [f"Who was king {i} of France?" for i in range(200)]
+        )
+    finally:
+        process.kill()
+        process.wait()
     failed = [d for d in decisions if d.error is not None]
     assert failed
     assert all(d.retrieve and d.error.type == "ServerError" for d in failed)
-    process.wait()
 
 
 @pytest.fixture
