@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 try:
     import fcntl
@@ -68,16 +68,16 @@ def _lock_file(target: Path) -> Path:
     return real.with_name(f".{real.name}.lock")
 
 
-def _opened(path: Path, waiting: Callable[[], None] | None) -> BinaryIO:
+def _opened(path: Path, waiting: Callable[[], None] | None) -> io.FileIO:
     """Open the lock file and lock it; raises BlockingIOError where it is held and nobody waits."""
     while True:
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
         try:
             _lock(file, waiting)
             if _is(file, path):
-                file.truncate(0)
-                file.write(str(os.getpid()).encode())
-                file.flush()
+                with suppress(OSError):  # on a full disk: the lock is as good without the number
+                    file.truncate(0)
+                    file.write(str(os.getpid()).encode())
                 return file
         except BaseException:
             file.close()
@@ -85,7 +85,7 @@ def _opened(path: Path, waiting: Callable[[], None] | None) -> BinaryIO:
         file.close()  # the one who had it removed the file: this lock is of nothing
 
 
-def _lock(file: BinaryIO, waiting: Callable[[], None] | None) -> None:
+def _lock(file: io.FileIO, waiting: Callable[[], None] | None) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,7 +98,7 @@ def _lock(file: BinaryIO, waiting: Callable[[], None] | None) -> None:
             raise
 
 
-def _is(file: BinaryIO, path: Path) -> bool:
+def _is(file: io.FileIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

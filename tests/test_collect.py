@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import shutil
+import subprocess
 
 import pytest
 
@@ -71,6 +73,41 @@ def test_collecting_goes_on_after_a_full_disk(tmp_path, monkeypatch):
     assert again.asked == [q["question"] for q in QUESTIONS[kept.count("\n") :]], (
         "what is there is not asked again"
     )
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of a few kilobytes, and what makes it larger; where none can be mounted, the test is skipped."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(options):
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    if shutil.which("mount") is None or not mount("size=16k"):
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield folder, lambda: mount("remount,size=1m")
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_collecting_goes_on_when_a_real_disk_has_room_again(tmp_path, small_disk):
+    disk, enlarge = small_disk
+    whole = collect(QUESTIONS, Model(), tmp_path / "whole.jsonl").read_text()
+    out = disk / "out.jsonl"
+    for _ in range(2):  # as long as it is full, it says so and changes nothing
+        with pytest.raises(WriteError, match="No space left"):
+            collect(QUESTIONS, Model(), out)
+        kept = out.read_text()
+        assert whole.startswith(kept)
+        assert kept.count("\n") == 16, "the first chunk"
+    assert enlarge()
+    again = Model()
+    collect(QUESTIONS, again, out)
+    assert out.read_text() == whole
+    assert len(again.asked) == len(QUESTIONS) - 16
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rgate_integrations.evaluation.collect import DATASETS, from_rows, read_ques
 from rgate_integrations.evaluation.paired import read_paired
 from rgate_integrations.evaluation.report import read_results, report_page
 from rgate_integrations.evidence.neighbours import LabelledQuestions
+from rgate_integrations.files import JsonlLog
 from rgate_integrations.gates.ik import IK_QUESTION
 from rgate_integrations.gates.registry import prompt_hashes
 from rgate_integrations.index import read_passages
@@ -29,9 +30,11 @@ from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.saved.calibrated import save_calibrated
 from rgate_integrations.saved.folder import read_config, trained_on
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
 from rgate_integrations.training.trainer import prepare
+from tests.scripted_proxy import ScriptedProxy
 
 FUZZ = settings(
     max_examples=200,
@@ -486,3 +489,19 @@ def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_p
 def test_any_json_of_a_gate_is_a_gate_or_refused(config):
     refusal(gate_from_json, json.dumps(config))
     refusal(gate_from_json, json.dumps(config)[:-3])
+
+
+@FUZZ
+@given(kept=st.lists(changed({"question": "q?", "draft": {"text": "x"}, "answers": ["x"]}), max_size=2))
+def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path):
+    path = tmp_path / "kept.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    for module in (drafts, sampling):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "JsonlLog", lambda _: JsonlLog(path))
+            patch.setattr(module, "cache_dir", lambda: tmp_path)
+            work = drafts.cached_drafts if module is drafts else sampling.sampled_answers
+            given_more = {"tokens": 8} if module is drafts else {"n": 2}
+            message = refusal(lambda: work(ScriptedProxy(), ["q?"], **given_more))  # noqa: B023  called at once
+        assert message is None or "kept.jsonl" in message
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))

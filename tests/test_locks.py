@@ -14,6 +14,7 @@ from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.index.building import build_resumable
 from rgate_integrations.locks import locked
+from rgate_integrations.training.drafts import cached_drafts
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import Words
 
@@ -126,6 +127,31 @@ def test_two_that_collect_at_once_write_each_row_once(tmp_path):
     collect(questions, ScriptedProxy(), tmp_path / "out.jsonl")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [question["id"] for question in questions]
+
+
+def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    began, may_go_on, waits = threading.Event(), threading.Event(), []
+    questions = [f"What is {i}?" for i in range(5)]
+
+    class Slow(ScriptedProxy):
+        def generate(self, *arguments, **options):
+            began.set()
+            assert may_go_on.wait(60)
+            return super().generate(*arguments, **options)
+
+    def told(what, done, total):
+        waits.append(what)
+        may_go_on.set()
+
+    first = threading.Thread(target=cached_drafts, args=(Slow(), questions, 8))
+    first.start()
+    assert began.wait(60)
+    second = ScriptedProxy()
+    assert len(cached_drafts(second, questions, 8, told)) == 5
+    first.join(60)
+    assert second.calls == []
+    assert waits == ["waiting for another training that writes the same drafts"]
 
 
 def test_many_at_once_take_turns(tmp_path):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.files import JsonlLog
+from rgate_integrations.locks import locked
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.download import cache_dir
@@ -62,8 +64,21 @@ def cached_drafts(
     # By weights, not by name alone: another model may lie in the same folder by now.
     made_with = f"{proxy.name}|{proxy.fingerprint}|{ANSWER.hash}|{tokens}"
     name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
-    log = JsonlLog(cache_dir() / "drafts" / f"{name}.jsonl")
-    drafts = {record["question"]: Draft.model_validate(record["draft"]) for record in log.values()}
+    path = cache_dir() / "drafts" / f"{name}.jsonl"
+    wait = partial(progress, "waiting for another training that writes the same drafts", 0, len(questions))
+    with locked(path, waiting=wait):
+        return _written_or_kept(JsonlLog(path), proxy, questions, tokens, progress)
+
+
+def _written_or_kept(
+    log: JsonlLog, proxy: Proxy, questions: Sequence[str], tokens: int, progress: Progress
+) -> list[Draft]:
+    drafts = {}
+    for record in log.values():
+        try:
+            drafts[record["question"]] = Draft.model_validate(record["draft"])
+        except (TypeError, LookupError, ValueError) as error:
+            raise not_ours(log) from error
     missing = [q for q in dict.fromkeys(questions) if q not in drafts]
     for start in range(0, len(missing), _CHUNK):
         chunk = missing[start : start + _CHUNK]
@@ -73,6 +88,14 @@ def cached_drafts(
         drafts |= new
         progress("writing drafts", len(questions) - len(missing) + start + len(chunk), len(questions))
     return [drafts[q] for q in questions]
+
+
+def not_ours(log: JsonlLog) -> DataFormatError:
+    """Build the error for a file of the cache that holds something else than was written to it."""
+    return DataFormatError(
+        f"{str(log.path)!r} holds something else than what is kept there.",
+        hint="Remove the file: it is made anew.",
+    )
 
 
 def recorded_draft(proxy: Proxy, text: str, tokens: int) -> Draft:

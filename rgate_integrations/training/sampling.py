@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from rgate_integrations.errors import DataFormatError, EvidenceError
 from rgate_integrations.files import JsonlLog
+from rgate_integrations.locks import locked
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.download import cache_dir
 from rgate_integrations.records import read_records
-from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.training.drafts import Progress, not_ours, silent
 from rgate_integrations.training.examples import DataFile, read_examples
 from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
 
@@ -78,8 +80,21 @@ def sampled_answers(
     """
     settings = f"{proxy.name}|{proxy.fingerprint}|{SHORT_ANSWER.hash}|{_TEMPERATURE}|{_TOKENS}|{n}|{seed}"
     name = hashlib.sha256(settings.encode()).hexdigest()[:16]
-    log = JsonlLog(cache_dir() / "samples" / f"{name}.jsonl")
-    answers: dict[str, list[str]] = {record["question"]: record["answers"] for record in log.values()}
+    path = cache_dir() / "samples" / f"{name}.jsonl"
+    wait = partial(progress, "waiting for another training that samples the same answers", 0, len(questions))
+    with locked(path, waiting=wait):
+        return _sampled_or_kept(JsonlLog(path), proxy, questions, n, seed, progress)
+
+
+def _sampled_or_kept(
+    log: JsonlLog, proxy: Proxy, questions: Sequence[str], n: int, seed: int, progress: Progress
+) -> dict[str, list[str]]:
+    answers: dict[str, list[str]] = {}
+    for record in log.values():
+        try:
+            answers[record["question"]] = [str(answer) for answer in record["answers"]]
+        except (TypeError, LookupError) as error:
+            raise not_ours(log) from error
     missing = [question for question in questions if question not in answers]
     for start in range(0, len(missing), _CHUNK):
         chunk = missing[start : start + _CHUNK]
