@@ -102,12 +102,14 @@ def test_collecting_goes_on_when_a_real_disk_has_room_again(tmp_path, small_disk
             collect(QUESTIONS, Model(), out)
         kept = out.read_text()
         assert whole.startswith(kept)
-        assert kept.count("\n") == 16, "the first chunk"
+        there = kept.count("\n")
+        assert 0 < there < len(QUESTIONS)
+        assert kept.endswith("\n")
     assert enlarge()
     again = Model()
     collect(QUESTIONS, again, out)
     assert out.read_text() == whole
-    assert len(again.asked) == len(QUESTIONS) - 16
+    assert len(again.asked) == len(QUESTIONS) - there
 
 
 @pytest.mark.parametrize(
