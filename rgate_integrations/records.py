@@ -79,6 +79,17 @@ class Record:
         value = self.fields.get(key)
         return None if value is None else self._as_number(key, value)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Return finite numbers, at least one.
+
+        Raises:
+            DataFormatError: There is something else.
+        """
+        value = self.fields.get(key)
+        if not isinstance(value, list) or not value:
+            raise self.wrong(f"{key} is no list of numbers")
+        return tuple(self._as_number(key, each) for each in value)
+
     def logprobs(self, key: str) -> tuple[float, ...] | None:
         """Return log-probabilities, each at most 0, or None if they are missing, null or an empty list.
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
+from rgate_integrations.cli.report import monitor
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError, RGateError
 from rgate_integrations.evaluation.collect import DATASETS, from_rows, read_questions
 from rgate_integrations.evaluation.paired import read_paired
@@ -152,7 +153,7 @@ def test_any_bytes_are_read_or_refused(name, noise, at, packed, tmp_path):
     path = tmp_path / ("data.jsonl.gz" if packed else "data.jsonl")
     path.write_bytes(whole[:at] + noise + whole[at + len(noise) :])
     message = refusal(READERS[name], path)
-    assert message is None or "data.jsonl" in message
+    assert message is None or "data.jsonl" in message or "has no gold_answers" in message
 
 
 @pytest.mark.parametrize(
@@ -482,6 +483,16 @@ def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_p
         ):
             (folder / "rgate.json").write_bytes(content)
             assert cached_path("all-minilm-l6-v2") is None
+
+
+@FUZZ
+@given(provenance=changed({"scores": [0.1, 0.9]}), logged=st.lists(changed({"p_known": 0.5}), min_size=60))
+def test_monitoring_any_gate_and_log_is_advice_or_an_error(provenance, logged, tmp_path):
+    folder = calibrated(tmp_path / "g")
+    config = json.loads((folder / "gate.json").read_text())
+    (folder / "gate.json").write_text(json.dumps(config | {"provenance": provenance}))
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
+    refusal(monitor, tmp_path / "log.jsonl", folder)
 
 
 @FUZZ

@@ -10,7 +10,7 @@ import typer
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import write_atomically
-from rgate_integrations.records import read_records
+from rgate_integrations.records import Record, read_records
 
 
 def report(
@@ -44,7 +44,10 @@ def monitor(
         p_known = record.optional_number("p_known")
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
-    found = drift(config["provenance"]["scores"], logged, float(config["threshold"]))
+    calibration = Record(
+        f"the calibration of {str(gate)!r}", 1, config["provenance"], hint="Calibrate it again."
+    )
+    found = drift(calibration.numbers("scores"), logged, float(config["threshold"]))
     console = Terminal()
     console.print(
         f"{found.n} decisions: retrieval rate {found.threshold_rate:.1%}, {found.expected_rate:.1%} at calibration; "
