@@ -149,7 +149,11 @@ def test_a_community_index_is_taken_over_without_its_pickle(tmp_path):
     documents = [Document(page_content="aa"), Document(page_content="bbb", metadata={"n": 1})]
     taken = FaissVectorStore.from_community_index(file, documents, Letters())
     ((found, score),) = taken.similarity_search_with_score("b", k=1)
-    assert (found.page_content, found.metadata, score) == ("bbb", {"n": 1}, pytest.approx(1, abs=1e-5))
+    # The file's own metric: (3 - 1)^2.
+    assert (found.page_content, found.metadata, score) == ("bbb", {"n": 1}, pytest.approx(4, abs=1e-5))
+    cosine = FaissVectorStore.from_community_index(file, documents, Letters(), distance_strategy="COSINE")
+    ((_, score),) = cosine.similarity_search_with_score("b", k=1)
+    assert score == pytest.approx(1, abs=1e-5)
     with pytest.raises(ConfigurationError, match="2 vectors do not match 1"):
         FaissVectorStore.from_community_index(file, documents[:1], Letters())
     file.write_bytes(b"nonsense")
