@@ -1,8 +1,8 @@
 """Reads the folders that ``langchain_community``'s FAISS store saved, and runs nothing of what is in them.
 
-Such a folder holds vectors in ``index.faiss`` and the documents in ``index.pkl``. A pickle names the classes and
-functions that it is made of, and whoever made it chose them. Here the names that such a folder needs lead to stand-ins
-without behaviour, and any other name is an error. So nothing that the pickle chose is imported or called.
+Such a folder holds vectors in ``index.faiss`` and documents in ``index.pkl``. A pickle names the classes and
+functions that it is made of, and whoever made it chose them. Here the names that such a folder needs lead to
+stand-ins without behaviour, and any other name is an error. So nothing that the pickle chose is imported or called.
 """
 
 from __future__ import annotations
@@ -89,7 +89,13 @@ class _Document(_StandIn):
 
 
 _ALLOWED: dict[str, Callable[..., Any]] = {"InMemoryDocstore": _Docstore, "Document": _Document, "set": set}
-_HOMES = ("langchain", "langchain_community", "langchain_core", "builtins")
+_HOMES = (
+    "langchain",
+    "langchain_community",
+    "langchain_core",
+    "builtins",
+    "__builtin__",
+)  # the last in old protocols
 
 
 class _Unpickler(pickle.Unpickler):
