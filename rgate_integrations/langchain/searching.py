@@ -202,15 +202,15 @@ class SearchedIndex(VectorStore):
         return [[(as_document(hit.passage), self._score(hit)) for hit in hits] for hits in found]
 
     def _nearest_passing(self, vectors: Any, k: int, passes: Callable[[Document], bool]) -> list[Scored]:
-        # FAISS knows no metadata: search wider until each query has enough that passes, or all were searched.
-        size = len(self.index)
-        wanted = min(size, k * _WIDER)
+        # FAISS knows no metadata: search wider until each query has enough that passes, or found all that there is.
+        # The size of the index does not tell that: others may be writing.
+        wanted = k
         while True:
-            found = self._nearest(vectors, max(1, wanted))
+            wanted *= _WIDER
+            found = self._nearest(vectors, wanted)
             kept = [[each for each in scored if passes(each[0])][:k] for scored in found]
-            if wanted >= size or all(len(scored) == k for scored in kept):
+            if all(len(some) == k or len(scored) < wanted for some, scored in zip(kept, found, strict=True)):
                 return kept
-            wanted = min(size, wanted * _WIDER)
 
     def _score(self, hit: Hit) -> float:
         return self.distance_strategy.score(hit.score)

@@ -13,7 +13,7 @@ from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
 
 
 class RGateEmbedding(BaseEmbedding):
-    """A sentence-transformers model as a LlamaIndex embedding model: the one that the package's indexes and gates use.
+    """A sentence-transformers model as a LlamaIndex embedding model: that of the package's indexes and gates.
 
     It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate
     and a query engine embed a question once. Vectors are normalised.
