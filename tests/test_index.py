@@ -1,8 +1,6 @@
 """The passage index: edges first, then searching, then what happens to files."""
 
 import json
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -386,38 +384,6 @@ def test_damaged_files_are_named(tmp_path, name, damage):
         path.write_bytes(data[:-7] if damage == "truncate" else data[:-9] + b"x" + data[-8:])
     with pytest.raises(IndexCorruptError, match=name):
         PassageIndex.load(root, Letters())
-
-
-KILLED = """
-import os, random, signal, sys, time
-from rgate_integrations.index import PassageIndex
-from tests.test_index import Letters, passages
-
-root, index, rng = sys.argv[1], PassageIndex.build(passages(400), Letters()), random.Random(1)
-for _ in range(30):
-    child = os.fork()
-    if not child:
-        while True:
-            index.save(root)
-    time.sleep(rng.uniform(0.0, 0.03))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    print(len(PassageIndex.load(root, Letters())))
-"""
-
-
-def test_killed_while_saving_an_index_is_always_loadable(tmp_path):
-    root = PassageIndex.build(passages(3), Letters()).save(tmp_path / "i")
-    # A process of its own forks the ones to be killed: one with a model's threads could not.
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=True, timeout=300
-    )
-    sizes = done.stdout.split()
-    assert len(sizes) == 30
-    assert set(sizes) <= {"3", "400"}
-    assert "400" in sizes, "no save was ever complete: nothing was tested"
-    PassageIndex.build(passages(4), Letters()).save(root)
-    assert len(list(root.glob("v-*"))) == 1
 
 
 def test_reading_a_corpus(tmp_path):

@@ -19,6 +19,8 @@ _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text
 
 _VARIABLES = 500  # of one statement; old builds of SQLite take 999
 _DEEPEST = 64  # lists and objects within each other; far less than what the JSON parser can read back
+_SCALARS = (str, int, float)  # and booleans, which are whole numbers
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 _TABLE = (
     "CREATE TABLE passages (row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
 )
@@ -152,7 +154,7 @@ def _json(value: dict[Any, Any]) -> str | None:
     if not _fits_json(value, _DEEPEST):
         return None
     try:
-        written = json.dumps(value, ensure_ascii=False)
+        written = _ENCODER.encode(value)
     except (TypeError, ValueError):  # a whole number of thousands of digits
         return None
     return written if _is_unicode(written) else None
@@ -160,20 +162,19 @@ def _json(value: dict[Any, Any]) -> str | None:
 
 def _fits_json(value: Any, deepest: int) -> bool:
     """Whether JSON gives a value back as it was; but a tuple comes back as a list."""
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, _SCALARS):
         return True
     if deepest == 0:  # or a circle
         return False
     if isinstance(value, dict):
-        inner = list(value.values())
-        # `json.dumps` makes text of other keys: 1 and "1" would become the same.
-        if not all(isinstance(key, str) for key in value):
-            return False
-    elif isinstance(value, list | tuple):
-        inner = list(value)
-    else:
-        return False
-    return all(_fits_json(each, deepest - 1) for each in inner)
+        for key, inner in value.items():
+            # `json.dumps` makes text of other keys: 1 and "1" would become the same.
+            if not isinstance(key, str) or not _fits_json(inner, deepest - 1):
+                return False
+        return True
+    if isinstance(value, list | tuple):
+        return all(_fits_json(inner, deepest - 1) for inner in value)
+    return False
 
 
 def _is_unicode(text: str) -> bool:
@@ -266,7 +267,8 @@ class PassageStore:
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Return the passages in some rows; rows that do not exist are left out."""
-        return dict(self._select("row", [int(row) for row in rows]))
+        found = self._select("*", "row", [int(row) for row in rows])
+        return dict(map(_from_row, found))
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each id that exists; what can be no id does not."""
@@ -275,7 +277,7 @@ class PassageStore:
             name = as_id(given)
             if isinstance(name, str) and _is_unicode(name):
                 wanted.append(name)
-        return {passage.id: row for row, passage in self._select("id", wanted)}
+        return {name: int(row) for name, row in self._select("id, row", "id", wanted)}
 
     def rows(self) -> PositionArray:
         """Return the numbers of all rows, in ascending order."""
@@ -295,12 +297,12 @@ class PassageStore:
         finally:
             target.close()
 
-    def _select(self, column: str, values: Sequence[Any]) -> Iterator[tuple[int, Passage]]:
+    def _select(self, columns: str, by: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(values), _VARIABLES):
             some = values[start : start + _VARIABLES]
             marks = ",".join("?" * len(some))
-            query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only
-            yield from map(_from_row, self._query(query, some))
+            query = f"SELECT {columns} FROM passages WHERE {by} IN ({marks})"  # noqa: S608  names and marks only
+            yield from self._query(query, some)
 
     def _query(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
