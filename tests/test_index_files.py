@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rgate_integrations.errors import IndexCorruptError, IndexMismatchError, RGateError
+from rgate_integrations.errors import ConfigurationError, IndexCorruptError, IndexMismatchError, RGateError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.folder import read_index
 from rgate_integrations.index.manifest import describe_file
@@ -414,6 +414,13 @@ def test_an_approximate_index_is_checked_too(tmp_path):
         write_manifest(
             root, manifest_of(other) | {"version": manifest_of(root)["version"], "approximation": None}
         )
+
+
+def test_an_index_is_not_saved_over_a_file(tmp_path):
+    (tmp_path / "i").write_text("mine")
+    with pytest.raises(ConfigurationError, match="is a file"):
+        PassageIndex.build(passages(), Letters()).save(tmp_path / "i")
+    assert (tmp_path / "i").read_text() == "mine"
 
 
 def test_a_reader_that_is_overtaken_by_a_save_reads_the_new_one(root, monkeypatch):

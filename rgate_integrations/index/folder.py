@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.errors import IndexCorruptError
+from rgate_integrations.errors import ConfigurationError, IndexCorruptError
 from rgate_integrations.index.manifest import (
     MANIFEST,
     PASSAGES,
@@ -55,7 +55,13 @@ class Contents:
 
 
 def write_index(root: Path, contents: Contents) -> None:
-    """Write an index into a folder. One that was there stays loadable until the new one is complete."""
+    """Write an index into a folder. One that was there stays loadable until the new one is complete.
+
+    Raises:
+        ConfigurationError: A file has that name.
+    """
+    if root.is_file():
+        raise ConfigurationError(f"{str(root)!r} is a file.", hint="Give the name of a folder.")
     root.mkdir(parents=True, exist_ok=True)
     with _only_writer(root):
         version = root / f"v-{uuid.uuid4().hex[:12]}"
