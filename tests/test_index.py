@@ -81,6 +81,26 @@ def test_wrong_arguments():
     assert len(index) == 5
 
 
+def test_the_metric_of_an_index():
+    class Plain:
+        name = identity = "plain"
+
+        def embed(self, texts):
+            return np.array([[float(t.count("a")), float(t.count("b"))] for t in texts], dtype=np.float32)
+
+    def scores(metric):
+        index = PassageIndex(Plain(), metric=metric)
+        index.add([Passage("aa", "aa"), Passage("abb", "abb"), Passage("bbbb", "bbbb")])
+        return {hit.passage.id: round(hit.score, 4) for hit in index.search(["ab"], 3)[0]}
+
+    assert scores("cosine") == {"abb": 0.9487, "aa": 0.7071, "bbbb": 0.7071}
+    assert scores("inner_product") == {"bbbb": 4, "abb": 3, "aa": 2}
+    assert scores("l2") == {"abb": -1, "aa": -2, "bbbb": -10}, "higher is nearer"
+    with pytest.raises(ConfigurationError, match="l3") as caught:
+        PassageIndex(Plain(), metric="l3")
+    assert "inner_product" in caught.value.hint
+
+
 def test_deleting_and_adding_again():
     index = PassageIndex.build(passages(), Letters())
     assert index.delete(["p0", "p3", "not there"]) == 2
