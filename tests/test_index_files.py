@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, IndexMismatchError, RGateError
 from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.building import build_resumable
 from rgate_integrations.index.folder import read_index
 from rgate_integrations.index.manifest import describe_file
 from tests.test_index import Letters, passages
@@ -414,6 +415,31 @@ def test_an_approximate_index_is_checked_too(tmp_path):
         write_manifest(
             root, manifest_of(other) | {"version": manifest_of(root)["version"], "approximation": None}
         )
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", b"\x93NUMPY", "short", "pickle"])
+def test_kept_parts_of_a_build_that_are_damaged_are_made_again(tmp_path, monkeypatch, damage):
+    corpus, out = tmp_path / "c.jsonl", tmp_path / "i"
+    corpus.write_text("".join(json.dumps({"id": p.id, "text": p.text}) + "\n" for p in passages()))
+
+    def stops(index, folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PassageIndex, "save", stops)
+        with pytest.raises(KeyboardInterrupt):
+            build_resumable(corpus, out, Letters())
+    (part,) = out.glob(".building/*.npy")
+    if isinstance(damage, bytes):
+        part.write_bytes(damage)
+    elif damage == "short":
+        np.save(part, np.load(part)[:2])
+    else:
+        np.save(part, np.array([object()]), allow_pickle=True)
+    embedder = Letters()
+    build_resumable(corpus, out, embedder)
+    assert embedder.calls == 1
+    assert [h.passage.id for h in PassageIndex.load(out, Letters()).search(["ccc"], 1)[0]] == ["p2"]
 
 
 def test_an_index_is_not_saved_over_a_file(tmp_path):
