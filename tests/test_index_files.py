@@ -243,6 +243,16 @@ def test_a_database_with_a_fitting_checksum_is_read_or_refused(root, data):
         write_manifest(root, manifest)
 
 
+@pytest.mark.parametrize(
+    "spoilt", [b"CREATE TABLE \x80assages (", b"CREATE TABLE passages \xff", b"CREATE TABEL passages ("]
+)
+def test_a_schema_that_cannot_even_be_quoted_is_refused(root, spoilt):
+    content = file_of(root, "passages.sqlite").read_bytes()
+    assert content.count(b"CREATE TABLE passages (") == 1
+    put(root, "passages.sqlite", content.replace(b"CREATE TABLE passages (", spoilt))
+    assert isinstance(loaded_or_refused(root), IndexCorruptError)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize("name", FILES)
 def test_a_truncated_file_with_a_fitting_checksum_is_whole_or_refused(root, name, share):

@@ -206,7 +206,11 @@ class PassageStore:
         store = cls()
         try:
             fits = store._copy(path)
-        except (sqlite3.Error, OverflowError) as error:
+        except (
+            sqlite3.Error,
+            OverflowError,
+            UnicodeDecodeError,
+        ) as error:  # SQLite quotes what it cannot read
             raise IndexCorruptError(
                 f"The file {str(path)!r} cannot be read: {error}.", hint="Build the index again."
             ) from error
@@ -307,9 +311,8 @@ class PassageStore:
     def _query(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(query, values).fetchall()
-        except (
-            sqlite3.OperationalError
-        ) as error:  # bytes that are no text; they come from a file that was changed
+        # Bytes that are no text. They come from a file that was changed.
+        except (sqlite3.OperationalError, UnicodeDecodeError) as error:
             raise IndexCorruptError(
                 f"A passage cannot be read: {error}.", hint="Build the index again."
             ) from error
