@@ -1,8 +1,6 @@
 """The passage index: edges first, then searching, then what happens to files."""
 
 import json
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -81,6 +79,26 @@ def test_wrong_arguments():
     with pytest.raises(DataFormatError, match="'y' has no text"):
         index.add([Passage(id="y", text="  ")])
     assert len(index) == 5
+
+
+def test_the_metric_of_an_index():
+    class Plain:
+        name = identity = "plain"
+
+        def embed(self, texts):
+            return np.array([[float(t.count("a")), float(t.count("b"))] for t in texts], dtype=np.float32)
+
+    def scores(metric):
+        index = PassageIndex(Plain(), metric=metric)
+        index.add([Passage("aa", "aa"), Passage("abb", "abb"), Passage("bbbb", "bbbb")])
+        return {hit.passage.id: round(hit.score, 4) for hit in index.search(["ab"], 3)[0]}
+
+    assert scores("cosine") == {"abb": 0.9487, "aa": 0.7071, "bbbb": 0.7071}
+    assert scores("inner_product") == {"bbbb": 4, "abb": 3, "aa": 2}
+    assert scores("l2") == {"abb": -1, "aa": -2, "bbbb": -10}, "higher is nearer"
+    with pytest.raises(ConfigurationError, match="l3") as caught:
+        PassageIndex(Plain(), metric="l3")
+    assert "inner_product" in caught.value.hint
 
 
 def test_deleting_and_adding_again():
@@ -386,44 +404,6 @@ def test_damaged_files_are_named(tmp_path, name, damage):
         path.write_bytes(data[:-7] if damage == "truncate" else data[:-9] + b"x" + data[-8:])
     with pytest.raises(IndexCorruptError, match=name):
         PassageIndex.load(root, Letters())
-
-
-KILLED = """
-import os, random, signal, sys, time
-from rgate_integrations.index import PassageIndex
-from tests.test_index import Letters, passages
-
-root, index, rng = sys.argv[1], PassageIndex.build(passages(400), Letters()), random.Random(1)
-for number in range(30):
-    done, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        while True:
-            index.save(root)
-            os.write(tell, b".")
-    if number % 3 == 2:
-        os.read(done, 1)  # one is complete, however slow the machine is
-    time.sleep(rng.uniform(0.0, 0.03))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(done)
-    os.close(tell)
-    print(len(PassageIndex.load(root, Letters())))
-"""
-
-
-def test_killed_while_saving_an_index_is_always_loadable(tmp_path):
-    root = PassageIndex.build(passages(3), Letters()).save(tmp_path / "i")
-    # A process of its own forks the ones to be killed: one with a model's threads could not.
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(root)], capture_output=True, text=True, check=True, timeout=300
-    )
-    sizes = done.stdout.split()
-    assert len(sizes) == 30
-    assert set(sizes) <= {"3", "400"}
-    assert "400" in sizes, "no save was ever complete: nothing was tested"
-    PassageIndex.build(passages(4), Letters()).save(root)
-    assert len(list(root.glob("v-*"))) == 1
 
 
 def test_reading_a_corpus(tmp_path):

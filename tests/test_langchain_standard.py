@@ -6,26 +6,33 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, IndexMismatchError
-from rgate_integrations.langchain import FaissVectorStore, GatedRetriever, RetrievalGate
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.langchain import FaissVectorStore, GatedRetriever, IndexRetriever, RetrievalGate
+from rgate_integrations.langchain.distances import DistanceStrategy
+from rgate_integrations.langchain.embeddings import EmbeddingsAdapter
 
 
 class TestFaissVectorStore(VectorStoreIntegrationTests):
-    @pytest.fixture
-    def vectorstore(self):
-        return FaissVectorStore(embedding=self.get_embeddings())
+    @pytest.fixture(params=list(DistanceStrategy))
+    def vectorstore(self, request):
+        return FaissVectorStore(embedding=self.get_embeddings(), distance_strategy=request.param)
 
 
-class TestGatedRetriever(RetrieversIntegrationTests):
-    @property
-    def retriever_constructor(self):
-        def made(k=3):
-            store = FaissVectorStore(embedding=DeterministicFakeEmbedding(size=8))
-            store.add_texts([f"text {i}" for i in range(9)])
-            gate = RetrievalGate("constant:always")
-            return gate.guard(store.as_retriever(search_kwargs={"k": 5}), k=k)
+class TestLoadedFaissVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture(params=list(DistanceStrategy))
+    def vectorstore(self, request, tmp_path):
+        made = FaissVectorStore(embedding=self.get_embeddings(), distance_strategy=request.param)
+        made.add_texts(["deleted again"], ids=["1"])
+        made.delete(["1"])
+        made.save_local(tmp_path / "store")
+        return FaissVectorStore.load_local(tmp_path / "store", self.get_embeddings())
 
-        return made
 
+TEXTS = [f"text {i}" for i in range(9)]
+
+
+class RetrieverSuite(RetrieversIntegrationTests):
     @property
     def retriever_constructor_params(self):
         return {}
@@ -33,6 +40,60 @@ class TestGatedRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self):
         return "text 1"
+
+
+def filled_store(strategy="COSINE"):
+    store = FaissVectorStore(DeterministicFakeEmbedding(size=8), distance_strategy=strategy)
+    store.add_texts(TEXTS)
+    return store
+
+
+class TestGatedRetriever(RetrieverSuite):
+    @property
+    def retriever_constructor(self):
+        def made(k=3):
+            gate = RetrievalGate("constant:always")
+            return gate.guard(filled_store().as_retriever(search_kwargs={"k": 5}), k=k)
+
+        return made
+
+
+@pytest.mark.parametrize("search_type", ["similarity", "mmr", "similarity_score_threshold"])
+@pytest.mark.parametrize("strategy", list(DistanceStrategy))
+class TestStoreAsRetriever(RetrieverSuite):
+    @pytest.fixture(autouse=True)
+    def kind(self, search_type, strategy):
+        self.search_type, self.strategy = search_type, strategy
+
+    @property
+    def retriever_constructor(self):
+        def made(k=3):
+            options = (
+                {"k": k}
+                if self.search_type != "similarity_score_threshold"
+                else {"k": k, "score_threshold": 0.0}
+            )
+            return filled_store(self.strategy).as_retriever(
+                search_type=self.search_type, search_kwargs=options
+            )
+
+        return made
+
+
+@pytest.mark.parametrize("kind", ["dense", "l2", "words", "hybrid"])
+class TestIndexRetriever(RetrieverSuite):
+    @pytest.fixture(autouse=True)
+    def made_index(self, kind):
+        embedder = EmbeddingsAdapter(DeterministicFakeEmbedding(size=8))
+        index = PassageIndex(embedder, metric="l2" if kind == "l2" else "cosine")
+        index.add([Passage(id=text, text=text) for text in TEXTS])
+        self.index = {"dense": index, "l2": index, "words": BM25Index(index), "hybrid": HybridIndex(index)}[
+            kind
+        ]
+
+    @property
+    def retriever_constructor(self):
+        return lambda k=3: IndexRetriever(index=self.index, k=k)
 
 
 class Letters(Embeddings):
@@ -149,7 +210,11 @@ def test_a_community_index_is_taken_over_without_its_pickle(tmp_path):
     documents = [Document(page_content="aa"), Document(page_content="bbb", metadata={"n": 1})]
     taken = FaissVectorStore.from_community_index(file, documents, Letters())
     ((found, score),) = taken.similarity_search_with_score("b", k=1)
-    assert (found.page_content, found.metadata, score) == ("bbb", {"n": 1}, pytest.approx(1, abs=1e-5))
+    # The file's own metric: (3 - 1)^2.
+    assert (found.page_content, found.metadata, score) == ("bbb", {"n": 1}, pytest.approx(4, abs=1e-5))
+    cosine = FaissVectorStore.from_community_index(file, documents, Letters(), distance_strategy="COSINE")
+    ((_, score),) = cosine.similarity_search_with_score("b", k=1)
+    assert score == pytest.approx(1, abs=1e-5)
     with pytest.raises(ConfigurationError, match="2 vectors do not match 1"):
         FaissVectorStore.from_community_index(file, documents[:1], Letters())
     file.write_bytes(b"nonsense")

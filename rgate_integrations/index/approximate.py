@@ -37,7 +37,7 @@ def approximate(exact: Any, faiss: Any, *, target: float = 0.95, seed: int = 0) 
     The queries are stored vectors with noise, for there are no others; recall is measured against the exact index.
 
     Args:
-        exact: An ``IndexIDMap2`` over an ``IndexFlatIP``.
+        exact: An ``IndexIDMap2`` over an ``IndexFlat``.
         faiss: The module.
         target: Recall of the ten nearest neighbours to reach, in (0, 1].
         seed: Seed of the samples.
@@ -63,7 +63,8 @@ def approximate(exact: Any, faiss: Any, *, target: float = 0.95, seed: int = 0) 
 def _inverted_lists(exact: Any, faiss: Any, lists: int, sample: PositionArray, seed: int) -> Any:
     """Return an index of inverted lists over the vectors of an exact one, trained on a sample of its rows."""
     dimension = int(exact.d)
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT)
+    metric = exact.metric_type
+    index = faiss.IndexIVFFlat(faiss.IndexFlat(dimension, metric), dimension, lists, metric)
     index.cp.niter = 8
     index.cp.seed = seed + 1
     index.train(_take(exact.index, sample))

@@ -66,8 +66,8 @@ def _built(
 
 def _part(file: Path, passages: Sequence[Passage], embedder: Embedder) -> Float32Array:
     """Return the vectors of a part of the corpus: those of an earlier run, or new ones, which are kept."""
-    if file.is_file():
-        kept: Float32Array = np.load(file, allow_pickle=False)
+    kept = _kept(file)
+    if kept is not None and kept.ndim == 2 and len(kept) == len(passages):
         return kept
     vectors = embedder.embed([passage.searchable for passage in passages])
     content = io.BytesIO()
@@ -76,10 +76,21 @@ def _part(file: Path, passages: Sequence[Passage], embedder: Embedder) -> Float3
     return vectors
 
 
+def _kept(file: Path) -> Float32Array | None:
+    """Return the vectors in a file; None if there are none that can be read."""
+    if not file.is_file():
+        return None
+    try:
+        found: Float32Array = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found
+
+
 def _prepare(parts: Path, made_of: dict[str, object]) -> None:
     """Keep the parts of an earlier run if they are of the same corpus and embedder, else begin anew."""
     about, text = parts / "about.json", json.dumps(made_of, sort_keys=True)
-    if about.is_file() and about.read_text(encoding="utf-8") == text:
+    if about.is_file() and about.read_bytes() == text.encode():
         return
     shutil.rmtree(parts, ignore_errors=True)
     parts.mkdir(parents=True)

@@ -25,7 +25,8 @@ _HASHED = {".json", ".safetensors", ".txt", ".model"}
 class Embedder(Protocol):
     """What an index needs of an embedder.
 
-    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise.
+    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise. ``aembed`` and
+    ``aembed_queries`` are the same to be awaited; without them the others run in a thread.
 
     Attributes:
         name: What to open the index with.

@@ -1,33 +1,26 @@
-"""An index of passages: FAISS inner product over normalised embeddings, passages beside it in SQLite."""
+"""An index of passages: FAISS over their embeddings, passages beside it in SQLite."""
 
 from __future__ import annotations
 
-import shutil
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rgate_integrations.arrays import Float32Array
-from rgate_integrations.errors import (
-    ConfigurationError,
-    IndexCorruptError,
-    IndexMismatchError,
-    RGateError,
-)
-from rgate_integrations.files import json_text, write_atomically
+from rgate_integrations.errors import ConfigurationError, IndexMismatchError, RGateError
+from rgate_integrations.flow import Call, Flow, run
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.manifest import FORMAT, MANIFEST, describe_file, read_manifest
+from rgate_integrations.index.folder import Contents, read_index, write_index
 from rgate_integrations.index.passages import Passage, PassageStore, Record, as_id, as_records, known_id
 from rgate_integrations.index.retriever import Hit, check_search
-from rgate_integrations.index.vectors import VectorTable, checked_vectors, read_vectors
+from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
 
 EXACT_UP_TO = 100_000
-_VECTORS, _PASSAGES = "vectors.faiss", "passages.sqlite"
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
 
 
@@ -41,20 +34,41 @@ class PassageIndex:
 
     Args:
         embedder: Embeds passages and queries.
+        metric: How near two vectors are: ``"cosine"``, for which vectors are normalised here; ``"inner_product"``; or
+            ``"l2"``, the squared Euclidean distance, whose scores are negative so that higher is nearer.
+
+    Raises:
+        ConfigurationError: There is no such metric.
 
     Attributes:
         approximation: ``lists``, ``probes`` and the measured ``recall`` of an approximate index; None if exact.
         changes: How often passages were changed. What is derived from them is up to date while this is the same.
     """
 
-    def __init__(self, embedder: Embedder | None = None) -> None:
+    def __init__(self, embedder: Embedder | None = None, *, metric: Metric = "cosine") -> None:
+        if metric not in METRICS:
+            raise ConfigurationError(
+                f"There is no metric {metric!r}.", hint=f"Use one of {', '.join(METRICS)}."
+            )
         self.embedder: Embedder = embedder or SentenceEmbedder()
+        self.metric: Metric = metric
         self._store = PassageStore()
-        self._vectors = VectorTable()
+        self._vectors = VectorTable(metric=metric)
         self._next_row = 0
         self.approximation: dict[str, Any] | None = None
         self.changes = 0
         # Guards all of the above. Re-entrant, so that a reader may take several looks in one `reading`.
+        self._lock = threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pickled within the lock, so that no other thread writes between the vectors and the passages.
+        with self._lock:
+            state = {name: value for name, value in self.__dict__.items() if name != "_lock"}
+            state["_store"], state["_vectors"] = copy(self._store), copy(self._vectors)
+            return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -116,7 +130,7 @@ class PassageIndex:
             if self.approximation is not None or len(self) <= exact_up_to:
                 return
             tuned = self._vectors.approximated(recall)
-            self._vectors = VectorTable(tuned.index)
+            self._vectors = VectorTable(tuned.index, metric=self.metric)
             self.approximation = {
                 "lists": tuned.lists,
                 "probes": tuned.probes,
@@ -135,7 +149,7 @@ class PassageIndex:
             return
         records = as_records(passages)
         self._refuse_known(records)  # before the long work of embedding; again when they are written
-        self._write_new(records, self._embedded(passages))
+        self._write_new(records, run(self._embedding(passages)))
 
     def upsert(self, passages: Sequence[Passage]) -> None:
         """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
@@ -145,20 +159,45 @@ class PassageIndex:
             DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
                 as JSON.
         """
+        run(self.upserting(passages))
+
+    def upserting(self, passages: Sequence[Passage], *, blank: bool = False) -> Flow[None]:
+        """Do what `upsert` does, as a flow.
+
+        Args:
+            passages: The passages.
+            blank: Whether a text may be empty.
+        """
         if not passages:
             return
-        records = as_records(passages)
-        vectors = self._embedded(passages)
-        with self._lock:
-            old = self._store.rows_of([record.id for record in records])
-            self._replace(list(old.values()), records, vectors)
+        records = as_records(passages, blank=blank)
+        vectors = yield from self._embedding(passages)
+        yield Call(self._write, None, records, vectors)
+
+    def upsert_vectors(
+        self, passages: Sequence[Passage], vectors: Float32Array, *, blank: bool = False
+    ) -> None:
+        """Upsert passages with vectors that were computed elsewhere, by the same embedder: all of them or none.
+
+        Args:
+            passages: The passages.
+            vectors: Shape (passages, dimension).
+            blank: Whether a text may be empty.
+
+        Raises:
+            ConfigurationError: The numbers or the dimensions differ, or a vector is not finite.
+            DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
+                as JSON.
+        """
+        if passages:
+            self._write(as_records(passages, blank=blank), vectors)
 
     def add_vectors(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
         """Add passages with vectors that were computed elsewhere, by the same embedder: all of them or none.
 
         Args:
             passages: The passages.
-            vectors: Shape (passages, dimension); normalised here.
+            vectors: Shape (passages, dimension).
 
         Raises:
             ConfigurationError: The numbers or the dimensions differ, or a vector is not finite.
@@ -167,21 +206,8 @@ class PassageIndex:
         """
         if len(passages) != len(vectors):
             raise ConfigurationError(f"{len(vectors)} vectors do not match {len(passages)} passages.")
-        if not passages:
-            return
-        records = as_records(passages)
-        given = checked_vectors(vectors, len(passages), None)
-        norms = np.linalg.norm(given, axis=1, keepdims=True)
-        self._write_new(records, given / np.maximum(norms, 1e-12))
-
-    @staticmethod
-    def read_vectors(path: str | Path) -> Float32Array:
-        """Return the vectors of a FAISS file that keeps them, shape (n, dimension).
-
-        Raises:
-            IndexCorruptError: It cannot be read, or keeps no vectors.
-        """
-        return read_vectors(path)
+        if passages:
+            self._write_new(as_records(passages), vectors)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
@@ -202,11 +228,14 @@ class PassageIndex:
                 self._replace(rows, [], np.zeros((0, 0), np.float32))
             return len(rows)
 
-    def _embedded(self, passages: Sequence[Passage]) -> Float32Array:
+    def _embedding(self, passages: Sequence[Passage]) -> Flow[Float32Array]:
         """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
         self._vectors.check_writable()
+        awaitable = getattr(self.embedder, "aembed", None)
+        texts = [passage.searchable for passage in passages]
         try:
-            return self.embedder.embed([passage.searchable for passage in passages])
+            vectors: Float32Array = yield Call(self.embedder.embed, awaitable, texts)
+            return vectors
         except RGateError:
             raise
         except Exception as error:
@@ -227,10 +256,15 @@ class PassageIndex:
             self._refuse_known(records)
             self._replace([], records, vectors)
 
+    def _write(self, records: Sequence[Record], vectors: Float32Array) -> None:
+        with self._lock:
+            old = self._store.rows_of([record.id for record in records])
+            self._replace(list(old.values()), records, vectors)
+
     def _replace(self, old_rows: Sequence[int], records: Sequence[Record], vectors: Float32Array) -> None:
         """Put records and vectors in the place of some rows, or leave all as it was. The caller holds the lock."""
         self._vectors.check_writable()
-        checked = checked_vectors(vectors, len(records), self._vectors.dimension)
+        checked = self._scaled(checked_vectors(vectors, len(records), self._vectors.dimension))
         kept = self._vectors.take(old_rows)
         new_rows = range(self._next_row, self._next_row + len(records))
         # Row numbers are never used again, not even those of a write that failed: a passage can never be found under
@@ -258,15 +292,22 @@ class PassageIndex:
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
-        embed: Callable[[Sequence[str]], Float32Array] = getattr(
-            self.embedder, "embed_queries", self.embedder.embed
-        )
-        return embed(queries)
+        return run(self.embedding_queries(queries))
+
+    def embedding_queries(self, queries: Sequence[str]) -> Flow[Float32Array]:
+        """Do what `embed_queries` does, as a flow."""
+        embedder: Any = self.embedder
+        if hasattr(embedder, "embed_queries"):
+            step = Call(embedder.embed_queries, getattr(embedder, "aembed_queries", None), queries)
+        else:
+            step = Call(embedder.embed, getattr(embedder, "aembed", None), queries)
+        vectors: Float32Array = yield step
+        return vectors
 
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with normalised vectors of shape (queries, dimension) in place of texts.
+        """Search with vectors of shape (queries, dimension) in place of texts.
 
         Raises:
             ConfigurationError: The vectors have another dimension than those of the index, or are not finite.
@@ -274,7 +315,7 @@ class PassageIndex:
         with self._lock:
             if not len(self):
                 return [[] for _ in vectors]
-            asked = checked_vectors(vectors, len(vectors), self._vectors.dimension)
+            asked = self._scaled(checked_vectors(vectors, len(vectors), self._vectors.dimension))
             scores, rows = self._vectors.search(asked, k)
             passages = self._store.get({int(row) for row in rows.ravel() if row >= 0})
         names = queries or [""] * len(vectors)
@@ -287,36 +328,21 @@ class PassageIndex:
             found.append(hits)
         return found
 
+    def _scaled(self, vectors: Float32Array) -> Float32Array:
+        return normalised(vectors) if self.metric == "cosine" else vectors
+
     def save(self, folder: str | Path) -> Path:
         """Save into a folder. An index that was there stays loadable until the new one is complete.
 
-        The files of each save have a folder of their own; a small manifest, replaced in one step, says which
-        is current. So a process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
+        A process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
         """
+        root = Path(folder)
         embedder = {"name": self.embedder.name, "identity": self.embedder.identity}
         with self._lock:
-            return self._save(Path(folder), embedder)
-
-    def _save(self, root: Path, embedder: dict[str, str]) -> Path:
-        root.mkdir(parents=True, exist_ok=True)
-        version = root / f"v-{uuid.uuid4().hex[:12]}"
-        version.mkdir()
-        self._vectors.write(version / _VECTORS)
-        self._store.save(version / _PASSAGES)
-        manifest = {
-            "format": FORMAT,
-            "version": version.name,
-            "passages": len(self),
-            "next_row": self._next_row,
-            "dimension": self._vectors.dimension or 1,
-            "approximation": self.approximation,
-            "embedder": embedder,
-            "files": {name: describe_file(version / name) for name in (_VECTORS, _PASSAGES)},
-        }
-        write_atomically(root / MANIFEST, json_text(manifest))
-        for old in [*root.glob("v-*"), *root.glob(f".{MANIFEST}-*")]:
-            if old.name != version.name:
-                shutil.rmtree(old) if old.is_dir() else old.unlink()
+            contents = Contents(
+                self._vectors, self._store, self._next_row, self.metric, self.approximation, embedder
+            )
+            write_index(root, contents)
         return root
 
     @classmethod
@@ -332,28 +358,21 @@ class PassageIndex:
 
         Raises:
             IndexNotFoundError: There is no index in the folder.
-            IndexCorruptError: A file is missing, truncated or changed.
+            IndexCorruptError: A file is missing, truncated, changed, or does not fit to the others.
             IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
         """
         root = Path(folder)
-        manifest = read_manifest(root)
-        version = root / manifest["version"]
-        built_with = manifest["embedder"]
-        index = cls(embedder or SentenceEmbedder(built_with["name"]))
+        saved = read_index(root, mmap=mmap)
+        built_with = saved.embedder
+        index = cls(embedder or SentenceEmbedder(built_with["name"]), metric=saved.metric)
         if index.embedder.identity != built_with["identity"]:
             raise IndexMismatchError(
                 f"The index {str(root)!r} was built with the embedder {built_with['name']!r} "
                 f"({built_with['identity']}), not with {index.embedder.name!r} ({index.embedder.identity}).",
                 hint=f"Open it with {built_with['name']!r}, or build it again with {index.embedder.name!r}.",
             )
-        if manifest["passages"]:  # what is saved of an empty index has no dimension
-            index._vectors = VectorTable.read(version / _VECTORS, mmap=mmap)
-        index.approximation = manifest.get("approximation")
-        index._store = PassageStore(version / _PASSAGES).writable()
-        index._next_row = manifest["next_row"]
-        if len(index._vectors) != len(index._store):  # a failed write of an earlier version could leave it so
-            raise IndexCorruptError(
-                f"The index {str(root)!r} has {len(index._vectors)} vectors for {len(index._store)} passages.",
-                hint="Build the index again.",
-            )
+        index._vectors = saved.vectors
+        index._store = saved.passages
+        index._next_row = saved.next_row
+        index.approximation = saved.approximation
         return index

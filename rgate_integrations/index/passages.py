@@ -9,12 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import DataFormatError
+import numpy as np
+
+from rgate_integrations.arrays import PositionArray
+from rgate_integrations.errors import DataFormatError, IndexCorruptError
 from rgate_integrations.files import read_jsonl
 
 _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
 
 _VARIABLES = 500  # of one statement; old builds of SQLite take 999
+_DEEPEST = 64  # lists and objects within each other; far less than what the JSON parser can read back
+_SCALARS = (str, int, float)  # and booleans, which are whole numbers
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+_TABLE = (
+    "CREATE TABLE passages (row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
+)
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,12 @@ class Record:
     metadata: str
 
 
-def as_records(passages: Sequence[Passage]) -> list[Record]:
+def as_records(passages: Sequence[Passage], *, blank: bool = False) -> list[Record]:
     """Check passages and write their metadata as JSON, before anything is changed.
+
+    Args:
+        passages: The passages.
+        blank: Whether a text may be empty.
 
     Raises:
         DataFormatError: An id is twice there, a text is empty, or a value cannot be stored; the message names the
@@ -95,6 +108,8 @@ def as_records(passages: Sequence[Passage]) -> list[Record]:
     records = []
     for passage in passages:
         record = _record(passage)
+        if not blank and not record.text.strip():
+            raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
         if record.id in seen:
             raise known_id(record.id)
         seen.add(record.id)
@@ -115,8 +130,6 @@ def _record(passage: Passage) -> Record:
                 f"The {name} of the passage {passage.id!r} cannot be stored.",
                 hint="It must be text without lone surrogates; an id may be a whole number.",
             )
-    if not passage.text.strip():
-        raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
     return Record(passage.id, passage.title, passage.text, _metadata(passage))
 
 
@@ -132,17 +145,37 @@ def _metadata(passage: Passage) -> str:
     unfit = [key for key, value in metadata.items() if _json({key: value}) is None]
     raise DataFormatError(
         f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {', '.join(map(repr, unfit))}.",
-        hint="JSON holds text, numbers, true, false, null, lists and objects: convert the value or leave it out.",
+        hint="JSON holds text, numbers, true, false, null, lists, and objects whose keys are text: convert the value "
+        "or leave it out.",
     )
 
 
 def _json(value: dict[Any, Any]) -> str | None:
     """Return a value as JSON, or None if JSON cannot hold it."""
+    if not _fits_json(value, _DEEPEST):
+        return None
     try:
-        written = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # a foreign type, a circle, too deep
+        written = _ENCODER.encode(value)
+    except (TypeError, ValueError):  # a whole number of thousands of digits
         return None
     return written if _is_unicode(written) else None
+
+
+def _fits_json(value: Any, deepest: int) -> bool:
+    """Whether JSON gives a value back as it was; but a tuple comes back as a list."""
+    if value is None or isinstance(value, _SCALARS):
+        return True
+    if deepest == 0:  # or a circle
+        return False
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            # `json.dumps` makes text of other keys: 1 and "1" would become the same.
+            if not isinstance(key, str) or not _fits_json(inner, deepest - 1):
+                return False
+        return True
+    if isinstance(value, list | tuple):
+        return all(_fits_json(inner, deepest - 1) for inner in value)
+    return False
 
 
 def _is_unicode(text: str) -> bool:
@@ -155,25 +188,62 @@ def _is_unicode(text: str) -> bool:
 
 
 class PassageStore:
-    """Passages by row number and by id, in SQLite: in memory, or a file that is only read.
+    """Passages by row number and by id, in SQLite in memory.
 
     One connection serves all threads; the index that owns it lets in one at a time.
-
-    Args:
-        path: A file made by `save`; None for an empty store in memory.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        if path is None:
-            self._db = sqlite3.connect(":memory:", check_same_thread=False)
-            self._db.execute(
-                "CREATE TABLE passages "
-                "(row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
+    def __init__(self) -> None:
+        self._db = sqlite3.connect(":memory:", uri=True, check_same_thread=False)
+        self._db.execute(_TABLE)
+
+    @classmethod
+    def read(cls, path: Path) -> PassageStore:
+        """Copy a file that `save` made.
+
+        Raises:
+            IndexCorruptError: It cannot be read, or holds anything else than passages.
+        """
+        store = cls()
+        try:
+            fits = store._copy(path)
+        except (
+            sqlite3.Error,
+            OverflowError,
+            UnicodeDecodeError,
+        ) as error:  # SQLite quotes what it cannot read
+            raise IndexCorruptError(
+                f"The file {str(path)!r} cannot be read: {error}.", hint="Build the index again."
+            ) from error
+        if not fits:
+            raise IndexCorruptError(
+                f"The file {str(path)!r} does not hold passages.", hint="Build the index again."
             )
-        else:
-            self._db = sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False
-            )
+        return store
+
+    def _copy(self, path: Path) -> bool:
+        """Copy the rows of a file, and return whether they are passages. The file may come from anywhere."""
+        self._db.execute("ATTACH ? AS saved", (f"{path.resolve().as_uri()}?mode=ro",))
+        try:
+            # Only a plain table is copied: a view, for example, could be a query that never ends.
+            found = self._db.execute("SELECT type, name, sql FROM saved.sqlite_master WHERE sql IS NOT NULL")
+            if found.fetchall() != [("table", "passages", _TABLE)]:
+                return False
+            self._db.execute("INSERT INTO passages SELECT row, id, title, text, metadata FROM saved.passages")
+            self._db.commit()
+        finally:
+            self._db.rollback()
+            self._db.execute("DETACH saved")
+        no_text = " OR ".join(f"typeof({name}) <> 'text'" for name in ("id", "title", "text", "metadata"))
+        wrong = self._db.execute(f"SELECT COUNT(*) FROM passages WHERE {no_text}")  # noqa: S608  names only
+        return bool(wrong.fetchone()[0] == 0)
+
+    def __getstate__(self) -> bytes:
+        return self._db.serialize()
+
+    def __setstate__(self, state: bytes) -> None:
+        PassageStore.__init__(self)
+        self._db.deserialize(state)
 
     def __len__(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
@@ -202,16 +272,26 @@ class PassageStore:
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Return the passages in some rows; rows that do not exist are left out."""
-        return dict(self._select("row", [int(row) for row in rows]))
+        found = self._select("*", "row", [int(row) for row in rows])
+        return dict(map(_from_row, found))
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Return the row of each id that exists."""
-        wanted = [as_id(name) for name in ids]
-        return {passage.id: row for row, passage in self._select("id", wanted)}
+        """Return the row of each id that exists; what can be no id does not."""
+        wanted = []
+        for given in ids:
+            name = as_id(given)
+            if isinstance(name, str) and _is_unicode(name):
+                wanted.append(name)
+        return {name: int(row) for name, row in self._select("id, row", "id", wanted)}
+
+    def rows(self) -> PositionArray:
+        """Return the numbers of all rows, in ascending order."""
+        found = self._query("SELECT row FROM passages ORDER BY row")
+        return np.array([row for (row,) in found], dtype=np.int64)
 
     def __iter__(self) -> Iterator[tuple[int, Passage]]:
         # All at once: what is handed out later does not see what is written in between.
-        found = self._db.execute("SELECT * FROM passages ORDER BY row").fetchall()
+        found = self._query("SELECT * FROM passages ORDER BY row")
         return (_from_row(row) for row in found)
 
     def save(self, path: Path) -> None:
@@ -222,20 +302,31 @@ class PassageStore:
         finally:
             target.close()
 
-    def writable(self) -> PassageStore:
-        """Return a copy in memory that can be changed."""
-        copy = PassageStore()
-        self._db.backup(copy._db)
-        return copy
-
-    def _select(self, column: str, values: Sequence[Any]) -> Iterator[tuple[int, Passage]]:
+    def _select(self, columns: str, by: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         for start in range(0, len(values), _VARIABLES):
             some = values[start : start + _VARIABLES]
             marks = ",".join("?" * len(some))
-            query = f"SELECT * FROM passages WHERE {column} IN ({marks})"  # noqa: S608  marks only
-            found = self._db.execute(query, some).fetchall()
-            yield from map(_from_row, found)
+            query = f"SELECT {columns} FROM passages WHERE {by} IN ({marks})"  # noqa: S608  names and marks only
+            yield from self._query(query, some)
+
+    def _query(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        # Bytes that are no text. They come from a file that was changed.
+        except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+            raise IndexCorruptError(
+                f"A passage cannot be read: {error}.", hint="Build the index again."
+            ) from error
 
 
 def _from_row(row: tuple[Any, ...]) -> tuple[int, Passage]:
-    return int(row[0]), Passage(id=row[1], title=row[2], text=row[3], metadata=json.loads(row[4]))
+    number, name, title, text, written = row
+    try:
+        metadata = json.loads(written)
+    except (ValueError, RecursionError):
+        metadata = None
+    if not isinstance(metadata, dict):  # of a file that was changed
+        raise IndexCorruptError(
+            f"The metadata of the passage {name!r} is no JSON object.", hint="Build the index again."
+        )
+    return int(number), Passage(id=name, title=title, text=text, metadata=metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -12,28 +12,58 @@ from rgate_integrations.arrays import Float32Array, PositionArray
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, missing_dependency
 from rgate_integrations.index.approximate import Tuned, approximate
 
+Metric: TypeAlias = Literal["cosine", "inner_product", "l2"]
+"""How near two vectors are. Under ``cosine`` vectors are normalised when they are stored and searched."""
+
+METRICS: tuple[Metric, ...] = ("cosine", "inner_product", "l2")
+
 
 class VectorTable:
-    """Vectors by row number, searched by inner product. The index that owns it lets in one thread at a time.
+    """Vectors by row number. The index that owns it lets in one thread at a time.
 
     Args:
         flat: A FAISS index with ids; None for an empty table, which gets its dimension from the first vectors.
+        metric: By what it is searched; that of ``flat``.
         writable: Whether it may be changed. FAISS crashes the process when a mapped file is.
     """
 
-    def __init__(self, flat: Any = None, *, writable: bool = True) -> None:
+    def __init__(self, flat: Any = None, *, metric: Metric = "cosine", writable: bool = True) -> None:
         self._faiss = flat
+        self._metric = metric
         self._writable = writable
 
     def __len__(self) -> int:
         return 0 if self._faiss is None else int(self._faiss.ntotal)
 
+    def __getstate__(self) -> dict[str, Any]:
+        written = None if self._faiss is None else import_faiss().serialize_index(self._faiss)
+        return {"faiss": written, "metric": self._metric}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        written = state["faiss"]
+        flat = None if written is None else import_faiss().deserialize_index(written)
+        VectorTable.__init__(self, flat, metric=state["metric"])
+
     @classmethod
-    def read(cls, path: Path, *, mmap: bool = False) -> VectorTable:
-        """Read a file that `write` made; a mapped one cannot be changed."""
+    def read(cls, path: Path, metric: Metric, *, mmap: bool = False) -> VectorTable:
+        """Read a file that `write` made; a mapped one cannot be changed.
+
+        Raises:
+            IndexCorruptError: It cannot be read, or is a FAISS file of another kind or metric.
+        """
         faiss = import_faiss()
-        flags = faiss.IO_FLAG_MMAP_IFC if mmap else 0
-        return cls(faiss.read_index(str(path), flags), writable=not mmap)
+        try:
+            found = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+        except (RuntimeError, MemoryError) as error:
+            raise _unreadable(path, error) from error
+        exact = isinstance(found, faiss.IndexIDMap2) and isinstance(
+            faiss.downcast_index(found.index), faiss.IndexFlat
+        )
+        if not exact and not isinstance(found, faiss.IndexIVFFlat):
+            raise _unreadable(path, f"it is of the kind {type(found).__name__}")
+        if found.metric_type != _faiss_metric(metric):
+            raise _unreadable(path, f"its metric is not {metric}")
+        return cls(found, metric=metric, writable=not mmap)
 
     def write(self, path: Path) -> None:
         """Write into a file; an empty table is written with a dimension of 1."""
@@ -43,6 +73,25 @@ class VectorTable:
     def dimension(self) -> int | None:
         """Length of a vector; None while there never was one."""
         return None if self._faiss is None else int(self._faiss.d)
+
+    @property
+    def exact(self) -> bool:
+        """Whether a search looks at all vectors."""
+        return self._faiss is None or hasattr(self._faiss, "id_map")
+
+    def rows(self) -> PositionArray:
+        """Return the numbers of all rows, in ascending order."""
+        faiss = import_faiss()
+        if self._faiss is None:
+            found = np.zeros(0, np.int64)
+        elif self.exact:
+            found = faiss.vector_to_array(self._faiss.id_map)
+        else:
+            lists = self._faiss.invlists
+            sizes = [lists.list_size(i) for i in range(lists.nlist)]
+            parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
+            found = np.concatenate([np.zeros(0, np.int64), *parts])
+        return np.sort(found)
 
     def check_writable(self) -> None:
         """Refuse to change a mapped table.
@@ -88,10 +137,11 @@ class VectorTable:
     def search(self, vectors: Float32Array, k: int) -> tuple[Float32Array, PositionArray]:
         """Return the scores and rows of the nearest vectors, nearest first, shape (queries, at most k).
 
-        An approximate table fills up with row -1 when the lists it looks into hold fewer than k vectors.
+        A score is the inner product, or minus the squared distance: higher is nearer. An approximate table fills up
+        with row -1 when the lists it looks into hold fewer than k vectors.
         """
         scores, rows = self._faiss.search(vectors, min(k, len(self)))
-        return scores, rows
+        return (-scores if self._metric == "l2" else scores), rows
 
     def approximated(self, recall: float) -> Tuned:
         """Return the same vectors in inverted lists, see `rgate_integrations.index.approximate`."""
@@ -111,7 +161,7 @@ class VectorTable:
         if self._faiss is not None:
             return self._faiss
         faiss = import_faiss()
-        return faiss.IndexIDMap2(faiss.IndexFlatIP(dimension))
+        return faiss.IndexIDMap2(faiss.IndexFlat(dimension, _faiss_metric(self._metric)))
 
 
 def checked_vectors(vectors: Any, count: int, dimension: int | None) -> Float32Array:
@@ -148,17 +198,37 @@ def checked_vectors(vectors: Any, count: int, dimension: int | None) -> Float32A
     return array
 
 
-def read_vectors(path: str | Path) -> Float32Array:
-    """Return the vectors of a FAISS file that keeps them, shape (n, dimension).
+def normalised(vectors: Float32Array) -> Float32Array:
+    """Return vectors of length 1; those of length 0 stay so."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
+
+
+def read_vectors(path: str | Path) -> tuple[Float32Array, Metric]:
+    """Return the vectors of a FAISS file that keeps them, shape (n, dimension), and its metric.
 
     Raises:
-        IndexCorruptError: It cannot be read, or keeps no vectors.
+        IndexCorruptError: It cannot be read, keeps no vectors, or has a metric that there is not here.
     """
+    faiss = import_faiss()
     try:
-        stored = import_faiss().read_index(str(path))
-        return np.asarray(stored.reconstruct_n(0, stored.ntotal), dtype=np.float32)
-    except RuntimeError as error:
-        raise IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {error}") from error
+        stored = faiss.read_index(str(path))
+        vectors = np.asarray(stored.reconstruct_n(0, stored.ntotal), dtype=np.float32)
+    except (RuntimeError, MemoryError) as error:
+        raise _unreadable(Path(path), error) from error
+    metrics: dict[int, Metric] = {faiss.METRIC_L2: "l2", faiss.METRIC_INNER_PRODUCT: "inner_product"}
+    if stored.metric_type not in metrics:
+        raise _unreadable(Path(path), f"its metric has the number {stored.metric_type}")
+    return vectors, metrics[stored.metric_type]
+
+
+def _unreadable(path: Path, why: object) -> IndexCorruptError:
+    return IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {why}")
+
+
+def _faiss_metric(metric: Metric) -> int:
+    faiss = import_faiss()
+    return int(faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
 
 
 def import_faiss() -> Any:

@@ -1,92 +1,45 @@
-"""`FaissVectorStore`: a FAISS index as a LangChain vector store; cosine similarity, saved without pickle."""
+"""`FaissVectorStore`: a FAISS index as a LangChain vector store; three metrics, filters, saved without pickle."""
 
 from __future__ import annotations
 
-import hashlib
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import run_in_executor
-from langchain_core.vectorstores import VectorStore
-from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.arrays import Float32Array
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.index.retriever import Hit
-
-Filter = Mapping[str, Any] | Callable[[Document], bool]
-_WIDER = 4  # by which factor more documents are searched while a filter leaves too few
-
-
-class EmbeddingsAdapter:
-    """LangChain embeddings as the embedder of a `PassageIndex`.
-
-    Vectors are normalised, so inner products are cosine similarities. The identity is a hash of the vector of a
-    fixed text: it changes when the vectors do, whatever the model is called.
-
-    Args:
-        embeddings: The embeddings.
-    """
-
-    def __init__(self, embeddings: Embeddings) -> None:
-        self.embeddings = embeddings
-        self._identity: str | None = None
-        self._symmetric: bool | None = None
-
-    @property
-    def name(self) -> str:
-        """The model's name, or the class's."""
-        for attribute in ("model_name", "model"):
-            value = getattr(self.embeddings, attribute, None)
-            if isinstance(value, str):
-                return value
-        return type(self.embeddings).__name__
-
-    @property
-    def identity(self) -> str:
-        """Hash of a fixed text's vector, to two decimals."""
-        if self._identity is None:
-            vector = self.embed(["What is the identity of this embedder?"])[0]
-            self._identity = hashlib.sha256(np.round(vector, 2).astype(np.float32).tobytes()).hexdigest()[:16]
-        return self._identity
-
-    def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Embed texts as documents, in one call."""
-        return _normalised(self.embeddings.embed_documents(list(texts)))
-
-    def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
-
-        LangChain's interface has no call for several queries. Whether the one for documents does is found out
-        once, with the first query of the first batch.
-        """
-        if len(texts) == 1 or self._symmetric is False:
-            return _normalised([self.embeddings.embed_query(text) for text in texts])
-        vectors = self.embed(texts)
-        if self._symmetric is None:
-            alone = _normalised([self.embeddings.embed_query(texts[0])])[0]
-            self._symmetric = bool(np.allclose(alone, vectors[0], atol=1e-3))
-            if not self._symmetric:
-                return self.embed_queries(texts)
-        return vectors
+from rgate_integrations.errors import ConfigurationError, IndexMismatchError, IndexNotFoundError
+from rgate_integrations.flow import Flow, arun, run
+from rgate_integrations.index import PassageIndex
+from rgate_integrations.index.vectors import read_vectors
+from rgate_integrations.langchain.community import has_community_folder, read_community_folder
+from rgate_integrations.langchain.distances import DistanceStrategy, as_strategy, strategy_of
+from rgate_integrations.langchain.documents import as_names, as_passage, documents_of, ids_of, last_of_each
+from rgate_integrations.langchain.embeddings import as_embedder
+from rgate_integrations.langchain.searching import SearchedIndex
 
 
-class FaissVectorStore(VectorStore):
-    """A vector store on FAISS: exact cosine similarity, upserts by id, metadata filters, MMR, atomic saves.
+class FaissVectorStore(SearchedIndex):
+    """A vector store on FAISS: exact search, upserts by id, metadata filters, MMR, atomic saves.
 
     ``FaissVectorStore(embedding=e)`` is an empty store. A batch of queries is embedded and searched in one call
-    (`batch_similarity_search`). Similarities are cosines in [-1, 1]; higher is nearer.
+    (`batch_similarity_search`). Any number of threads and tasks may read and write: a write happens as a whole or, if
+    it raises, not at all. Every method has its awaitable, which awaits the embeddings' own.
+
+    Metadata must be JSON: text, numbers, booleans, None, lists, and dicts with text as keys. A text may be blank; it
+    is stored as any other.
 
     Args:
         embedding: Embeds documents and queries.
         index: An index to read and write, made with the same embeddings; a new one when None.
+        distance_strategy: What is searched by, see `DistanceStrategy`; the index's own when None, else the cosine.
+        relevance_score_fn: Maps a score to a relevance in [0, 1]; that of the strategy when None.
+
+    Raises:
+        ConfigurationError: There is no such strategy, or the index has another one.
 
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -95,10 +48,25 @@ class FaissVectorStore(VectorStore):
         ['1']
     """
 
-    def __init__(self, embedding: Embeddings, *, index: PassageIndex | None = None) -> None:
+    def __init__(
+        self,
+        embedding: Embeddings,
+        *,
+        index: PassageIndex | None = None,
+        distance_strategy: str | None = None,
+        relevance_score_fn: Callable[[float], float] | None = None,
+    ) -> None:
+        asked = None if distance_strategy is None else as_strategy(distance_strategy)
+        if index is None:
+            metric = (asked or DistanceStrategy.COSINE).metric
+            index = PassageIndex(as_embedder(embedding), metric=metric)
+        super().__init__(index, relevance_score_fn)
         self.embedding = embedding
-        self._adapter = EmbeddingsAdapter(embedding)
-        self.index = index if index is not None else PassageIndex(self._adapter)
+        if asked not in (None, self.distance_strategy):
+            raise ConfigurationError(
+                f"The index is searched by {self.distance_strategy}, not by {asked}.",
+                hint="Leave distance_strategy out, or make a new store of the documents.",
+            )
 
     @property
     def embeddings(self) -> Embeddings:
@@ -110,12 +78,20 @@ class FaissVectorStore(VectorStore):
     def add_documents(
         self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
     ) -> list[str]:
-        """Add documents, or replace those with the same id; returns the ids."""
-        names = _ids_of(documents, ids)
-        # Of equal ids in one call the last one counts.
-        last = {name: position for position, name in enumerate(names)}
-        self.index.upsert([_passage(names[i], documents[i]) for i in sorted(last.values())])
-        return names
+        """Add documents, or replace those with the same id; returns the ids.
+
+        Raises:
+            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
+            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
+                stored.
+        """
+        return run(self._adding(documents, ids))
+
+    async def aadd_documents(
+        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
+    ) -> list[str]:
+        """Add documents, see `add_documents`."""
+        return await arun(self._adding(documents, ids))
 
     def add_texts(
         self,
@@ -126,25 +102,60 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, or replace those with the same id; returns the ids."""
-        given = list(texts)
-        if metadatas is not None and len(metadatas) != len(given):
-            raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
-        described = metadatas or [{} for _ in given]
-        documents = [
-            Document(page_content=text, metadata=metadata)
-            for text, metadata in zip(given, described, strict=True)
-        ]
-        return self.add_documents(documents, ids=ids)
+        return run(self._adding(documents_of(texts, metadatas), ids))
 
-    async def aadd_documents(
-        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
     ) -> list[str]:
-        """Add documents without blocking the event loop."""
-        return await run_in_executor(None, self.add_documents, documents, ids=ids)
+        """Add texts, see `add_texts`."""
+        return await arun(self._adding(documents_of(texts, metadatas), ids))
+
+    def add_embeddings(
+        self,
+        text_embeddings: Iterable[tuple[str, list[float]]],
+        metadatas: list[dict[str, Any]] | None = None,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts whose vectors are there already, or replace those with the same id; returns the ids."""
+        pairs = list(text_embeddings)
+        documents = documents_of([text for text, _ in pairs], metadatas)
+        self._add_vectors(documents, names := ids_of(documents, ids), [vector for _, vector in pairs])
+        return names
+
+    def merge_from(self, target: FaissVectorStore) -> None:
+        """Take over the documents of another store with their vectors; of equal ids the other store's stays.
+
+        Raises:
+            ConfigurationError: The other one is no such store, or has another distance strategy or dimension.
+            IndexMismatchError: It has other embeddings.
+        """
+        if not isinstance(target, FaissVectorStore):
+            raise ConfigurationError(f"Only a FaissVectorStore can be merged, not {type(target).__name__}.")
+        if target.distance_strategy != self.distance_strategy:
+            raise ConfigurationError(
+                f"A store that is searched by {target.distance_strategy} cannot be merged into one that is "
+                f"searched by {self.distance_strategy}.",
+                hint="Add its documents instead.",
+            )
+        same = target.embedding is self.embedding
+        if not same and target.index.embedder.identity != self.index.embedder.identity:
+            raise IndexMismatchError(
+                "The stores have different embeddings.", hint="Add the documents instead."
+            )
+        with target.index.reading():
+            passages = list(target.index)
+            vectors = target.index.vectors([passage.id for passage in passages])
+        self.index.upsert_vectors(passages, vectors, blank=True)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
-        self.index.delete(ids or [])
+        self.index.delete(as_names(ids or []))
         return True
 
     @classmethod
@@ -157,205 +168,155 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store of texts."""
-        store = cls(embedding)
+        """Make a store of texts; further arguments are those of the class."""
+        store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
 
-    # --- reading -------------------------------------------------------------------------------------------
-
-    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Return the documents with these ids, in their order; ids that are not there are left out."""
-        found = {passage.id: passage for passage in self.index.get(ids)}
-        return [_document(found[name]) for name in ids if name in found]
-
-    async def aget_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Return the documents with these ids without blocking the event loop."""
-        return await run_in_executor(None, self.get_by_ids, ids)
-
-    def similarity_search(
-        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """Return the ``k`` documents nearest to a query, nearest first.
-
-        Args:
-            query: The query.
-            k: How many.
-            filter: Metadata that must be equal, or a function of the document.
-            **kwargs: Ignored.
-        """
-        return [document for document, _ in self.similarity_search_with_score(query, k, filter)]
-
-    def similarity_search_with_score(
-        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> list[tuple[Document, float]]:
-        """Return documents with their cosine similarity, in [-1, 1]; higher is nearer."""
-        return self.batch_similarity_search_with_score([query], k, filter)[0]
-
-    def batch_similarity_search(
-        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
-    ) -> list[list[Document]]:
-        """Search several queries; they are embedded and searched in one call each."""
-        found = self.batch_similarity_search_with_score(queries, k, filter)
-        return [[document for document, _ in each] for each in found]
-
-    def batch_similarity_search_with_score(
-        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
-    ) -> list[list[tuple[Document, float]]]:
-        """Search several queries; documents come with their cosine similarity."""
-        if not queries:
-            return []
-        return self._search(self._adapter.embed_queries(queries), k, filter)
-
-    def similarity_search_by_vector(
-        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """Return the ``k`` documents nearest to a vector."""
-        found = self._search(_normalised([embedding]), k, filter)[0]
-        return [document for document, _ in found]
-
-    def max_marginal_relevance_search(
-        self,
-        query: str,
-        k: int = 4,
-        fetch_k: int = 20,
-        lambda_mult: float = 0.5,
-        filter: Filter | None = None,
+    @classmethod
+    async def afrom_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
         **kwargs: Any,
-    ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
-        vector = self._adapter.embed_queries([query])[0]
-        return self.max_marginal_relevance_search_by_vector(vector.tolist(), k, fetch_k, lambda_mult, filter)
+    ) -> Self:
+        """Make a store of texts, see `from_texts`."""
+        store = cls(embedding, **kwargs)
+        await store.aadd_texts(texts, metadatas, ids=ids)
+        return store
 
-    def max_marginal_relevance_search_by_vector(
-        self,
-        embedding: list[float],
-        k: int = 4,
-        fetch_k: int = 20,
-        lambda_mult: float = 0.5,
-        filter: Filter | None = None,
+    @classmethod
+    def from_embeddings(
+        cls,
+        text_embeddings: Iterable[tuple[str, list[float]]],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        ids: list[str] | None = None,
         **kwargs: Any,
-    ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
-        vector = _normalised([embedding])
-        near = [document for document, _ in self._search(vector, max(fetch_k, k), filter)[0]]
-        if not near:
-            return []
-        vectors = self.index.vectors([str(d.id) for d in near])
-        chosen = maximal_marginal_relevance(vector[0], list(vectors), lambda_mult=lambda_mult, k=k)
-        return [near[i] for i in chosen]
+    ) -> Self:
+        """Make a store of texts whose vectors are there already; further arguments are those of the class."""
+        store = cls(embedding, **kwargs)
+        store.add_embeddings(text_embeddings, metadatas, ids)
+        return store
 
-    def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return _relevance
+    @classmethod
+    async def afrom_embeddings(
+        cls,
+        text_embeddings: Iterable[tuple[str, list[float]]],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a store of texts whose vectors are there already, see `from_embeddings`."""
+        return await run_in_executor(
+            None, cls.from_embeddings, text_embeddings, embedding, metadatas, ids, **kwargs
+        )
+
+    def _adding(self, documents: Sequence[Document], ids: Sequence[Any] | None) -> Flow[list[str]]:
+        names = ids_of(documents, ids)
+        passages = [as_passage(names[i], documents[i]) for i in last_of_each(names)]
+        yield from self.index.upserting(passages, blank=True)
+        return names
+
+    def _add_vectors(self, documents: Sequence[Document], names: Sequence[str], vectors: Any) -> None:
+        kept = last_of_each(names)
+        passages = [as_passage(names[i], documents[i]) for i in kept]
+        chosen: Any = [vectors[i] for i in kept]  # the index checks them
+        self.index.upsert_vectors(passages, chosen, blank=True)
 
     # --- saving --------------------------------------------------------------------------------------------
 
-    def save_local(self, folder: str | Path) -> Path:
-        """Save into a folder; one that was there stays loadable until the new one is complete."""
-        return self.index.save(folder)
+    def save_local(self, folder_path: str | Path, index_name: str = "index") -> Path:
+        """Save into a folder; a store that was there stays loadable until the new one is complete.
+
+        Args:
+            folder_path: The folder.
+            index_name: Stores of several names may share a folder.
+        """
+        return self.index.save(_folder(folder_path, index_name))
 
     @classmethod
-    def load_local(cls, folder: str | Path, embedding: Embeddings) -> Self:
-        """Load a store.
+    def load_local(
+        cls, folder_path: str | Path, embeddings: Embeddings, index_name: str = "index", **kwargs: Any
+    ) -> Self:
+        """Load a store; further arguments are those of the class.
 
         Raises:
             IndexNotFoundError: There is none in the folder.
-            IndexCorruptError: A file is missing, truncated or changed.
+            IndexCorruptError: A file is missing, truncated, changed, or does not fit to the others.
             IndexMismatchError: The embeddings are not those it was made with.
+            ConfigurationError: It has another distance strategy than the one that is asked for.
         """
-        return cls(embedding, index=PassageIndex.load(folder, EmbeddingsAdapter(embedding)))
+        # Nothing here is unpickled, so there is nothing to allow; the argument is that of other stores.
+        kwargs.pop("allow_dangerous_deserialization", None)
+        try:
+            index = PassageIndex.load(_folder(folder_path, index_name), as_embedder(embeddings))
+        except IndexNotFoundError as error:
+            if has_community_folder(folder_path, index_name):
+                error.hint = "langchain_community saved it: use FaissVectorStore.from_community_folder."
+            raise
+        return cls(embeddings, index=index, **kwargs)
+
+    @classmethod
+    def from_community_folder(
+        cls, folder_path: str | Path, embeddings: Embeddings, index_name: str = "index", **kwargs: Any
+    ) -> Self:
+        """Take over what ``langchain_community``'s FAISS store saved, without running what its pickle names.
+
+        Vectors are not computed again. The distance strategy is that of the folder, unless another is given.
+
+        Args:
+            folder_path: The folder.
+            embeddings: The embeddings it was made with.
+            index_name: Name of the two files.
+            **kwargs: Arguments of the class.
+
+        Raises:
+            IndexNotFoundError: There are no such files.
+            IndexCorruptError: The vectors cannot be read.
+            DataFormatError: The pickle holds anything else than documents with JSON metadata.
+        """
+        saved = read_community_folder(folder_path, index_name)
+        kwargs.setdefault("distance_strategy", strategy_of(saved.metric))
+        store = cls(embeddings, **kwargs)
+        store._add_vectors(saved.documents, ids_of(saved.documents, None), saved.vectors)
+        return store
 
     @classmethod
     def from_community_index(
-        cls, index_file: str | Path, documents: Sequence[Document], embedding: Embeddings
+        cls, index_file: str | Path, documents: Sequence[Document], embedding: Embeddings, **kwargs: Any
     ) -> Self:
-        """Take over the vectors of a ``langchain_community`` FAISS folder, without reading its pickle.
+        """Take over the vectors of a ``langchain_community`` FAISS folder, with documents that are given again.
 
-        The documents lie in that folder's pickle, which may run any code when it is read; so they are given
-        again, in the order in which they were added. Their vectors are not computed again.
+        For folders whose documents `from_community_folder` refuses to read. Vectors are not computed again.
 
         Args:
             index_file: Its ``index.faiss``.
-            documents: The documents, one a vector, in order.
+            documents: The documents, one a vector, in the order in which they were added.
             embedding: The embeddings it was made with.
+            **kwargs: Arguments of the class; the distance strategy is that of the file, unless another is given.
 
         Raises:
-            ConfigurationError: The number of documents is not that of the vectors, or the index keeps none.
+            ConfigurationError: The number of documents is not that of the vectors.
+            IndexCorruptError: The file cannot be read, or keeps no vectors.
         """
-        store = cls(embedding)
-        names = _ids_of(documents, None)
-        passages = [_passage(name, document) for name, document in zip(names, documents, strict=True)]
-        store.index.add_vectors(passages, PassageIndex.read_vectors(index_file))
+        vectors, metric = read_vectors(index_file)
+        if len(vectors) != len(documents):
+            raise ConfigurationError(f"{len(vectors)} vectors do not match {len(documents)} documents.")
+        kwargs.setdefault("distance_strategy", strategy_of(metric))
+        store = cls(embedding, **kwargs)
+        store._add_vectors(documents, ids_of(documents, None), vectors)
         return store
 
-    def _search(
-        self, vectors: Float32Array, k: int, filter: Filter | None
-    ) -> list[list[tuple[Document, float]]]:
-        if k < 1:
-            raise ConfigurationError(f"k must be at least 1, not {k}.")
-        size = len(self.index)
-        if not size:
-            return [[] for _ in vectors]
-        passes = _predicate(filter)
-        if passes is None:
-            return [_documents(hits) for hits in self.index.search_vectors(vectors, k)]
-        # FAISS knows no metadata: search wider until each query has enough that passes, or all were searched.
-        wanted = k
-        while True:
-            wanted = min(size, wanted * _WIDER)
-            kept = [
-                _passing(_documents(hits), passes, k) for hits in self.index.search_vectors(vectors, wanted)
-            ]
-            if wanted >= size or all(len(each) == k for each in kept):
-                return kept
 
-
-def _ids_of(documents: Sequence[Document], ids: Sequence[str] | None) -> list[str]:
-    """Return the ids that are given beside the documents or in them, and new ones where there are none."""
-    if ids is not None and len(ids) != len(documents):
-        raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
-    given = ids if ids is not None else [document.id for document in documents]
-    return [uuid.uuid4().hex if name is None else str(name) for name in given]  # 0 and "" are ids
-
-
-def _passage(name: str, document: Document) -> Passage:
-    return Passage(id=name, text=document.page_content, metadata=dict(document.metadata))
-
-
-def _passing(
-    found: Sequence[tuple[Document, float]], passes: Callable[[Document], bool], k: int
-) -> list[tuple[Document, float]]:
-    """Return the first ``k`` that pass a filter."""
-    kept = [(document, score) for document, score in found if passes(document)]
-    return kept[:k]
-
-
-def _documents(hits: Sequence[Hit]) -> list[tuple[Document, float]]:
-    return [(_document(hit.passage), hit.score) for hit in hits]
-
-
-def _document(passage: Passage) -> Document:
-    title = {"title": passage.title} if passage.title else {}
-    return Document(id=passage.id, page_content=passage.text, metadata={**passage.metadata, **title})
-
-
-def _predicate(filter: Filter | None) -> Callable[[Document], bool] | None:
-    if filter is None or callable(filter):
-        return filter
-    return partial(_has_metadata, dict(filter))
-
-
-def _has_metadata(wanted: Mapping[str, Any], document: Document) -> bool:
-    held = document.metadata
-    return all(name in held and held[name] == value for name, value in wanted.items())
-
-
-def _relevance(cosine: float) -> float:
-    """Map a cosine to LangChain's relevance in [0, 1]."""
-    return (cosine + 1) / 2
-
-
-def _normalised(vectors: Sequence[Sequence[float]]) -> Float32Array:
-    array = np.asarray(vectors, dtype=np.float32)
-    norms = np.linalg.norm(array, axis=-1, keepdims=True)
-    return np.ascontiguousarray(array / np.maximum(norms, 1e-12), dtype=np.float32)
+def _folder(folder_path: str | Path, index_name: str) -> Path:
+    if not re.fullmatch(r"\w[\w.-]*", index_name) or re.fullmatch(r"v-\w+", index_name):
+        raise ConfigurationError(
+            f"{index_name!r} cannot be an index_name.", hint="Use letters, digits and _."
+        )
+    root = Path(folder_path)
+    return root if index_name == "index" else root / index_name

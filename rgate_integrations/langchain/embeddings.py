@@ -1,0 +1,141 @@
+"""Between LangChain's embeddings and this package's: either can be used where the other is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+
+from rgate_integrations.arrays import Float32Array
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
+from rgate_integrations.index.vectors import checked_vectors, normalised
+
+
+class RGateEmbeddings(Embeddings):
+    """A sentence-transformers model as LangChain embeddings: the model that the package's indexes and gates use.
+
+    It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate,
+    an index and a store embed a question once. Vectors are normalised.
+
+    Args:
+        model: Catalogue name, local folder, or Hub id.
+
+    Example:
+        >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
+    """
+
+    def __init__(self, model: str = DEFAULT_EMBEDDER) -> None:
+        self.model = model
+        self.embedder = SentenceEmbedder(model)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(model={self.model!r})"
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Embed documents in one call of the model."""
+        vectors: list[list[float]] = self.embedder.embed(texts).tolist()
+        return vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        """Embed a query."""
+        vector: list[float] = self.embedder.embed_queries([text])[0].tolist()
+        return vector
+
+
+class EmbeddingsAdapter:
+    """LangChain embeddings as the embedder of a `PassageIndex`.
+
+    The identity is a hash of the vector of a fixed text: it changes when the vectors do, whatever the model is
+    called.
+
+    Args:
+        embeddings: The embeddings.
+    """
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self.embeddings = embeddings
+        self._identity: str | None = None
+        self._symmetric: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name, or the class's."""
+        for attribute in ("model_name", "model"):
+            value = getattr(self.embeddings, attribute, None)
+            if isinstance(value, str):
+                return value
+        return type(self.embeddings).__name__
+
+    @property
+    def identity(self) -> str:
+        """Hash of a fixed text's vector, to two decimals of its normalised form."""
+        if self._identity is None:
+            vector = normalised(self.embed(["What is the identity of this embedder?"]))[0]
+            self._identity = hashlib.sha256(np.round(vector, 2).astype(np.float32).tobytes()).hexdigest()[:16]
+        return self._identity
+
+    def embed(self, texts: Sequence[str]) -> Float32Array:
+        """Embed texts as documents, in one call."""
+        return run(self._documents(texts))
+
+    async def aembed(self, texts: Sequence[str]) -> Float32Array:
+        """Embed texts as documents, in one call, by the embeddings' own awaitable."""
+        return await arun(self._documents(texts))
+
+    def embed_queries(self, texts: Sequence[str]) -> Float32Array:
+        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
+
+        LangChain's interface has no call for several queries. Whether the one for documents does is found out
+        once, with the first query of the first batch.
+        """
+        return run(self._queries(texts))
+
+    async def aembed_queries(self, texts: Sequence[str]) -> Float32Array:
+        """Embed queries, see `embed_queries`, by the embeddings' own awaitables."""
+        return await arun(self._queries(texts))
+
+    def _documents(self, texts: Sequence[str]) -> Flow[Float32Array]:
+        found = yield Call(self.embeddings.embed_documents, self.embeddings.aembed_documents, list(texts))
+        return checked_vectors(found, len(texts), None)
+
+    def _queries(self, texts: Sequence[str]) -> Flow[Float32Array]:
+        if len(texts) == 1 or self._symmetric is False:
+            found = yield Each([self._query(text) for text in texts])
+            return checked_vectors(found, len(texts), None)
+        vectors = yield from self._documents(texts)
+        if self._symmetric is None:
+            alone = yield self._query(texts[0])
+            self._symmetric = _alike(alone, vectors[0])
+            if not self._symmetric:
+                return (yield from self._queries(texts))
+        return vectors
+
+    def _query(self, text: str) -> Step:
+        return Call(self.embeddings.embed_query, self.embeddings.aembed_query, text)
+
+
+def as_embedder(embeddings: Embeddings) -> Embedder:
+    """Return what embeds for an index as the given embeddings do.
+
+    Raises:
+        ConfigurationError: These are no embeddings.
+    """
+    if type(embeddings) is RGateEmbeddings:
+        return embeddings.embedder  # so the index is one that the command line can open, too
+    if not isinstance(embeddings, Embeddings):
+        raise ConfigurationError(
+            f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",
+            hint="Pass an object with embed_documents and embed_query.",
+        )
+    return EmbeddingsAdapter(embeddings)
+
+
+def _alike(one: Any, other: Float32Array) -> bool:
+    """Whether two vectors point the same way."""
+    pair = normalised(checked_vectors([one, other], 2, None))
+    return bool(np.allclose(pair[0], pair[1], atol=1e-3))

@@ -1,0 +1,59 @@
+"""The package's embedder as a LlamaIndex embedding model."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cached_property
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import Field
+
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
+
+
+class RGateEmbedding(BaseEmbedding):
+    """A sentence-transformers model as a LlamaIndex embedding model: that of the package's indexes and gates.
+
+    It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate
+    and a query engine embed a question once. Vectors are normalised.
+
+    Attributes:
+        model_name: Catalogue name, local folder, or Hub id.
+        embed_batch_size: Texts a call of the model.
+
+    Example:
+        >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
+    """
+
+    model_name: str = Field(default=DEFAULT_EMBEDDER, description="Catalogue name, local folder, or Hub id.")
+    embed_batch_size: int = Field(default=256, gt=0, le=2048, description="Texts a call of the model.")
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name that LlamaIndex stores."""
+        return "RGateEmbedding"
+
+    @cached_property
+    def _embedder(self) -> SentenceEmbedder:
+        return SentenceEmbedder(self.model_name)
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        vector: list[float] = self._embedder.embed_queries([query])[0].tolist()
+        return vector
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await asyncio.to_thread(self._get_query_embedding, query)
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        vectors: list[list[float]] = self._embedder.embed(texts).tolist()
+        return vectors
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[Any]:
+        return await asyncio.to_thread(self._get_text_embeddings, texts)

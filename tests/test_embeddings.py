@@ -1,0 +1,138 @@
+"""The package's embedder as LangChain embeddings and as a LlamaIndex embedding model."""
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from langchain_tests.integration_tests import EmbeddingsIntegrationTests
+from langchain_tests.unit_tests import EmbeddingsUnitTests
+from llama_index.core import Document, Settings, VectorStoreIndex
+from llama_index.core.schema import TextNode
+
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.langchain import FaissVectorStore
+from rgate_integrations.langchain.embeddings import RGateEmbeddings
+from rgate_integrations.llama_index.embeddings import RGateEmbedding
+
+TEXTS = ["Hamlet is a tragedy by Shakespeare.", "", "Jupiter is a planet."]
+
+
+class TestRGateEmbeddings(EmbeddingsUnitTests):
+    @property
+    def embeddings_class(self):
+        return RGateEmbeddings
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("minilm")
+class TestRGateEmbeddingsWithTheModel(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self):
+        return RGateEmbeddings
+
+    @property
+    def embedding_model_params(self):
+        return {"model": "all-minilm-l6-v2"}
+
+
+@pytest.mark.parametrize("module", ["langchain", "llama_index"])
+def test_importing_them_brings_neither_torch_nor_faiss(module):
+    code = (
+        f"import sys, rgate_integrations.{module}.embeddings;"
+        "print([m for m in ('torch', 'transformers', 'sentence_transformers', 'faiss') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def fixed(monkeypatch):
+    """The embedder without its model: how often a, b and c are in a text, and which calls were made."""
+    calls = []
+
+    def embed(self, texts):
+        calls.append((self.name, list(texts)))
+        return np.array(
+            [[t.count("a"), t.count("b"), t.count("c")] for t in texts], dtype=np.float32
+        ).reshape(-1, 3)
+
+    monkeypatch.setattr(SentenceEmbedder, "embed", embed)
+    monkeypatch.setattr(SentenceEmbedder, "embed_queries", embed)
+    monkeypatch.setattr(SentenceEmbedder, "identity", "fixed")
+    return calls
+
+
+async def test_langchain_calls_embed_a_batch_in_one(fixed):
+    embeddings = RGateEmbeddings("some-model")
+    assert embeddings.embed_documents(["ab", "c"]) == [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert await embeddings.aembed_documents(["ab", "c"]) == [[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert embeddings.embed_query("cc") == await embeddings.aembed_query("cc") == [0.0, 0.0, 2.0]
+    assert embeddings.embed_documents([]) == []
+    assert fixed[:2] == [("some-model", ["ab", "c"])] * 2
+    assert repr(embeddings) == "RGateEmbeddings(model='some-model')"
+    assert pickle.loads(pickle.dumps(embeddings)).embed_query("a") == [1.0, 0.0, 0.0]  # noqa: S301
+
+
+def test_a_store_and_an_index_share_a_folder(fixed, tmp_path):
+    PassageIndex.build([Passage("1", "aa"), Passage("2", "cc")], SentenceEmbedder("m")).save(tmp_path / "i")
+    store = FaissVectorStore.load_local(tmp_path / "i", RGateEmbeddings("m"))
+    assert [d.id for d in store.similarity_search("c", k=1)] == ["2"]
+    store.add_texts(["bb"], ids=["3"])
+    store.save_local(tmp_path / "i")
+    assert [h.passage.id for h in PassageIndex.load(tmp_path / "i").search(["b"], 1)[0]] == ["3"]
+
+
+async def test_llama_index_calls_embed_a_batch_in_one(fixed):
+    embedding = RGateEmbedding(model_name="some-model", embed_batch_size=2)
+    assert (
+        embedding.get_query_embedding("cc") == await embedding.aget_query_embedding("cc") == [0.0, 0.0, 2.0]
+    )
+    assert embedding.get_text_embedding("ab") == await embedding.aget_text_embedding("ab") == [1.0, 1.0, 0.0]
+    fixed.clear()
+    wanted = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    assert embedding.get_text_embedding_batch(["a", "b", "c"]) == wanted
+    assert fixed == [("some-model", ["a", "b"]), ("some-model", ["c"])]
+    assert await embedding.aget_text_embedding_batch(["a", "b", "c"]) == wanted
+    nodes = await embedding.acall([TextNode(text="abb")])
+    assert nodes[0].embedding == embedding([TextNode(text="abb")])[0].embedding == [1.0, 2.0, 0.0]
+
+
+def test_a_llama_index_embedding_is_stored_and_made_again(fixed):
+    embedding = RGateEmbedding(model_name="some-model")
+    assert embedding.class_name() == "RGateEmbedding"
+    again = RGateEmbedding.from_dict(embedding.to_dict())
+    assert (again.model_name, again.embed_batch_size) == ("some-model", 256)
+    twin = pickle.loads(pickle.dumps(embedding))  # noqa: S301
+    assert twin.get_query_embedding("a") == [1.0, 0.0, 0.0]
+
+
+async def test_llama_index_finds_with_it(fixed):
+    documents = [Document(text="aaa", doc_id="1"), Document(text="ccc", doc_id="2")]
+    index = VectorStoreIndex.from_documents(documents, embed_model=RGateEmbedding())
+    retriever = index.as_retriever(similarity_top_k=1)
+    assert (
+        [n.text for n in retriever.retrieve("c")]
+        == [n.text for n in await retriever.aretrieve("c")]
+        == ["ccc"]
+    )
+    Settings.embed_model = RGateEmbedding()
+    assert isinstance(Settings.embed_model, RGateEmbedding)
+    Settings._embed_model = None
+
+
+@pytest.mark.model
+async def test_the_vectors_are_those_of_the_package(minilm):
+    wanted = SentenceEmbedder(minilm).embed(TEXTS)
+    langchain, llama = RGateEmbeddings(minilm), RGateEmbedding(model_name=minilm)
+    for found in (
+        langchain.embed_documents(TEXTS),
+        await langchain.aembed_documents(TEXTS),
+        llama.get_text_embedding_batch(TEXTS),
+        await llama.aget_text_embedding_batch(TEXTS),
+        [langchain.embed_query(text) for text in TEXTS],
+        [await llama.aget_query_embedding(text) for text in TEXTS],
+    ):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
