@@ -10,6 +10,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.flow import Call, Flow, Step
+from rgate_integrations.request import valid_threshold
 
 
 @runtime_checkable
@@ -62,8 +63,8 @@ def deciding(
         questions: The questions.
         drafting: A flow that returns the ``drafts`` to judge, one a question or None; it fails as the gate does.
         **options: Keyword arguments of the gate's methods, such as ``threshold`` and ``drafts``; None values, and
-            those that the method does not take, are left out. A ``threshold`` is never lost: if the gate does not
-            take one, its decisions are compared with it here.
+            those that the method does not take, are left out. A threshold that it does not take is compared with
+            the ``p_known`` of its decisions.
 
     Returns:
         One decision a question, in order.
@@ -76,9 +77,9 @@ def deciding(
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
-        if "threshold" in accepted:
-            return list(found)
-        return _at(options.get("threshold"), found)
+        if not _is_nothing(options.get("threshold")) and "threshold" not in accepted:
+            return _by_threshold(found, options["threshold"])
+        return list(found)
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
             raise
@@ -88,14 +89,17 @@ def deciding(
         return decisions
 
 
-def _at(threshold: float | Sequence[float | None] | None, decisions: Sequence[Decision]) -> list[Decision]:
-    """Compare what a gate that takes no threshold found with one for all, or one a decision; None changes nothing."""
-    thresholds = list(threshold) if isinstance(threshold, Sequence) else [threshold] * len(decisions)
+def _by_threshold(
+    decisions: Sequence[Decision], threshold: float | Sequence[float | None] | None
+) -> list[Decision]:
+    """Compare decisions with thresholds that their gate does not take; one that failed still retrieves."""
+    thresholds = threshold if isinstance(threshold, Sequence) else [threshold] * len(decisions)
     found = []
-    for decision, value in zip(decisions, thresholds, strict=True):
-        if value is not None and decision.error is None:
-            changed = {"threshold": float(value), "retrieve": decision.p_known < value}
-            decision = decision.model_copy(update=changed)
+    for decision, given in zip(decisions, thresholds, strict=True):
+        if given is not None:
+            compared = valid_threshold(given)
+            retrieve = decision.error is not None or decision.p_known < compared
+            decision = decision.model_copy(update={"threshold": compared, "retrieve": retrieve})
         found.append(decision)
     return found
 

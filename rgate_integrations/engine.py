@@ -5,26 +5,33 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
-from rgate_integrations.batching import Batcher
+from rgate_integrations.batching import Batcher, Later
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evidence.base import Drafter, Inputs
 from rgate_integrations.evidence.collector import Sources
 from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.judging import Judged, judge_together
+from rgate_integrations.judging import Begun, Judged, judge_together, look_first, look_on
 from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.request import Request, checked, checked_batch
+from rgate_integrations.request import Request, checked, checked_batch, valid_timeout
+from rgate_integrations.several import Parts, hardest, parts_of
+from rgate_integrations.waiting import aresults, results
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
+
+_LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
+_MOST_AT_ONCE = 64
+_JUDGING: ContextVar[tuple[DecisionEngine, ...]] = ContextVar("_JUDGING", default=())
+"""The engines whose workers are busy with what this is a part of."""
 
 
 class DecisionEngine:
@@ -38,8 +45,10 @@ class DecisionEngine:
         proxy: A loaded `Proxy`, or the name, folder or Hub id of one, in place of the gate's.
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
-        queue_timeout: A question that has waited longer than this for its turn, in seconds, is not judged: it
-            fails with an `OverloadedError`, so it retrieves. By default questions wait as long as it takes.
+        timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
+            is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
+            first call loads the model, which counts too: ``gate.get_proxy().load()`` loads it before.
+        queue_timeout: An older name of ``timeout``.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -52,29 +61,36 @@ class DecisionEngine:
         proxy: Proxy | str | None = None,
         llm: Drafter | None = None,
         on_error: OnError = "retrieve",
+        timeout: float | None = None,
         queue_timeout: float | None = None,
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
-        if queue_timeout is not None and not (isinstance(queue_timeout, Real) and queue_timeout > 0):
-            raise ConfigurationError(f"queue_timeout must be above 0 seconds, not {queue_timeout!r}.")
         if proxy is not None:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
         self.on_error = on_error
-        self.queue_timeout = queue_timeout
+        self.timeout = valid_timeout(queue_timeout if timeout is None else timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         self._llm = llm
         self._memory: dict[Hashable, Any] = {}
-        self._batcher: Batcher[Inputs, Judged] = Batcher(self._judge, timeout=queue_timeout)
+        # Two queues: what needs a draft that is still to be written holds up nobody whom a quick look settles.
+        at_once = _at_once(proxy, llm)
+        self._slow: Batcher[Begun, Judged] = Batcher(self._look_on, max_size=at_once)
+        self._batcher: Batcher[Inputs, Judged] = Batcher(self._look_first, then=self._slow, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
-        given = (self.gate, self._proxy, self._llm, self.on_error, self.queue_timeout)
+        given = (self.gate, self._proxy, self._llm, self.on_error, self.timeout)
         return _engine, given
+
+    @property
+    def queue_timeout(self) -> float | None:
+        """An older name of `timeout`."""
+        return self.timeout
 
     @property
     def threshold(self) -> float:
@@ -114,12 +130,14 @@ class DecisionEngine:
         proxy: Proxy | str | None = None,
         llm: Drafter | None = None,
         on_error: OnError | None = None,
+        timeout: float | None = None,
         queue_timeout: float | None = None,
         **parameters: Any,
     ) -> Self:
         """Return a copy with other options, or with other parameters of its gate."""
         gate = self.gate.changed(**parameters) if parameters else self.gate
-        return self.with_gate(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)
+        timeout = queue_timeout if timeout is None else timeout
+        return self.with_gate(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
 
     def with_gate(
         self,
@@ -128,7 +146,7 @@ class DecisionEngine:
         proxy: Proxy | str | None = None,
         llm: Drafter | None = None,
         on_error: OnError | None = None,
-        queue_timeout: float | None = None,
+        timeout: float | None = None,
     ) -> Self:
         """Return a copy with another gate; what is not given stays as it is, the models too."""
         same_model = proxy is None and gate.proxy == self.gate.proxy
@@ -137,12 +155,12 @@ class DecisionEngine:
             proxy=self._proxy if same_model else proxy,
             llm=self._llm if llm is None else llm,
             on_error=on_error or self.on_error,
-            queue_timeout=self.queue_timeout if queue_timeout is None else queue_timeout,
+            timeout=self.timeout if timeout is None else timeout,
         )
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options, as JSON values."""
-        return {**self.gate.config(), "on_error": self.on_error, "queue_timeout": self.queue_timeout}
+        return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout}
 
     def to_json(self) -> str:
         """Return `config` as JSON; `rgate_integrations.loading.gate_from_json` reads it."""
@@ -157,6 +175,7 @@ class DecisionEngine:
         threshold: float | None = None,
         draft: Draft | str | None = None,
         popularity: float | None = None,
+        timeout: float | None = None,
     ) -> Decision:
         """Decide for one question.
 
@@ -165,13 +184,17 @@ class DecisionEngine:
             threshold: Used instead of the gate's own, at least 0.
             draft: A draft to judge instead of writing one: the LLM's own first tokens, or recorded text.
             popularity: Popularity score of the question's entity, for gates that use one.
+            timeout: Used instead of the gate's own, in seconds: without a decision by then it retrieves.
 
         Raises:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
-            ConfigurationError: The threshold is not a number of at least 0.
+            ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
         asked = [self._request(question, threshold, draft, popularity)]
-        return self._decisions(asked, [_result(f) for f in self._submit(asked)])[0]
+        patience = self._patience(timeout)
+        parts = _parts(asked, [self.gate])
+        found = results(self._submit(parts), patience)
+        return self._decisions(asked, _joined(parts, found))[0]
 
     async def adecide(
         self,
@@ -180,10 +203,14 @@ class DecisionEngine:
         threshold: float | None = None,
         draft: Draft | str | None = None,
         popularity: float | None = None,
+        timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
         asked = [self._request(question, threshold, draft, popularity)]
-        return self._decisions(asked, await _results(self._submit(asked)))[0]
+        patience = self._patience(timeout)
+        parts = _parts(asked, [self.gate])
+        found = await aresults(self._submit(parts), patience)
+        return self._decisions(asked, _joined(parts, found))[0]
 
     def decide_batch(
         self,
@@ -192,6 +219,7 @@ class DecisionEngine:
         threshold: float | Sequence[float | None] | None = None,
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
+        timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch of questions.
 
@@ -203,15 +231,21 @@ class DecisionEngine:
             threshold: Used instead of the gate's own: one for all, or one a question; at least 0.
             drafts: Drafts to judge instead of writing them, one a question; None where there is none.
             popularity: Popularity scores, one a question.
+            timeout: Used instead of the gate's own, in seconds, for all questions together: those without a
+                decision by then retrieve.
 
         Returns:
             One decision a question, in order.
 
         Raises:
-            ConfigurationError: A threshold is not a number of at least 0, or the numbers of items differ.
+            ConfigurationError: A threshold is not a number of at least 0, the timeout is not one above 0, or the
+                numbers of items differ.
         """
         asked = checked_batch(questions, threshold, drafts, popularity, default=self.threshold)
-        return self._decisions(asked, [_result(f) for f in self._submit(asked)])
+        patience = self._patience(timeout)
+        parts = _parts(asked, [self.gate])
+        found = results(self._submit(parts), patience)
+        return self._decisions(asked, _joined(parts, found))
 
     async def adecide_batch(
         self,
@@ -220,10 +254,14 @@ class DecisionEngine:
         threshold: float | Sequence[float | None] | None = None,
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
+        timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch without blocking the event loop; see `decide_batch`."""
         asked = checked_batch(questions, threshold, drafts, popularity, default=self.threshold)
-        return self._decisions(asked, await _results(self._submit(asked)))
+        patience = self._patience(timeout)
+        parts = _parts(asked, [self.gate])
+        found = await aresults(self._submit(parts), patience)
+        return self._decisions(asked, _joined(parts, found))
 
     # --- to the worker -------------------------------------------------------------------------------------
 
@@ -233,25 +271,40 @@ class DecisionEngine:
             raise asked.inputs
         return asked
 
-    def _submit(self, asked: Sequence[Request]) -> list[Future[Judged]]:
-        """Queue what can be judged; the others are done already.
+    def _submit(self, parts: Sequence[Parts | Exception]) -> list[Future[Judged]]:
+        """Queue what can be judged; returns a future for each part, and for what cannot be one that is done.
 
         The worker gets questions only. Thresholds stay with the caller: they concern nobody else in a merged batch.
         """
-        futures: list[Future[Judged]] = []
-        queued = iter(self._batcher.submit([r.inputs for r in asked if isinstance(r.inputs, Inputs)]))
-        for each in asked:
-            if isinstance(each.inputs, Inputs):
-                futures.append(next(queued))
+        if self in _JUDGING.get():
+            itself = ConfigurationError(
+                "The gate was called while it judges, by its own drafter: it would wait for itself.",
+                hint="Give llm= the model that answers, not a chain with the gate in it.",
+            )
+            parts = [itself] * len(parts)
+        inputs = [each for group in parts if isinstance(group, Parts) for each in group.inputs]
+        queued = iter(self._batcher.submit(inputs))
+        futures = []
+        for group in parts:
+            if isinstance(group, Parts):
+                futures += [next(queued) for _ in group.inputs]
             else:
-                failed: Future[Judged] = Future()
-                failed.set_exception(each.inputs)
-                futures.append(failed)
+                futures.append(_failed(group))
         return futures
 
-    def _judge(self, batch: Sequence[Inputs]) -> list[Judged]:
-        """Score a merged batch; runs in the worker."""
-        return judge_together([self.gate], batch, self._sources())[0]
+    def _look_first(self, batch: Sequence[Inputs]) -> list[Judged | Later]:
+        """Score what needs no slow evidence; runs in a worker."""
+        with _judging(self):
+            found = look_first(self.gate, batch, self._sources())
+        return [Later(each) if isinstance(each, Begun) else each for each in found]
+
+    def _look_on(self, batch: Sequence[Begun]) -> list[Judged]:
+        """Score the others; runs in another worker."""
+        with _judging(self):
+            return look_on(self.gate, batch, self._sources())
+
+    def _patience(self, timeout: float | None) -> float | None:
+        return self.timeout if timeout is None else valid_timeout(timeout)
 
     def _sources(self) -> Sources:
         return Sources(self.get_proxy, self._llm, self._memory)
@@ -317,31 +370,55 @@ def decide_together(
     sources = Sources(engines[0].get_proxy, next(iter(llms.values()), None), {})
     found = []
     asked = checked_batch(questions, None, drafts, popularity, default=0.5)
-    readable = [each.inputs for each in asked if isinstance(each.inputs, Inputs)]
-    judged = judge_together([engine.gate for engine in engines], readable, sources)
+    gates = [engine.gate for engine in engines]
+    parts = _parts(asked, gates)
+    readable = [inputs for group in parts if isinstance(group, Parts) for inputs in group.inputs]
+    judged = judge_together(gates, readable, sources)
     for engine, scored in zip(engines, judged, strict=True):
         scores = iter(scored)
-        outcomes = [each.inputs if isinstance(each.inputs, Exception) else next(scores) for each in asked]
+        outcomes = [hardest(each, scores) if isinstance(each, Parts) else each for each in parts]
         own = [replace(each, threshold=engine.threshold) for each in asked]
         found.append(engine._decisions(own, outcomes))
     return found
 
 
-def _result(future: Future[Judged]) -> Judged | Exception:
-    try:
-        return future.result()
-    except Exception as error:
-        return error
-
-
-async def _results(futures: Sequence[Future[Judged]]) -> list[Judged | Exception]:
-    found: list[Judged | Exception] = []
-    for outcome in await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True):
-        if isinstance(outcome, Judged | Exception):
-            found.append(outcome)
-        else:
-            raise outcome
+def _parts(asked: Sequence[Request], gates: Sequence[Gate]) -> list[Parts | Exception]:
+    """Return what gates are to judge for each request, or why it cannot be judged."""
+    found: list[Parts | Exception] = []
+    for each in asked:
+        found.append(parts_of(each.inputs, gates) if isinstance(each.inputs, Inputs) else each.inputs)
     return found
+
+
+def _joined(
+    parts: Sequence[Parts | Exception], found: Sequence[Judged | Exception]
+) -> list[Judged | Exception]:
+    """Return one result for each request, out of those of its parts."""
+    results = iter(found)
+    return [hardest(each, results) if isinstance(each, Parts) else next(results) for each in parts]
+
+
+def _failed(error: Exception) -> Future[Judged]:
+    future: Future[Judged] = Future()
+    future.set_exception(error)
+    return future
+
+
+@contextmanager
+def _judging(engine: DecisionEngine) -> Iterator[None]:
+    """Note, for whatever is called meanwhile, that an engine's worker is busy."""
+    token = _JUDGING.set((*_JUDGING.get(), engine))
+    try:
+        yield
+    finally:
+        _JUDGING.reset(token)
+
+
+def _at_once(proxy: Proxy | str | None, llm: Drafter | None) -> int:
+    """Return how many questions are judged together: more would hold back the decisions that are made first."""
+    if llm is not None or isinstance(proxy, Proxy):
+        return getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
+    return _LOCAL_AT_ONCE
 
 
 def _engine(
@@ -349,7 +426,7 @@ def _engine(
     proxy: Proxy | None,
     llm: Drafter | None,
     on_error: OnError,
-    queue_timeout: float | None,
+    timeout: float | None,
 ) -> DecisionEngine:
     """Make an engine again from what was pickled."""
-    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)
+    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)

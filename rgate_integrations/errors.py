@@ -47,7 +47,7 @@ class ServerError(RGateError, ConnectionError):
 
 
 class OverloadedError(RGateError, TimeoutError):
-    """A question waited longer for its turn than the gate's ``queue_timeout``."""
+    """There was no decision on a question within the ``timeout`` of the gate or of the call."""
 
 
 class MissingDependencyError(RGateError, ImportError):

@@ -17,12 +17,13 @@ import contextvars
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
+
+from rgate_integrations.processes import start_thread
 
 _T = TypeVar("_T")
 _log = logging.getLogger("rgate_integrations")
-_POOL = ThreadPoolExecutor(8, thread_name_prefix="rgate-background")  # its threads start with the first job
 
 
 class Step(ABC):
@@ -107,14 +108,23 @@ class Call(Step):
 
 
 class Each(Step):
-    """Several steps: one after another, or on an event loop side by side. The result is a list in their order."""
+    """Several steps side by side, in threads or on the event loop. The result is a list in their order.
+
+    When one raises, that is raised, and the others are dropped.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
 
     def run(self) -> list[Any]:
-        """Do one after another."""
-        return [step.run() for step in self.steps]
+        """Do the last one in this thread and the others in threads of their own."""
+        jobs = [_in_a_thread(step) for step in self.steps[:-1]]
+        try:
+            last = [step.run() for step in self.steps[-1:]]
+            return [*(job.run() for job in jobs), *last]
+        finally:
+            for job in jobs:
+                job.drop()
 
     async def arun(self) -> list[Any]:
         """Do all side by side."""
@@ -129,7 +139,7 @@ class Start(Step):
 
     def run(self) -> Background:
         """Begin in a thread, in the caller's context."""
-        return Background(_POOL.submit(contextvars.copy_context().run, self.step.run))
+        return _in_a_thread(self.step)
 
     async def arun(self) -> Background:
         """Begin as a task."""
@@ -155,6 +165,28 @@ class Background(Step):
         if not self.job.done():
             self.job.cancel()
         self.job.add_done_callback(_note)
+
+
+def _in_a_thread(step: Step) -> Background:
+    """Begin a step in a thread of its own, in the caller's context.
+
+    There is no pool: jobs that were dropped, but cannot be interrupted, would hold its threads, and all later jobs.
+    """
+    job: Future[Any] = Future()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        if not job.set_running_or_notify_cancel():
+            return
+        try:
+            result = context.run(step.run)
+        except BaseException as error:  # raised where the result is asked for
+            job.set_exception(error)
+        else:
+            job.set_result(result)
+
+    start_thread(work, "rgate-background")
+    return Background(job)
 
 
 def _note(job: Future[Any] | asyncio.Future[Any]) -> None:

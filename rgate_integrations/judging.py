@@ -8,7 +8,7 @@ from typing import Any
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.evidence.base import EvidenceSpec, Inputs
-from rgate_integrations.evidence.collector import Collector, Sources, expanded_specs
+from rgate_integrations.evidence.collector import Collected, Collector, Postponed, Sources, expanded_specs
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.scoring import ScoreSpec
 
@@ -33,6 +33,21 @@ class Judged:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A question that the quick looks did not settle.
+
+    Attributes:
+        inputs: The question as it is read, and what came with it.
+        warnings: What was noticed on the way.
+        collected: The evidence that is there.
+    """
+
+    inputs: Inputs
+    warnings: tuple[str, ...]
+    collected: Collected
+
+
 def judge_together(gates: Sequence[Gate], batch: Sequence[Inputs], sources: Sources) -> list[list[Judged]]:
     """Let several gates score one batch; returns a list of results for each."""
     specs = [ScoreSpec(gate) for gate in gates]
@@ -40,14 +55,47 @@ def judge_together(gates: Sequence[Gate], batch: Sequence[Inputs], sources: Sour
     collector = Collector(inputs, sources, specs)
     found = []
     for spec in specs:
-        judged = []
         scores = collector.context().find(spec)
+        judged = []
         for place, score in enumerate(scores):
-            question, cost = inputs[place].question, collector.cost(spec, place)
-            noticed = score.warnings if isinstance(score, Score) else ()
-            judged.append(Judged(question, score, cost, (*warnings[place], *noticed)))
+            judged.append(_judged(collector, spec, place, score, warnings[place]))
         found.append(judged)
     return found
+
+
+def look_first(gate: Gate, batch: Sequence[Inputs], sources: Sources) -> list[Judged | Begun]:
+    """Let a gate score what it can without slow evidence, such as a draft that is still to be written."""
+    spec = ScoreSpec(gate)
+    inputs, warnings = _fitting(batch, [spec], sources)
+    collector = Collector(inputs, sources, [spec], quick=True)
+    found: list[Judged | Begun] = []
+    scores = collector.context().find(spec)
+    for place, score in enumerate(scores):
+        if isinstance(score, Postponed):
+            found.append(Begun(inputs[place], warnings[place], collector.collected(place)))
+        else:
+            found.append(_judged(collector, spec, place, score, warnings[place]))
+    return found
+
+
+def look_on(gate: Gate, batch: Sequence[Begun], sources: Sources) -> list[Judged]:
+    """Let a gate score what `look_first` left open, with all the evidence that it asks for."""
+    spec = ScoreSpec(gate)
+    inputs = [each.inputs for each in batch]
+    collector = Collector(inputs, sources, [spec], earlier=[each.collected for each in batch])
+    found = []
+    scores = collector.context().find(spec)
+    for place, score in enumerate(scores):
+        found.append(_judged(collector, spec, place, score, batch[place].warnings))
+    return found
+
+
+def _judged(
+    collector: Collector, spec: ScoreSpec, place: int, score: Score | Exception, warnings: tuple[str, ...]
+) -> Judged:
+    noticed = score.warnings if isinstance(score, Score) else ()
+    question = collector.inputs[place].question
+    return Judged(question, score, collector.cost(spec, place), (*warnings, *noticed))
 
 
 def _fitting(

@@ -28,6 +28,7 @@ def load_gate(
     proxy: Proxy | str | None = None,
     llm: Drafter | None = None,
     on_error: OnError = "retrieve",
+    timeout: float | None = None,
     queue_timeout: float | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
@@ -40,7 +41,8 @@ def load_gate(
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
-        queue_timeout: How long a question may wait for its turn, in seconds; see `DecisionEngine`.
+        timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
+        queue_timeout: An older name of ``timeout``.
         **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
 
     Raises:
@@ -54,7 +56,8 @@ def load_gate(
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
-    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, queue_timeout=queue_timeout)
+    timeout = queue_timeout if timeout is None else timeout
+    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
 
 
 def gate_from_json(text: str) -> DecisionEngine:
@@ -69,5 +72,5 @@ def gate_from_json(text: str) -> DecisionEngine:
         raise ConfigurationError(f"This is not JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigurationError("A gate's JSON must be an object.")
-    on_error, queue_timeout = config.get("on_error", "retrieve"), config.get("queue_timeout")
-    return DecisionEngine(gate_from_config(config), on_error=on_error, queue_timeout=queue_timeout)
+    on_error, timeout = config.get("on_error", "retrieve"), config.get("timeout", config.get("queue_timeout"))
+    return DecisionEngine(gate_from_config(config), on_error=on_error, timeout=timeout)

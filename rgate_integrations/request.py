@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -41,7 +42,7 @@ def checked(
     Raises:
         ConfigurationError: The threshold is not a number of at least 0.
     """
-    compared = default if threshold is None else _valid_threshold(threshold)
+    compared = default if threshold is None else valid_threshold(threshold)
     try:
         inputs = Inputs(valid_question(question), _valid_draft(draft), _valid_popularity(popularity))
     except (InvalidQuestionError, EvidenceError) as error:
@@ -80,6 +81,19 @@ def checked_batch(
     return [checked(*each, default=default) for each in zip(questions, *given.values(), strict=True)]
 
 
+def valid_timeout(timeout: object) -> float | None:
+    """Return a time in seconds, or None for no limit.
+
+    Raises:
+        ConfigurationError: It is not a number above 0.
+    """
+    if timeout is None or timeout == math.inf:
+        return None
+    if not isinstance(timeout, Real) or not float(timeout) > 0:  # NaN is above nothing
+        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
+    return min(float(timeout), threading.TIMEOUT_MAX)
+
+
 def valid_question(question: object) -> str:
     """Return a question without surrounding white space.
 
@@ -100,7 +114,12 @@ def valid_question(question: object) -> str:
     return question.strip().encode("utf-8", errors="replace").decode()
 
 
-def _valid_threshold(threshold: object) -> float:
+def valid_threshold(threshold: object) -> float:
+    """Return a threshold as a number.
+
+    Raises:
+        ConfigurationError: It is not a number of at least 0.
+    """
     if not isinstance(threshold, Real):
         raise ConfigurationError(
             f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."

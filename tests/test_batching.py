@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.batching import Batcher
-from rgate_integrations.errors import OverloadedError
+from rgate_integrations.batching import Batcher, Later
 from tests.scripted_proxy import ScriptedProxy
 
 PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
@@ -31,23 +30,6 @@ class Held(ScriptedProxy):
         self.busy.set()
         assert self.go.wait(PATIENCE)
         return super().score(prompt, values, targets, adapter=adapter)
-
-
-class Clock:
-    """Stands in for the batcher's clock."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    found = Clock()
-    monkeypatch.setattr("rgate_integrations.batching.time", found)
-    return found
 
 
 async def until_submitted(tasks):
@@ -143,28 +125,6 @@ async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_
     assert decision() is None
 
 
-@pytest.mark.parametrize("on_error", ["retrieve", "raise"])
-async def test_questions_that_wait_too_long_retrieve(clock, on_error):
-    proxy = Held()
-    gate = load_gate("prompt", proxy=proxy, queue_timeout=2.0, on_error=on_error)
-    first = asyncio.create_task(gate.adecide("first?"))
-    assert await asyncio.to_thread(proxy.busy.wait, PATIENCE)
-    tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(30)]
-    await until_submitted(tasks)
-    clock.now = 2.5
-    proxy.go.set()
-    assert (await first).error is None
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    if on_error == "raise":
-        assert all(isinstance(d, OverloadedError) for d in done)
-        assert "waited 2.5 s" in str(done[0])
-    else:
-        assert {(d.retrieve, d.error.type) for d in done} == {(True, "OverloadedError")}
-        assert [d.question for d in done] == [f"q{i}?" for i in range(30)]
-    assert (await gate.adecide("after?")).error is None
-    assert proxy.sizes == [1, 1]
-
-
 def test_an_exception_reaches_every_caller_of_its_batch():
     def run(items):
         raise ValueError("no")
@@ -205,3 +165,58 @@ def test_no_call_is_lost_while_workers_end():
     for i in range(300):
         assert batcher.submit([i])[0].result(timeout=PATIENCE) == i
         time.sleep(0.0001 * (i % 3))
+
+
+def test_an_item_that_is_cancelled_while_its_batch_runs_harms_nobody():
+    started, go = threading.Event(), threading.Event()
+
+    def run(items):
+        started.set()
+        assert go.wait(PATIENCE)
+        return items
+
+    batcher = Batcher(run)
+    left, stays = batcher.submit([1, 2])
+    assert started.wait(PATIENCE)
+    assert left.cancel()
+    go.set()
+    assert stays.result(PATIENCE) == 2
+    assert left.cancelled()
+    assert batcher.submit([3])[0].result(PATIENCE) == 3
+
+
+def test_items_submitted_together_are_one_batch():
+    sizes = []
+
+    def run(items):
+        sizes.append(len(items))
+        return items
+
+    for _ in range(50):
+        for future in Batcher(run).submit(range(10)):
+            future.result(PATIENCE)
+    assert sizes == [10] * 50
+
+
+def test_what_a_batcher_hands_on_is_finished_by_the_next_one():
+    batches = []
+
+    def halve(items):
+        return [Later(item * 10) if item % 2 else item for item in items]
+
+    def finish(items):
+        batches.append(list(items))
+        return [item + 1 for item in items]
+
+    batcher = Batcher(halve, then=Batcher(finish))
+    assert [f.result(PATIENCE) for f in batcher.submit([1, 2, 3, 4])] == [11, 2, 31, 4]
+    assert batches == [[10, 30]], "together, as they came"
+
+
+def test_what_is_handed_on_and_fails_is_an_error_of_its_caller():
+    def fail(items):
+        raise ValueError("no")
+
+    batcher = Batcher(lambda items: [Later(item) for item in items], then=Batcher(fail))
+    with pytest.raises(ValueError, match="no"):
+        batcher.submit([1])[0].result(PATIENCE)

@@ -1,6 +1,7 @@
 """Logic that is written once runs with threads and with asyncio."""
 
 import asyncio
+import contextvars
 import threading
 
 import pytest
@@ -119,3 +120,73 @@ async def test_a_cancelled_flow_cleans_up_and_leaves_no_task():
     await asyncio.sleep(0)
     assert cleaned == [True]
     assert [t for t in asyncio.all_tasks() if t is not asyncio.current_task()] == []
+
+
+def test_several_steps_run_side_by_side(drive):
+    barrier = threading.Barrier(3)
+
+    def meets(value):
+        barrier.wait(timeout=60)
+        return value
+
+    def flow():
+        return (yield Each([Call(meets, None, i) for i in range(3)]))
+
+    assert drive(flow()) == [0, 1, 2]
+
+
+def test_steps_side_by_side_see_the_callers_context(drive):
+    name = contextvars.ContextVar("name")
+
+    def flow():
+        return (yield Each([Call(name.get, None), Call(name.get, None)]))
+
+    def with_a_name():
+        name.set("ada")
+        return drive(flow())
+
+    assert contextvars.copy_context().run(with_a_name) == ["ada", "ada"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_one_of_several_steps_raises_is_raised(drive, place):
+    steps = [Call(now, later, i, error=ValueError(f"no {i}") if i == place else None) for i in range(3)]
+
+    def flow():
+        return (yield Each(steps))
+
+    with pytest.raises(ValueError, match=f"no {place}"):
+        drive(flow())
+
+
+def test_no_steps_and_one_step(drive):
+    def flow(n):
+        return (yield Each([Call(threading.current_thread, None) for _ in range(n)]))
+
+    assert drive(flow(0)) == []
+    assert len(drive(flow(1))) == 1
+    assert run(flow(1)) == [threading.current_thread()], "one step needs no thread"
+
+
+def test_dropped_jobs_that_do_not_end_hold_no_others():
+    """They shared eight threads with all other jobs."""
+    go, started = threading.Event(), threading.Semaphore(0)
+
+    def stuck():
+        started.release()
+        assert go.wait(60)
+
+    def dropping():
+        job = yield Start(Call(stuck, None))
+        job.drop()
+
+    def waiting():
+        job = yield Start(Call(now, later, 7))
+        return (yield job)
+
+    for _ in range(20):
+        run(dropping())
+    for _ in range(8):
+        assert started.acquire(timeout=60)
+    assert run(waiting()) == 7
+    go.set()

@@ -6,7 +6,7 @@ import pytest
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.calling import as_gate, deciding
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, Failure
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.flow import Call, arun, run
 
@@ -102,6 +102,21 @@ def test_adapters_accept_the_users_own_gate(drive):
     assert failed[0].error.message == "own failure"
     with pytest.raises(ConfigurationError, match="decide_batch"):
         as_gate(object())
+
+
+def test_a_threshold_that_the_users_own_gate_does_not_take_is_compared_with_its_p_known(drive):
+    failed = Decision(question="c", retrieve=True, p_known=0.95, error=Failure(type="X", message="no"))
+
+    class Mixed(Own):
+        def decide_batch(self, questions):
+            return [*super().decide_batch(questions[:-1]), failed]
+
+    for thresholds in (0.93, [0.93, 0.93, 0.93]):
+        found = drive(deciding(Mixed(), ["a", "b", "c"], threshold=thresholds))
+        assert [(d.retrieve, d.threshold) for d in found] == [(True, 0.93)] * 3
+    found = drive(deciding(Mixed(), ["a", "b", "c"], threshold=[None, 0.2, 0.2]))
+    assert [(d.retrieve, d.threshold) for d in found] == [(False, 0.5), (False, 0.2), (True, 0.2)]
+    assert drive(deciding(Mixed(), ["a", "c"], threshold=float("nan")))[0].error.type == "ConfigurationError"
 
 
 def test_a_gate_that_returns_too_few_retrieves(drive):

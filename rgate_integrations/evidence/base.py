@@ -138,6 +138,13 @@ class EvidenceSpec(ABC, Generic[_T]):
         """The pieces that `compute` may ask for; by default those that it needs."""
         return self.needs
 
+    def is_slow(self, inputs: Inputs) -> bool:
+        """Return whether it takes a model many passes for this question, as writing does; by default not.
+
+        What is slow is computed after the quick looks at other callers' questions.
+        """
+        return False
+
     @abstractmethod
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return the piece of each question of a batch, or why it cannot be had.

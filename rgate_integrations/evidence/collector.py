@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.errors import (
@@ -40,12 +40,20 @@ class Sources:
     memory: MutableMapping[Hashable, Any]
 
 
+class Postponed(Exception):
+    """What a collector of quick looks gives in place of slow evidence, and of all that is made of it."""
+
+
 @dataclass(frozen=True)
 class _Entry:
     """What became of a spec for one question: a piece or an error, and all specs that it was made of, itself too."""
 
     outcome: Piece[Any] | Exception
     made_of: frozenset[EvidenceSpec[Any]]
+
+
+Collected: TypeAlias = Mapping[EvidenceSpec[Any], _Entry]
+"""What became of the specs that were asked for, for one question."""
 
 
 class Collector:
@@ -55,16 +63,26 @@ class Collector:
         inputs: The questions and what the caller gave with them.
         sources: What evidence is computed from.
         specs: Everything that will be asked for.
+        quick: Postpone what is slow.
+        earlier: What was collected before, one a question, for the same specs.
     """
 
     def __init__(
-        self, inputs: Sequence[Inputs], sources: Sources, specs: Sequence[EvidenceSpec[Any]] = ()
+        self,
+        inputs: Sequence[Inputs],
+        sources: Sources,
+        specs: Sequence[EvidenceSpec[Any]] = (),
+        *,
+        quick: bool = False,
+        earlier: Sequence[Collected] | None = None,
     ) -> None:
         self.inputs = list(inputs)
         self.sources = sources
         self.planned = expanded_specs(specs)
+        self.quick = quick
         # A dict for each question: what fails for one is nothing to the others.
-        self._entries: list[dict[EvidenceSpec[Any], _Entry]] = [{} for _ in inputs]
+        self._entries: list[dict[EvidenceSpec[Any], _Entry]]
+        self._entries = [{} for _ in inputs] if earlier is None else [dict(each) for each in earlier]
         self._seconds = 0.0  # spent in finished computations, those inside of others included once
 
     def context(self) -> Context:
@@ -109,8 +127,18 @@ class Collector:
                 self._entries[place][stored] = failed
         # A needed draft may have brought this piece with it.
         ready = [place for place in ready if stored not in self._entries[place]]
+        if self.quick:
+            ready = self._without_slow(stored, ready)
         if ready:
             self._compute(stored, ready)
+
+    def collected(self, place: int) -> Collected:
+        """Return what is there for a question, for a collector that goes on with it."""
+        done = {}
+        for spec, entry in self._entries[place].items():
+            if not isinstance(entry.outcome, Postponed):
+                done[spec] = entry
+        return done
 
     def keep(self, spec: EvidenceSpec[Any], place: int, entry: _Entry) -> None:
         """Keep what became of a spec for a question."""
@@ -123,6 +151,16 @@ class Collector:
             if isinstance(outcome, Piece) and outcome.made_by.model:
                 return outcome.made_by
         return MadeBy()
+
+    def _without_slow(self, spec: EvidenceSpec[Any], places: Sequence[int]) -> list[int]:
+        """Postpone a spec where it is slow; returns the other questions."""
+        quick = []
+        for place in places:
+            if spec.is_slow(self.inputs[place]):
+                self._entries[place][spec] = _Entry(Postponed(), frozenset({spec}))
+            else:
+                quick.append(place)
+        return quick
 
     def _first_error(self, needs: Sequence[EvidenceSpec[Any]], place: int) -> _Entry | None:
         for needed in needs:
@@ -139,6 +177,8 @@ class Collector:
             outcomes = spec.compute(part)
             if len(outcomes) != len(places):
                 raise EvidenceError(f"{spec} gave {len(outcomes)} pieces for {len(places)} questions.")
+        except Postponed as later:
+            outcomes = [later] * len(places)
         except Exception as error:
             # Evidence may be any user's code, so any error may come. It must cost one question, not the batch.
             if len(places) > 1 and not isinstance(error, _HOPELESS):
@@ -165,6 +205,7 @@ class _Part(Context):
         # Parts of a part share its notes: they belong to one computation.
         self._root = root or self
         self._used: dict[int, set[EvidenceSpec[Any]]] = {place: set() for place in places}
+        self._postponed: set[int] = set()
         self._brought: list[tuple[EvidenceSpec[Any], int, Piece[Any]]] = []
         self._model: Proxy | None = None
 
@@ -191,6 +232,8 @@ class _Part(Context):
         for place in self._places:
             entry = self._collector.entry(spec, place)
             self._root._used[place] |= entry.made_of
+            if isinstance(entry.outcome, Postponed):
+                self._root._postponed.add(place)
             if isinstance(entry.outcome, Exception):
                 found.append(entry.outcome)
             else:
@@ -220,7 +263,7 @@ class _Part(Context):
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
         kept = self._collector.sources.memory
         if key not in kept:
-            kept[key] = make()
+            kept.setdefault(key, make())  # of two that are made at once, by two threads, one is kept
         found: _T = kept[key]
         return found
 
@@ -235,6 +278,9 @@ class _Part(Context):
                 # A score is made by the model that made what it was made of: a batch has one proxy.
                 maker = made_by if made_by.model else self._collector.maker_of(self._used[place], place)
                 outcome = replace(outcome, cost=cost, made_by=maker)
+            if place in self._postponed:
+                # Whatever was made in spite of it, such as a score by a later look, would be another one with it.
+                outcome = Postponed()
             self._collector.keep(spec, place, _Entry(outcome, frozenset({spec, *self._used[place]})))
         for other, place, piece in self._brought:
             piece = replace(piece, made_by=made_by)

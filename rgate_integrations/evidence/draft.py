@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rgate_integrations.decision import Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.base import Proxy, Values
 
@@ -52,6 +52,10 @@ class DraftSpec(EvidenceSpec[Draft]):
     def taken_from(self, stored: Draft) -> Draft:
         """Return the first tokens."""
         return stored.head(self.tokens)
+
+    def is_slow(self, inputs: Inputs) -> bool:
+        """Return whether it is to be written."""
+        return inputs.draft is None and self.source != "recorded" and self.tokens > 0
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others; or read those that have no log-probabilities."""

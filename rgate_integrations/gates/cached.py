@@ -17,6 +17,7 @@ from rgate_integrations.evidence.embedding import EmbeddingSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.gate_of_gates import WrappingGate
 from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.processes import reset_after_fork
 
 
 class CachedGate(WrappingGate):
@@ -116,11 +117,16 @@ class Memory:
     """The scores of the latest questions, safe for threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.after_fork()
+        reset_after_fork(self)
         self._known: OrderedDict[str, tuple[Score, Float32Array | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def after_fork(self) -> None:
+        """Forget whoever held the lock in the parent."""
+        self._lock = threading.Lock()
 
     def same(self, keys: Mapping[int, str]) -> dict[int, Score]:
         """Return the score of each question that was asked before."""

@@ -37,7 +37,7 @@ _GATES = {
     "slimplm": "slimplm:SlimPLMGate",
     "token_probability": "token_probability:TokenProbabilityGate",
 }
-_OF_THE_ENGINE = ("on_error", "queue_timeout")
+_OF_THE_ENGINE = ("on_error", "timeout", "queue_timeout")
 
 
 def gate_class(name: str) -> type[Gate]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError, missing_dependency
+from rgate_integrations.processes import reset_after_fork
 from rgate_integrations.proxy.download import resolve_model
 from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
 
@@ -84,6 +85,11 @@ class _SharedModel:
         self._where = where
         self._model: Any = None
         self._latest: OrderedDict[str, Float32Array] = OrderedDict()
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget whoever held the lock in the parent."""
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str]) -> Float32Array:

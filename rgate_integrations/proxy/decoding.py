@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,22 @@ class StopAt(StoppingCriteria):  # type: ignore[misc]  # transformers has no typ
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return for each row whether it has ended."""
         return self.mask[input_ids[:, -1]]
+
+
+class Pause(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+    """Ends no row, and gives others the chance to use the model after each token.
+
+    Args:
+        pause: Called after each token; what it raises ends the writing.
+    """
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self.pause = pause
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Return for each row that it goes on."""
+        self.pause()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 class StopWhen(StoppingCriteria):  # type: ignore[misc]  # transformers has no types

@@ -14,7 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.batch import Batch, LayerStates
-from rgate_integrations.proxy.decoding import Recorder, Sampling, StopAt
+from rgate_integrations.proxy.decoding import Pause, Recorder, Sampling, StopAt
 from rgate_integrations.proxy.encoding import EncodedPrompt
 from rgate_integrations.proxy.hidden import layer_numbers, pooled, spans_of, watching
 from rgate_integrations.proxy.model_runner import BatchJob, ModelRunner
@@ -159,7 +159,7 @@ class _Writer:
         batch = self.runner.batch([row.ids for row in rows], self.prefix, self.watch)
         recorder = Recorder(self._sampling(indices), self.runner.model.device)
         ends = set(self.stop_ids)
-        criteria: list[StoppingCriteria] = []
+        criteria: list[StoppingCriteria] = [Pause(self.runner.pause)]
         if rows[0].template.stop_at_newline:  # all rows are of one template
             newlines = self.runner.newline_mask
             ends.update(newlines.nonzero().flatten().tolist())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,9 @@ class _StopForward(Exception):
 
 
 class _Watch:
-    """A hook before one layer that keeps what goes into it.
+    """A hook before one layer that keeps what goes into it in passes of this thread.
+
+    Others may use the model between two passes of a text that is written.
 
     Args:
         kept: Where to put each tensor.
@@ -27,8 +30,11 @@ class _Watch:
     def __init__(self, kept: list[torch.Tensor], *, stop: bool) -> None:
         self.kept = kept
         self.stop = stop
+        self.thread = threading.get_ident()
 
     def __call__(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if threading.get_ident() != self.thread:
+            return
         self.kept.append(arguments[0] if arguments else keywords["hidden_states"])
         if self.stop:
             raise _StopForward

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.processes import close_at_exit, reset_after_fork
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.turns import Turns
 
-# What needs torch is imported by the methods that load or run the model, so that gates can be made without it.
+# What needs torch is imported by the methods that load or run the model, so that gates can be made without it. They
+# load it first: the end of the process waits for `load`, and breaks off an import anywhere else, which is fatal.
 if TYPE_CHECKING:
     from rgate_integrations.proxy.adapters import LoadedAdapter
     from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
@@ -27,8 +29,11 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 class LocalProxy(Proxy):
     """A causal language model of transformers, loaded on first use.
 
-    Weights are float32 on a CPU and bfloat16 on CUDA, with sdpa attention. One lock a model: concurrent callers
-    take turns, batches are not interleaved.
+    Weights are float32 on a CPU and bfloat16 on CUDA, with sdpa attention. Concurrent callers take turns. Who writes
+    texts lets those in between two tokens who only read, so that they do not wait for the whole text.
+
+    After a fork the child has a model of its own: the parent's weights if the model was idle, or else it is loaded
+    again.
 
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -63,9 +68,9 @@ class LocalProxy(Proxy):
         self.max_batch_tokens = max_batch_tokens
         self.max_prompt_tokens = max_prompt_tokens
         self.local_files_only = local_files_only
-        # Reentrant: the methods in two passes call those in one pass.
-        self._lock = threading.RLock()
+        self._turns = Turns()
         self._runner: ModelRunner | None = None
+        reset_after_fork(self)
 
     def __repr__(self) -> str:
         return f"LocalProxy({self.name!r}, loaded={self._runner is not None})"
@@ -92,21 +97,23 @@ class LocalProxy(Proxy):
         """Continue prompts greedily; see `Proxy.generate`."""
         if tokens == 0 or not values:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
+        self.load()
         from rgate_integrations.proxy.generation import DraftRows, GenerateDrafts
 
         rows = self._encode(prompt, values)
-        with self._using(adapter) as runner:
+        with self._using(adapter, long=True) as runner:
             return runner.run(GenerateDrafts(runner, DraftRows(prompt, rows, tokens)))
 
     def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
         """Continue one prompt greedily, and yield the text so far after each token.
 
-        Other callers of this model wait until it is done, or until the iterator is closed.
+        Others who write with this model wait until it is done, or until the iterator is closed.
         """
+        self.load()
         from rgate_integrations.proxy.streaming import AnswerStream
 
         (row,) = self._encode(prompt, [values])
-        yield from AnswerStream(self._using, self._encoder, row, tokens)
+        yield from AnswerStream(partial(self._using, long=True), self._encoder, row, tokens)
 
     def sample(
         self,
@@ -119,6 +126,7 @@ class LocalProxy(Proxy):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `Proxy.sample`."""
+        self.load()
         from rgate_integrations.proxy.decoding import Sampling, row_seed
         from rgate_integrations.proxy.generation import DraftRows, GenerateDrafts
 
@@ -131,7 +139,7 @@ class LocalProxy(Proxy):
             for sample in range(n):
                 rows.append(row)
                 seeds.append(row_seed(seed, sample, row.ids))
-        with self._using() as runner:
+        with self._using(long=True) as runner:
             wanted = DraftRows(prompt, rows, tokens, Sampling(temperature, seeds))
             drafts = runner.run(GenerateDrafts(runner, wanted))
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
@@ -147,6 +155,7 @@ class LocalProxy(Proxy):
         adapter: str | None = None,
     ) -> list[TargetScores]:
         """Score fixed continuations as whole sequences; see `Proxy.score`."""
+        self.load()
         from rgate_integrations.proxy.scoring import ReadAndScore, SuffixTargets, score_targets
 
         rows = self._encode(prompt, values)
@@ -166,6 +175,7 @@ class LocalProxy(Proxy):
 
     def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
         """Read given texts token by token; see `Proxy.read`."""
+        self.load()
         from rgate_integrations.proxy.reading import ReadTexts, TokenValues
 
         rows = self._encode(prompt, values)
@@ -196,6 +206,7 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
+        self.load()
         from rgate_integrations.proxy.reading import PoolStates
 
         rows = self._encode(prompt, values)
@@ -220,11 +231,12 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[tuple[Draft, HiddenStates]]:
         """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
+        self.load()
         from rgate_integrations.proxy.generation import DraftRows, GenerateWithStates
         from rgate_integrations.proxy.hidden import can_watch, layer_numbers
 
         rows = self._encode(prompt, values)
-        with self._using() as runner:
+        with self._using(long=True) as runner:
             decoder = runner.model.base_model
             if tokens == 0 or not values or not can_watch(decoder, layer_numbers(layers)):
                 return super().generate_hidden(prompt, values, tokens=tokens, layers=layers)
@@ -242,11 +254,12 @@ class LocalProxy(Proxy):
         adapter: str | None = None,
     ) -> list[tuple[Draft, TargetScores]]:
         """Continue prompts greedily and judge on the same keys and values; see `Proxy.generate_scored`."""
+        self.load()
         from rgate_integrations.proxy.generation import DraftRows, GenerateAndScore
         from rgate_integrations.proxy.scoring import SuffixTargets
 
         rows = self._encode(prompt, values)
-        with self._using() as runner:
+        with self._using(long=True) as runner:
             loaded = self._adapter(adapter)
             # An ordinary adapter changes the keys and values of the question and the draft too.
             can_continue = loaded is None or loaded.activated
@@ -311,10 +324,19 @@ class LocalProxy(Proxy):
             ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
             MissingDependencyError: torch or transformers is not installed.
         """
-        with self._lock:
-            if self._runner is None:
-                self._runner = self._load()
+        if self._runner is None:  # a loaded model is not waited for
+            with self._turns.turn():
+                if self._runner is None:
+                    close_at_exit(self._turns)
+                    self._runner = self._load()
+                    close_at_exit(self._turns)  # again, for its turn comes before that of what was imported
         return self
+
+    def after_fork(self) -> None:
+        """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
+        if self._turns.taken:
+            self._runner = None  # an adapter may be on, and half a pass may be done
+        self._turns.after_fork()
 
     def _load(self) -> ModelRunner:
         try:
@@ -327,26 +349,33 @@ class LocalProxy(Proxy):
             self.name, self.device_name, self.dtype, local_files_only=self.local_files_only
         )
         encoder = make_encoder(model, tokenizer, self.max_prompt_tokens)
-        return ModelRunner(model, encoder, self.name, self.max_batch_size, self.max_batch_tokens)
+        return ModelRunner(
+            model, encoder, self.name, self.max_batch_size, self.max_batch_tokens, turns=self._turns
+        )
 
     @property
     def runner(self) -> ModelRunner:
         """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
 
-        It belongs to one thread at a time: nothing here takes the lock that the methods above take.
+        It belongs to one thread at a time: this waits for nobody's turn.
         """
         self.load()
-        if self._runner is None:  # load() raises before this can happen
+        runner = self._runner
+        if runner is None:  # an adapter that did not fit has just spoilt it, in another thread
             raise ModelLoadError(f"The model {self.name!r} is not loaded.")
-        return self._runner
+        return runner
 
     @contextmanager
-    def _using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
+    def _using(self, adapter: str | None = None, *, long: bool = False) -> Iterator[ModelRunner]:
         """Hold the model with an adapter switched on, or with the base weights alone.
 
         Which adapter is on, and which prefixes are cached, is state of the model: hence one caller at a time.
+
+        Args:
+            adapter: The adapter.
+            long: Whether others are let in between two tokens.
         """
-        with self._lock:
+        with self._turns.turn(long=long):
             loaded = self._adapter(adapter)
             runner = self.runner
             with runner.adapted(loaded.name if loaded else None):
@@ -356,7 +385,7 @@ class LocalProxy(Proxy):
         """Put an adapter into the model, unless it is there already, and leave it off."""
         if adapter is None:
             return None
-        with self._lock:
+        with self._turns.turn():
             try:
                 return self.runner.adapters.load(adapter)
             except ModelLoadError:
@@ -380,12 +409,9 @@ class LocalProxy(Proxy):
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}
-_shared_lock = threading.Lock()
 
 
 def shared_proxy(model: str = DEFAULT_MODEL, *, device: Literal["auto"] | str = "auto") -> LocalProxy:
     """Return the process-wide proxy for a model, so that gates share one copy of its weights."""
-    with _shared_lock:
-        if (model, device) not in _shared:
-            _shared[model, device] = LocalProxy(model, device=device)
-        return _shared[model, device]
+    # Making one loads nothing, and `setdefault` is atomic: of two that are made at once, one is given to both.
+    return _shared.setdefault((model, device), LocalProxy(model, device=device))

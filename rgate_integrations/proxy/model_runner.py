@@ -21,6 +21,7 @@ from rgate_integrations.proxy.batch import Batch, CachedPrefix, group_by_length
 from rgate_integrations.proxy.encoding import PromptEncoder
 from rgate_integrations.proxy.fingerprint import fingerprint
 from rgate_integrations.proxy.prefix_cache import PrefixCache
+from rgate_integrations.proxy.turns import Turns
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class ModelRunner:
         name: What the proxy is called, for drafts.
         max_batch_size: Maximum number of sequences in one forward pass.
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
+        turns: Whose turn it is; by default nobody else has one.
 
     Attributes:
         fingerprint: Tells the weights apart from those of other models.
@@ -66,7 +68,13 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Any, encoder: PromptEncoder, name: str, max_batch_size: int, max_batch_tokens: int
+        self,
+        model: Any,
+        encoder: PromptEncoder,
+        name: str,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        turns: Turns | None = None,
     ) -> None:
         self.model = model
         self.encoder = encoder
@@ -78,6 +86,7 @@ class ModelRunner:
         self.prefixes = PrefixCache(model)
         self.min_prefix_tokens = MIN_PREFIX_TOKENS
         self.calls = 0
+        self._turns = Turns() if turns is None else turns
         self._adapter: str | None = None
 
     def run(self, job: BatchJob[T]) -> list[T]:
@@ -88,6 +97,7 @@ class ModelRunner:
         results: dict[int, T] = {}
         pending = group_by_length(job.lengths, self.max_batch_size, self.max_batch_tokens)
         while pending:
+            self.pause()
             indices = pending.pop(0)
             found = self._attempt(job, indices)
             if found is None:
@@ -111,20 +121,35 @@ class ModelRunner:
             _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
             return None
 
+    def pause(self) -> None:
+        """Let those who wait for a short turn use the model, between two batches or two tokens.
+
+        Raises:
+            RuntimeError: The process is ending.
+        """
+        if self._turns.wanted:
+            with self.adapted(None):
+                self._turns.give_way()
+
     @contextmanager
     def adapted(self, name: str | None) -> Iterator[None]:
-        """Switch a loaded adapter on; None is the base model."""
-        if name is None:
-            yield
-            return
-        self.model.set_adapter(name)
-        self.model.enable_adapters()
-        self._adapter = name
+        """Switch a loaded adapter on; None is the base model. Afterwards it is as it was."""
+        before = self._adapter
+        self._switch_to(name)
         try:
             yield
         finally:
-            self._adapter = None
+            self._switch_to(before)
+
+    def _switch_to(self, name: str | None) -> None:
+        if name == self._adapter:
+            return
+        if name is None:
             self.model.disable_adapters()
+        else:
+            self.model.set_adapter(name)
+            self.model.enable_adapters()
+        self._adapter = name
 
     def shared_prefix(
         self, prompt: PromptTemplate, rows: Sequence[Sequence[int]], fresh: Sequence[int] | None = None

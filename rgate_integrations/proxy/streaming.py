@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 import torch
 from transformers import GenerationConfig, TextIteratorStreamer
 
-from rgate_integrations.proxy.decoding import StopWhen
+from rgate_integrations.processes import start_thread
+from rgate_integrations.proxy.decoding import Pause, StopWhen
 from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.proxy.model_runner import ModelRunner
 
@@ -49,7 +50,7 @@ class AnswerStream:
         self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[str]:
-        threading.Thread(target=self._write, name="rgate-stream", daemon=True).start()
+        start_thread(self._write, "rgate-stream")
         text = ""
         try:
             for piece in self._pieces:
@@ -68,7 +69,7 @@ class AnswerStream:
                     torch.tensor([self._row.ids], device=runner.model.device),
                     generation_config=self._config,
                     streamer=self._pieces,
-                    stopping_criteria=[StopWhen(self._reader_left)],
+                    stopping_criteria=[Pause(runner.pause), StopWhen(self._reader_left)],
                 )
         except Exception as error:  # raised where the stream is read
             self._error = error

@@ -1,0 +1,82 @@
+"""What must not outlive its process: threads are waited for at exit, and a forked child forgets its parent's locks.
+
+A thread that is inside a model when the interpreter ends takes the whole process down with SIGABRT. A lock that
+another thread held at a fork is never released in the child, where that thread does not exist.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  it refuses to be imported while the process ends, as torch may do
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+_PATIENCE = 2.0  # seconds that the end of the process waits for threads that no model holds
+
+
+class Closes(Protocol):
+    """Something that runs in threads of its own."""
+
+    def close(self) -> None:
+        """Begin nothing more, and wait for what cannot be interrupted."""
+
+
+class Forgets(Protocol):
+    """Something that holds locks or threads."""
+
+    def after_fork(self) -> None:
+        """Forget, in a forked child, what the threads of the parent held."""
+
+
+_ending = threading.Event()
+_closing: weakref.WeakSet[Closes] = weakref.WeakSet()
+_forgetting: weakref.WeakSet[Forgets] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+def close_at_exit(owner: Closes) -> None:
+    """Have something closed when the process ends normally, by an exception or by Ctrl-C."""
+    _closing.add(owner)
+    if not _ending.is_set():  # a callback must not be unregistered while it runs
+        # Again each time, to be called before what was registered meanwhile: torch cleans up behind itself, too.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
+
+
+def reset_after_fork(owner: Forgets) -> None:
+    """Have something reset in each forked child."""
+    _forgetting.add(owner)
+
+
+def start_thread(run: Callable[[], None], name: str) -> None:
+    """Start a daemon thread. The end of the process waits for it, but not for long.
+
+    Raises:
+        RuntimeError: No thread can be started now.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    _threads.add(thread)
+
+
+def _at_exit() -> None:
+    _ending.set()
+    for owner in list(_closing):
+        owner.close()
+    end = time.monotonic() + _PATIENCE
+    for thread in list(_threads):
+        if thread is not threading.current_thread():
+            thread.join(max(end - time.monotonic(), 0.0))
+
+
+def _after_fork() -> None:
+    for owner in list(_forgetting):
+        owner.after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_after_fork)

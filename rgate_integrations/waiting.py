@@ -1,0 +1,59 @@
+"""How callers wait for their results: for all of them together, with a deadline, in threads and on event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from rgate_integrations.errors import OverloadedError
+
+_T = TypeVar("_T")
+
+
+def results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    """Wait, blocking, for results or errors; what is not there when the time is up is an `OverloadedError`.
+
+    What nobody waits for any more is cancelled: it is not begun, and if it was, its result is dropped.
+
+    Args:
+        futures: What to wait for.
+        timeout: How long to wait for all of them together, in seconds; None as long as it takes.
+    """
+    try:
+        wait(futures, timeout)
+        return _outcomes(futures, timeout)
+    finally:  # after Ctrl-C too
+        for future in futures:
+            future.cancel()
+
+
+async def aresults(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    """Wait as `results` does, without blocking the event loop."""
+    waiting = [asyncio.wrap_future(future) for future in futures]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+        return _outcomes(futures, timeout)
+    finally:
+        for future in futures:
+            future.cancel()
+        for each in waiting:
+            if not each.cancel() and not each.cancelled():
+                each.exception()  # looked at, or asyncio would log that nobody did
+
+
+def _outcomes(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    found: list[_T | Exception] = []
+    for future in futures:
+        if not future.done():
+            overdue = OverloadedError(
+                f"There was no decision after {timeout:g} s.",
+                hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
+            )
+            found.append(overdue)
+            continue
+        error = future.exception()
+        found.append(error if isinstance(error, Exception) else future.result())
+    return found

@@ -1,0 +1,219 @@
+"""Forks and ends of processes, while a model is busy in the background."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
+SCRIPTED = "from tests.scripted_proxy import ScriptedProxy as Model"
+TINY = """
+from rgate_integrations.proxy.local import LocalProxy
+def Model():
+    return LocalProxy({tiny!r})
+"""
+
+
+def python(code, *, model=SCRIPTED):
+    """Begin a script, in a process of its own."""
+    whole = "\n".join((model, textwrap.dedent(code)))
+    return subprocess.Popen(
+        [sys.executable, "-c", whole], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process):
+    """Wait for a script; returns its exit code and all that it printed."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"It hangs. {out}{err}")
+    return process.returncode, out, err
+
+
+# --- forks -------------------------------------------------------------------------------------------------
+
+FORKS = """
+import os, signal, threading
+from rgate_integrations import load_gate
+
+gate = load_gate("ik", proxy=Model(), tokens=24)
+expected = gate.decide("Who wrote Hamlet?").p_known
+questions = [f"Where was person number {i} born?" for i in range(12)]
+stop = threading.Event()
+began = threading.Semaphore(0)
+
+def busy():
+    while not stop.is_set():
+        began.release()
+        gate.decide_batch(questions)
+
+threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for i in range(6):
+    began.acquire()
+    stop.wait(0.05 * i)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        decisions = [gate.decide("Who wrote Hamlet?"), gate.decide("Who wrote Hamlet?", threshold=0.1)]
+        good = all(d.error is None and abs(d.p_known - expected) < 1e-4 for d in decisions)
+        os._exit(0 if good else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+stop.set()
+for thread in threads:
+    thread.join()
+print(gate.decide("Who wrote Hamlet?").p_known == expected or "other")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_while_decisions_run_decides():
+    assert ended(python(FORKS))[:2] == (0, "0\n" * 6 + "True\n")
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
+    code, out, err = ended(python(FORKS, model=TINY.format(tiny=tiny)))
+    assert (code, out.split()[:6]) == (0, ["0"] * 6), err
+
+
+LOCKS = """
+import os, signal, threading
+from rgate_integrations.batching import Batcher
+from rgate_integrations.gates.cached import Memory
+from rgate_integrations.gates.base import Score
+
+batcher, memory = Batcher(list), Memory()
+held, go = threading.Event(), threading.Event()
+
+def hold():
+    with batcher._lock, memory._lock:
+        held.set()
+        go.wait()
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    memory.put("a", Score(0.5, ""), None, 3)
+    os._exit(0 if batcher.submit([1])[0].result() == 1 and len(memory) == 1 else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+go.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_finds_every_lock_free():
+    assert ended(python(LOCKS))[:2] == (0, "0\n")
+
+
+# --- the end of the process --------------------------------------------------------------------------------
+
+BUSY = """
+import sys, threading
+from rgate_integrations import load_gate
+
+gate = load_gate("ik", proxy=Model(), tokens=128)
+gate.decide("Who wrote Hamlet?")
+questions = [f"Where was person number {i} born?" for i in range(500)]
+
+def busy():
+    gate.decide_batch(questions)
+
+threads = [threading.Thread(target=busy, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+"""
+
+
+READY = """
+import sys, threading, time
+main_thread = threading.main_thread().ident
+
+def ready_when_main_waits():
+    # A signal that comes just before a thread begins to wait for a lock does not wake it: that is Python's own.
+    waited = 0
+    while waited < 10:
+        waiting = sys._current_frames()[main_thread].f_code.co_name in ("wait", "_wait_for_tstate_lock")
+        waited = waited + 1 if waiting else 0
+        time.sleep(0.02)
+    print("ready", flush=True)
+
+threading.Thread(target=ready_when_main_waits, daemon=True).start()
+"""
+
+
+@pytest.fixture(params=["scripted", pytest.param("tiny", marks=pytest.mark.model)])
+def model(request):
+    return SCRIPTED if request.param == "scripted" else TINY.format(tiny=request.getfixturevalue("tiny"))
+
+
+@pytest.mark.parametrize("repeat", range(2))
+def test_a_script_that_ends_while_decisions_run_ends_with_0(model, repeat):
+    code, out, err = ended(
+        python(f"{BUSY}\nthreading.Event().wait(0.1 * {repeat})\nprint('end')", model=model)
+    )
+    assert (code, out) == (0, "end\n"), err
+    assert "Fatal" not in err
+    assert "terminate called" not in err
+
+
+@pytest.mark.parametrize("waits", ["gate.decide_batch(questions)", "[t.join() for t in threads]"])
+def test_ctrl_c_while_decisions_run_ends_the_script_as_ctrl_c_does(model, waits):
+    # A scripted model is too quick to be interrupted: it waits instead.
+    slow = "Model.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""
+    body = BUSY.replace("questions =", f"{slow}\nquestions =")
+    process = python(f"{body}{READY}{waits}", model=model)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert code == -signal.SIGINT, err  # which a shell shows as 130
+    assert "KeyboardInterrupt" in err
+    assert "Fatal" not in err
+
+
+def test_ctrl_c_ends_the_command_with_130():
+    code = """
+    import sys, threading
+    from rgate_integrations.cli import main
+
+    Model.score = lambda *arguments, **options: threading.Event().wait()
+    import rgate_integrations.proxy.local as local
+    local.shared_proxy = lambda *a, **k: Model()
+    sys.argv = ["rgate", "decide", "--gate", "prompt", "Who wrote Hamlet?"]
+    main()
+    """
+    process = python(READY + textwrap.dedent(code))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process)
+    assert status == 130, err
+    assert "Traceback" not in err
+
+
+def test_the_end_waits_for_no_model_of_a_user_that_does_not_answer():
+    code = """
+    import threading
+    from rgate_integrations import load_gate
+
+    class Silent:
+        def draft(self, questions, tokens):
+            began.set()
+            threading.Event().wait()
+
+    began = threading.Event()
+    gate = load_gate("ik", source="llm", llm=Silent(), proxy=Model())
+    threading.Thread(target=gate.decide, args=("Who wrote Hamlet?",), daemon=True).start()
+    began.wait()
+    print("end")
+    """
+    assert ended(python(code)) == (0, "end\n", "")
