@@ -11,6 +11,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 
+from rgate_integrations.errors import WriteError
 from rgate_integrations.langchain import FaissVectorStore
 
 METRICS = ["COSINE", "MAX_INNER_PRODUCT", "EUCLIDEAN_DISTANCE"]
@@ -315,7 +316,7 @@ def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, signal_at):
 
     with monkeypatch.context() as patched:
         patched.setattr(target, full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(WriteError, match="No space"):
             store.save_local(tmp_path / "s")
     assert len(list((tmp_path / "s").glob("v-*"))) == 1
     assert len(FaissVectorStore.load_local(tmp_path / "s", Digits()).index) == 2

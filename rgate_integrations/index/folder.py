@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rgate_integrations.errors import ConfigurationError, IndexCorruptError
+from rgate_integrations.errors import ConfigurationError, IndexCorruptError, WriteError
 from rgate_integrations.index.manifest import (
     MANIFEST,
     PASSAGES,
@@ -31,6 +31,7 @@ from rgate_integrations.index.manifest import (
 )
 from rgate_integrations.index.passages import PassageStore
 from rgate_integrations.index.vectors import Metric, VectorTable
+from rgate_integrations.locks import locked
 
 
 @dataclass(frozen=True)
@@ -59,27 +60,46 @@ def write_index(root: Path, contents: Contents) -> None:
 
     Raises:
         ConfigurationError: A file has that name.
+        WriteError: It could not be written, such as on a full disk; an index that was there is as it was.
     """
     if root.is_file():
         raise ConfigurationError(f"{str(root)!r} is a file.", hint="Give the name of a folder.")
-    root.mkdir(parents=True, exist_ok=True)
-    with _only_writer(root):
+    # One process or thread at a time: each removes what it takes for leftovers.
+    with locked(root / MANIFEST, waiting=_wait):
         version = root / f"v-{uuid.uuid4().hex[:12]}"
-        version.mkdir()
         try:
-            contents.vectors.write(version / VECTORS)
-            contents.passages.save(version / PASSAGES)
-            for name in (VECTORS, PASSAGES):
-                _to_disk(
-                    version / name
-                )  # before the manifest is: it must not outlive a power cut that they do not
+            version.mkdir()
+            _write_version(version, contents)
             write_manifest(root, _manifest(version, contents))
-        except BaseException:
+        except BaseException as error:
             # The manifest may have been replaced for all that, as by Ctrl-C right after it.
             if not _is_current(root, version):
                 shutil.rmtree(version, ignore_errors=True)
+            # FAISS says it in words of its own, and not by an OSError.
+            if isinstance(error, OSError | RuntimeError | sqlite3.Error):
+                raise _not_written(root, error) from error
             raise
         _remove_others(root, version)
+
+
+def _wait() -> None:
+    """Wait for another process that saves into the same folder; it takes seconds."""
+
+
+def _write_version(version: Path, contents: Contents) -> None:
+    contents.vectors.write(version / VECTORS)
+    contents.passages.save(version / PASSAGES)
+    for name in (VECTORS, PASSAGES):
+        _to_disk(version / name)  # before the manifest is: it must not outlive a power cut that they do not
+
+
+def _not_written(root: Path, error: Exception) -> WriteError:
+    if isinstance(error, WriteError):
+        return error
+    return WriteError(
+        f"The index {str(root)!r} could not be written: {error}.",
+        hint="Free some space, or save it elsewhere. What was there is as it was.",
+    )
 
 
 def read_index(root: Path, *, mmap: bool = False) -> Contents:
@@ -169,19 +189,3 @@ def _remove_others(root: Path, version: Path) -> None:
 def _to_disk(path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _only_writer(root: Path) -> Iterator[None]:
-    """Let one process or thread at a time write into a folder: each removes what it takes for leftovers.
-
-    The lock is the system's, so a process that is killed does not keep it.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with (root / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
