@@ -43,13 +43,15 @@ print(f"together in {(time.perf_counter() - middle) / (middle - start):.0%} of t
 print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, strict=True)) < 1e-3)
 
 # %% [markdown]
-# ## A queue with a bound, and a memory
+# ## A deadline, and a memory
 
 # %%
-hurried = load_gate("default-question", queue_timeout=0.2)
+hurried = load_gate("default-question", timeout=0.2)
 found = hurried.decide_batch([f"What is {i} times {i}?" for i in range(200)])
 late = [d for d in found if d.error]
-print(f"{len(late)} of {len(found)} waited too long, and retrieve: {late[0].error.message if late else ''}")
+print(
+    f"{len(late)} of {len(found)} had no decision in time, and retrieve: {late[0].error.message if late else ''}"
+)
 
 remembering = load_gate("cached", inner="default-question")
 print(remembering.decide("Who wrote Hamlet?").cost.model_calls, end=" ")

@@ -70,7 +70,7 @@ echo "llama-index alone, without any OpenAI package: ok"
 
 fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,train]" \
   pytest pytest-asyncio pytest-timeout langchain-tests hypothesis
-"$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_llama_index*.py
+"$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_langgraph.py tests/test_llama_index*.py
 echo "lowest versions: ok"
 
 # The three wheels as a package index would have them, each thin one in an environment of its own.
