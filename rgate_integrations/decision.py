@@ -142,6 +142,24 @@ class Failure(Frozen):
         )
 
 
+class Beginning(Frozen):
+    """What became of an answer that was begun before it was judged. Times are in milliseconds.
+
+    Attributes:
+        tokens_held: Tokens that were held back until the decision.
+        tokens_dropped: How many of them were thrown away; 0 when the answer went on.
+        first_look: Time of the first look, at the question alone; 0 without one.
+        judging: Time of judging what was begun, over all checkpoints.
+        first_token: Time from the call to the release of the first token; None when there was none to release.
+    """
+
+    tokens_held: int = Field(default=0, ge=0)
+    tokens_dropped: int = Field(default=0, ge=0)
+    first_look: float = Field(default=0.0, ge=0.0)
+    judging: float = Field(default=0.0, ge=0.0)
+    first_token: float | None = Field(default=None, ge=0.0)
+
+
 class Decision(Frozen):
     """Whether to retrieve for a question, and why.
 
@@ -157,6 +175,7 @@ class Decision(Frozen):
         cost: What the decision cost.
         error: Set when the gate failed and the decision is the safe one, to retrieve.
         warnings: What was noticed on the way, such as a question that was cut.
+        beginning: What became of the begun answer, where the direct arm answers first.
     """
 
     question: str
@@ -169,6 +188,7 @@ class Decision(Frozen):
     cost: Cost = Cost()
     error: Failure | None = None
     warnings: tuple[str, ...] = ()
+    beginning: Beginning | None = None
 
 
 def retrieval_rate(decisions: Sequence[Decision]) -> float:

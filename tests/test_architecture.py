@@ -86,7 +86,7 @@ LAYERS = [
     {"saved"},
     {"evidence"},
     {"gates"},
-    {"request", "judging", "several", "engine", "loading", "calling", "drafting"},
+    {"request", "judging", "several", "engine", "loading", "calling", "drafting", "answer_first"},
     {"claims", "answer", "pipeline"},
     {"evaluation", "calibration", "training"},
     {"langchain", "llama_index", "ray", "playground"},

@@ -5,7 +5,8 @@ import logging
 import threading
 
 import pytest
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import load_gate
@@ -73,6 +74,52 @@ def test_a_router_searches_while_the_gate_decides(call):
     search.began.clear()
     with pytest.raises(OSError, match="index gone"):
         call(router, "broken and unknown?")
+
+
+def with_context(search):
+    """The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound."""
+    found = (lambda asked: asked["input"]) | search
+    assigned = RunnablePassthrough.assign(context=found.with_config(run_name="retrieve_documents"))
+    return assigned.assign(answer=read_input).with_config(run_name="retrieval_chain")
+
+
+def read_input(found):
+    return f"{found['input']} {found['context'][0].page_content}"
+
+
+CHAINS = {
+    "assigned and bound": (with_context, lambda answer: answer["answer"]),
+    "after another step": (
+        lambda search: RunnableLambda(lambda asked: asked["input"]) | search | RunnableLambda(str),
+        lambda answer: "unknown? about unknown?" if "about unknown?" in answer else answer,
+    ),
+    "first": (
+        lambda search: (lambda asked: asked["input"]) | search.with_config(tags=["a"]) | RunnableLambda(str),
+        lambda answer: "unknown? about unknown?" if "about unknown?" in answer else answer,
+    ),
+}
+
+
+@each(SINGLES)
+@pytest.mark.parametrize("kind", CHAINS)
+def test_the_retriever_is_found_wherever_it_stands(call, kind):
+    search = Search()
+    chain, answer_of = CHAINS[kind]
+    router = RetrievalGate(waiting_for(search)).route(
+        retrieve=chain(search), direct=lambda asked: {"answer": f"direct {asked['input']}"}, speculative=True
+    )
+    assert answer_of(call(router, {"input": "unknown?"})) == "unknown? about unknown?"
+    assert search.queries == ["unknown?"]
+    search.began.clear()
+    assert call(router, {"input": "known?"}) == {"answer": "direct known?"}
+
+
+@each(SINGLES)
+def test_a_retriever_alone_can_be_the_retrieve_arm(call):
+    search = Search()
+    router = RetrievalGate(waiting_for(search)).route(retrieve=search, direct=lambda q: [], speculative=True)
+    assert [d.page_content for d in call(router, "unknown?")] == ["about unknown?", "shared"]
+    assert search.queries == ["unknown?"]
 
 
 @each(BATCHES)
@@ -207,3 +254,66 @@ async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
         await task
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others or not (await asyncio.wait(others, timeout=PATIENCE))[1]
+
+
+class Runs(BaseTracer):
+    """Every run that ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = []
+
+    def _persist_run(self, run):
+        self.open = dict(self.run_map)
+
+    def _end_trace(self, run):
+        self.ended.append(run)
+        super()._end_trace(run)
+
+
+@each(INVOKES)
+def test_a_dropped_search_is_a_cancelled_run_and_no_error(call):
+    runs, search = Runs(), Held()
+    chain = {"context": search, "question": RunnablePassthrough()} | RunnableLambda(str)
+    router = RetrievalGate(waiting_for(search)).route(retrieve=chain, direct=str, speculative=True)
+    assert call(router, "known?", {"callbacks": [runs]}) == "known?"
+    search.may_end.set()
+    for _ in range(PATIENCE * 1_000):
+        if {"Held", "RunnableParallel<context,question>"} <= {run.name for run in runs.ended}:
+            break
+        threading.Event().wait(0.001)
+    assert not [run.name for run in runs.ended if run.error is not None]
+    (searched,) = [run for run in runs.ended if run.name.startswith("RunnableParallel")]
+    assert searched.outputs["cancelled"] == "by the retrieval gate: the search was not needed"
+    assert not [run.name for run in runs.run_map.values()]
+
+
+@each(BATCHES)
+def test_the_limit_of_a_batch_holds_for_both_arms_together(call):
+    lock, running, most = threading.Lock(), [], []
+
+    def arm(question):
+        with lock:
+            running.append(question)
+            most.append(len(running))
+        threading.Event().wait(0.001)
+        with lock:
+            running.remove(question)
+        return question
+
+    router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)
+    asked = [f"{kind} {number}" for number in range(4) for kind in ("known", "unknown")]
+    assert call(router, asked, {"max_concurrency": 2}) == asked
+    assert max(most) <= 2
+
+
+@each(BATCHES)
+def test_without_a_limit_both_arms_run_side_by_side(call):
+    together = threading.Barrier(2)
+
+    def arm(question):
+        together.wait(PATIENCE)
+        return question
+
+    router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)
+    assert call(router, ["known", "unknown"]) == ["known", "unknown"]

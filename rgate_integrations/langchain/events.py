@@ -20,7 +20,10 @@ _SHOWN = {"question", "retrieve", "p_known", "threshold", "reason", "gate", "err
 
 def event_of(decision: Decision) -> dict[str, Any]:
     """Return what the event says about a decision, as JSON values."""
-    return decision.model_dump(mode="json", include=_SHOWN)
+    shown = decision.model_dump(mode="json", include=_SHOWN)
+    if decision.beginning is not None:
+        shown["beginning"] = decision.beginning.model_dump(mode="json")
+    return shown
 
 
 def announcing(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:

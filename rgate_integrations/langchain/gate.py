@@ -8,8 +8,10 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
@@ -87,16 +89,52 @@ class RetrievalGate(GateRunnable):
         retrieve: RunnableLike[_Input, _Retrieved],
         direct: RunnableLike[_Input, _Direct],
         speculative: bool = False,
+        answer_first: bool | AnswerFirst = False,
     ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
         """Return a runnable that sends each input to one of two arms.
 
         Args:
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
-            speculative: Run the first step of ``retrieve``, the retriever's, while the gate decides. That is for
+            speculative: Run ``retrieve`` up to its retriever while the gate decides. That is for
                 single inputs: of a batch of several only the unknown questions are searched, after the decision.
+            answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
+                and is stopped if not. ``llm=`` is not asked then. The default gate is ``default-recorded``, and
+                ``default-question`` takes the first look; `AnswerFirst` has more to choose.
         """
+        options = AnswerFirst.of(answer_first)
+        if options is not None:
+            return self._answering_first(options, retrieve, direct, speculative)
         return RetrievalRouter(self, retrieve=retrieve, direct=direct, speculative=speculative)
+
+    def _answering_first(
+        self,
+        options: AnswerFirst,
+        retrieve: RunnableLike[_Input, _Retrieved],
+        direct: RunnableLike[_Input, _Direct],
+        speculative: bool,
+    ) -> AnswerFirstRouter[_Input, _Retrieved | _Direct]:
+        # The default gate writes drafts of its own; there is one for drafts that are given.
+        is_default = self._gate_name == DEFAULT_GATE
+        return AnswerFirstRouter(
+            self,
+            judge=self._reading_alike(DEFAULT_GATES["llm"]) if is_default else self,
+            first_look=None if options.first_look is None else self._reading_alike(options.first_look),
+            retrieve=retrieve,
+            direct=direct,
+            options=options,
+            speculative=speculative,
+        )
+
+    def _reading_alike(self, gate: DecidesBatches | Gate | str) -> RetrievalGate:
+        """Return another gate that reads inputs as this one does."""
+        return RetrievalGate(
+            gate,
+            threshold=self.threshold,
+            input_key=self.input_key,
+            condense=self.condense,
+            history_key=self.history_key,
+        )
 
     def guard(
         self,

@@ -79,9 +79,16 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         return Decision
 
     def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
-        """Decide for a batch in one call of the gate; an input without a question is its own error."""
+        """Decide for a batch in one call of the gate; an input without a question is its own error.
+
+        The call's options may be ``drafts``, one an input, which are judged instead of any that would be written,
+        and ``threshold_at_most``, above which no input's threshold goes.
+        """
         thresholds = [self._threshold(config) for config in batch.configs]
-        return (yield from judging(self, batch, thresholds))
+        most = batch.options.get("threshold_at_most")
+        if most is not None:
+            thresholds = [most if given is None else min(given, most) for given in thresholds]
+        return (yield from judging(self, batch, thresholds, drafts=batch.options.get("drafts")))
 
     def _threshold(self, config: RunnableConfig) -> float | None:
         """Return the threshold of one input.

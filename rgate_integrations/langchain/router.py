@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from langchain_core.callbacks import (
     adispatch_custom_event,
     dispatch_custom_event,
 )
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.graph import Graph, Node
@@ -24,18 +25,20 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr
 
+from rgate_integrations.answer_first import SideBySide
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Background, Call, Each, Flow, Start, arun, run
+from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import EVENT, event_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.speculation import Search, split
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm, as `RetrievalGate.route` made it.
 
-    A batch makes one call of the gate, whatever its size, and one batch of each arm; the order is kept.
+    A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
+    other if ``max_concurrency`` limits them; the order is kept.
     Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
     ``retrieval_gate``; the chosen arm's run has the tag ``retrieve`` or ``direct``.
 
@@ -47,11 +50,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         gate: Decides; a `RetrievalGate`.
         retrieve: Arm for unknown questions.
         direct: Arm for known questions.
-        speculative: Run the first step of the retrieve arm, the retriever's, while the gate decides. For a known
-            question it is cancelled or its result dropped, and what it raises is logged only.
+        speculative: Run the retrieve arm up to its retriever, or else its first step, while the gate decides. For a
+            known question that is cancelled or its result dropped, and what it raises is logged only.
 
     Raises:
-        ConfigurationError: ``speculative``, and the retrieve arm is not a sequence of steps.
+        ConfigurationError: ``speculative``, and the retrieve arm is neither a sequence of steps nor a retriever.
     """
 
     gate: Runnable[Any, Decision]
@@ -71,6 +74,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         direct: RunnableLike[Input, Output],
         speculative: bool = False,
         name: str | None = None,
+        **fields: Any,
     ) -> None:
         super().__init__(
             gate=gate,
@@ -78,10 +82,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             direct=_arm(direct),
             speculative=speculative,
             name=name,
+            **fields,
         )
         self._rest = self.retrieve
         if speculative:
-            self._first, self._rest = _split(self.retrieve)
+            self._first, self._rest = split(self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -121,8 +126,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
-        async for chunk in self.atransform(_single(input), config, **kwargs):
-            yield chunk
+        async with ending(self.atransform(_single(input), config, **kwargs)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def transform(
         self, input: Iterator[Input], config: RunnableConfig | None = None, **kwargs: Any
@@ -134,8 +140,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self, input: AsyncIterator[Input], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Gather the input, decide, then stream the chosen arm."""
-        async for chunk in self._atransform_stream_with_config(input, self._atransform, config, **kwargs):
-            yield chunk
+        streamed = self._atransform_stream_with_config(input, self._atransform, config, **kwargs)
+        async with ending(streamed) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def flow(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch in one call of the gate, then run each arm on its share."""
@@ -152,7 +160,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        value = _joined(list(values))
+        value = joined(list(values))
         task = run(self._choosing(RunBatch([value], [config], [run_manager], options)))
         yield from task.arm.stream(task.input, task.config, **task.options)
 
@@ -163,15 +171,21 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        value = _joined([v async for v in values])
+        value = joined([v async for v in values])
         task = await arun(self._choosing(RunBatch([value], [config], [run_manager], options)))
-        async for chunk in task.arm.astream(task.input, task.config, **task.options):
-            yield chunk
+        async with ending(task.arm.astream(task.input, task.config, **task.options)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def _deciding(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Ask the gate once for the whole batch, and tell listeners what it decided."""
         decisions: list[Decision | Exception]
         decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        yield from self._announcing(decisions, batch)
+        return decisions
+
+    def _announcing(self, decisions: Sequence[Decision | Exception], batch: RunBatch) -> Flow[None]:
+        """Tell listeners what was decided for each input of a batch."""
         for place, (decision, config) in enumerate(zip(decisions, batch.children(), strict=True)):
             if isinstance(decision, Decision):
                 yield Call(
@@ -181,31 +195,36 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 batch.configs[place] = carrying(
                     batch.configs[place], self.gate, batch.inputs[place], decision
                 )
-        return decisions
 
-    def _choosing(self, batch: RunBatch) -> Flow[_Task]:
+    def _searching(self, batch: RunBatch) -> Flow[Search | None]:
+        """Begin the search for a batch of one, if this router is speculative."""
+        if self._first is None or len(batch.inputs) > 1:
+            return None
+        manager = batch.managers[0].get_child("retrieve")
+        return (
+            yield from Search.starting(
+                self._first, batch.inputs[0], batch.configs[0], manager, **batch.options
+            )
+        )
+
+    def _choosing(self, batch: RunBatch) -> Flow[Task]:
         """Decide for a batch of one, searching meanwhile if this router is speculative.
 
         Raises:
             InvalidQuestionError: There is no question in the input.
         """
-        search: Background | None = None
-        if self._first is not None:
-            (config,) = batch.children("retrieve")
-            search = yield Start(
-                Call(self._first.invoke, self._first.ainvoke, batch.inputs[0], config, **batch.options)
-            )
+        search = yield from self._searching(batch)
         try:
             (decision,) = yield from self._deciding(batch)
             if isinstance(decision, Exception):
                 raise decision
-            config = _arm_config(batch, 0, decision)
+            config = arm_config(batch, 0, decision)
             if not decision.retrieve:
-                return _Task(self.direct, batch.inputs[0], config, batch.options)
+                return Task(self.direct, batch.inputs[0], config, batch.options)
             if search is None:
-                return _Task(self.retrieve, batch.inputs[0], config, batch.options)
-            found = yield search
-            return _Task(self._rest, found, config, {})  # the first step had the options
+                return Task(self.retrieve, batch.inputs[0], config, batch.options)
+            found = yield search.job
+            return Task(self._rest, found, config, {})  # the first step had the options
         finally:
             if search is not None:
                 search.drop()
@@ -219,11 +238,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 share = retrieve if decision.retrieve else direct
                 share.places.append(place)
                 share.inputs.append(batch.inputs[place])
-                share.configs.append(_arm_config(batch, place, decision))
+                share.configs.append(arm_config(batch, place, decision))
         shares = [share for share in (retrieve, direct) if share.places]
-        answers = yield Each(
-            [BatchCall(share.arm, share.inputs, share.configs, **batch.options) for share in shares]
-        )
+        calls = [BatchCall(share.arm, share.inputs, share.configs, **batch.options) for share in shares]
+        if batch.configs[0].get("max_concurrency") is None:
+            answers = yield SideBySide(calls)
+        else:  # the limit holds for both arms together
+            answers = []
+            for call in calls:
+                answers.append((yield call))
         results: list[Any] = list(decisions)  # an input without a question keeps its exception
         for share, found in zip(shares, answers, strict=True):
             for place, answer in zip(share.places, found, strict=True):
@@ -232,7 +255,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
 
 @dataclass(frozen=True)
-class _Task:
+class Task:
     """What is left to do for a single input once it is decided."""
 
     arm: Runnable[Any, Any]
@@ -255,18 +278,7 @@ def _arm(arm: RunnableLike[Any, Any]) -> Runnable[Any, Any]:
     return coerce_to_runnable(arm)
 
 
-def _split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
-    """Split a sequence into its first step and the rest."""
-    if not isinstance(arm, RunnableSequence):
-        raise ConfigurationError(
-            f"A speculative router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
-            hint="Pass the chain itself, with its retriever in the first step, or guard the retriever.",
-        )
-    first, *rest = arm.steps
-    return first, rest[0] if len(rest) == 1 else RunnableSequence(*rest)
-
-
-def _arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:
+def arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:
     """Return the config an arm runs with: its tag, what was decided, and the draft to go on with if there is one."""
     tag = "retrieve" if decision.retrieve else "direct"
     metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
@@ -294,7 +306,7 @@ def _drawn(
     return node, node
 
 
-def _joined(chunks: Sequence[Any]) -> Any:
+def joined(chunks: Sequence[Any]) -> Any:
     """Add up streamed input chunks, as LangChain does; what cannot be added is taken as it came last."""
     if not chunks:
         return ""
@@ -305,6 +317,16 @@ def _joined(chunks: Sequence[Any]) -> Any:
         except TypeError:
             total = chunk
     return total
+
+
+@asynccontextmanager
+async def ending(chunks: AsyncIterator[Any]) -> AsyncIterator[AsyncIterator[Any]]:
+    """End a stream when its reader leaves it, now and not when the generator is collected."""
+    try:
+        yield chunks
+    finally:
+        if isinstance(chunks, AsyncGenerator):
+            await chunks.aclose()
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:

@@ -1,0 +1,442 @@
+"""Answer first: the direct arm begins to answer, what it has written is judged, and it goes on or is stopped.
+
+Framework-free. `Chunks` are an answer that is being written, `Written` is what can be read of it, an `Attempt` holds
+it back, and `judging` decides for several of them at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.decision import Beginning, Cost, Decision, Draft
+from rgate_integrations.drafting import says_unsupported
+from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.failing import retrieve_instead
+from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.loading import DEFAULT_GATES
+
+_log = logging.getLogger("rgate_integrations")
+
+END: Final = object()
+"""What `Chunks.next` gives when there are no more chunks."""
+
+
+@dataclass(frozen=True)
+class AnswerFirst:
+    """How an answer is begun and judged; ``answer_first=True`` in an adapter stands for these defaults.
+
+    Attributes:
+        tokens: How many tokens are held back and judged, at least 1. Several numbers, in rising order, are
+            checkpoints: the answer is judged at each of them until its score is outside ``band``.
+        band: P(known) below the first number is clearly unknown: a question at the first look, a begun answer at a
+            checkpoint. From the second number on, a begun answer is clearly known. The last checkpoint has no band.
+        first_look: Reads the question alone and sends what is clearly unknown to the retrieve arm, so that the LLM
+            is not asked: a gate, or what `load_gate` takes. None begins every answer.
+
+    Raises:
+        ConfigurationError: The numbers are out of their range or order.
+    """
+
+    tokens: int | tuple[int, ...] = 32
+    band: tuple[float, float] = (0.1, 0.8)
+    first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
+
+    def __post_init__(self) -> None:
+        points = self.checkpoints
+        if not points or points[0] < 1 or list(points) != sorted(set(points)):
+            raise ConfigurationError(
+                f"Tokens must be rising numbers of at least 1, not {self.tokens}.", hint="tokens=(8, 16, 32)"
+            )
+        if self.band[0] > self.band[1]:
+            raise ConfigurationError(f"The band {self.band} is empty.", hint="The lower number comes first.")
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """After how many tokens the begun answer is judged."""
+        return (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
+
+    @classmethod
+    def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
+        """Return what an adapter's ``answer_first=`` stands for; None for False."""
+        if isinstance(value, cls):
+            return value
+        return cls() if value else None
+
+
+# --- an answer that is being written -------------------------------------------------------------------------
+
+
+class Chunks:
+    """An answer as it comes, chunk by chunk, for both worlds. Nothing is asked before the first chunk is wanted.
+
+    Args:
+        blocking: Returns the iterator.
+        awaitable: Returns the asynchronous iterator, or an awaitable of it.
+    """
+
+    def __init__(self, blocking: Callable[[], Iterator[Any]], awaitable: Callable[[], Any]) -> None:
+        self.blocking = blocking
+        self.awaitable = awaitable
+        self._iterator: Any = None
+
+    def next(self) -> Step:
+        """Return the step that waits for the next chunk; its result is `END` after the last."""
+        return Call(self._next, self._anext)
+
+    def close(self) -> Step:
+        """Return the step that ends it early, which also ends the request to the LLM."""
+        return Call(self._close, self._aclose)
+
+    def __iter__(self) -> Iterator[Any]:
+        while (chunk := self._next()) is not END:
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (chunk := await self._anext()) is not END:
+            yield chunk
+
+    def _next(self) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self.blocking())
+        return next(self._iterator, END)
+
+    async def _anext(self) -> Any:
+        if self._iterator is None:
+            found = self.awaitable()
+            self._iterator = aiter(await found if hasattr(found, "__await__") else found)
+        return await anext(self._iterator, END)
+
+    def _close(self) -> None:
+        if hasattr(self._iterator, "close"):
+            self._iterator.close()
+
+    async def _aclose(self) -> None:
+        if hasattr(self._iterator, "aclose"):
+            await self._iterator.aclose()
+
+
+@dataclass
+class Written:
+    """What can be read of an answer so far.
+
+    Attributes:
+        pieces: The text of each chunk that had some.
+        tokens: The text of each token, where the LLM gives log-probabilities.
+        logprobs: Their natural log-probabilities.
+        model: Name of the LLM; empty when unknown.
+    """
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    model: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.pieces)
+
+    @property
+    def count(self) -> int:
+        """How many tokens there are; where the LLM does not tell, chunks or words, whichever are more."""
+        return len(self.tokens) or max(len(self.pieces), len(self.text.split()))
+
+    def draft(self, *, finished: bool) -> Draft:
+        """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
+        text = self.text.strip()
+        told = bool(self.tokens) and "".join(self.tokens).strip().startswith(text)
+        return Draft(
+            text=text,
+            tokens=tuple(self.tokens) if told else (),
+            logprobs=tuple(min(value, 0.0) for value in self.logprobs) if told else None,
+            finished=finished,
+            source="llm",
+            model=self.model,
+        )
+
+
+class Attempt(ABC):
+    """One answer of the direct arm, held back until it is judged.
+
+    Args:
+        question: What is answered, as far as it is known.
+        written: Gets what can be read of the answer.
+        chunks: The answer.
+        plainly: The same answer, asked for without log-probabilities; it is taken if the LLM says that it does not
+            take the first form. None if nothing was asked for.
+
+    Attributes:
+        held: The chunks that came so far.
+        ended: Whether the answer is whole.
+        judgeable: Whether there is something to judge: a tool call or a parsed object is let through.
+        error: What the arm raised.
+    """
+
+    def __init__(
+        self, question: str, written: Written, chunks: Chunks, plainly: Chunks | None = None
+    ) -> None:
+        self.question = question
+        self.written = written
+        self.chunks = chunks
+        self.plainly = plainly
+        self.held: list[Any] = []
+        self.ended = False
+        self.judgeable = True
+        self.error: Exception | None = None
+
+    @abstractmethod
+    def read(self, chunk: Any) -> bool:
+        """Note what a chunk says in ``written``; returns False if it is something that cannot be judged."""
+
+    def refused(self) -> None:  # noqa: B027  # most have nothing to remember
+        """Remember that the LLM does not take what it was asked with."""
+
+    def telling(self) -> Flow[None]:
+        """Tell listeners of the released answer what came since the last time; most have nobody to tell."""
+        yield from ()
+
+    def holding(self, tokens: int) -> Flow[None]:
+        """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
+        while self._goes_on() and self.written.count < tokens:
+            try:
+                chunk = yield self.chunks.next()
+                if chunk is END:
+                    self.ended = True
+                else:
+                    self.held.append(chunk)
+                    self.judgeable = self.read(chunk)
+            except Exception as error:
+                if self.plainly is None or self.held or not says_unsupported(error):
+                    self.error = error
+                    return
+                self.chunks, self.plainly = self.plainly, None
+                self.refused()
+
+    def _goes_on(self) -> bool:
+        return not self.ended and self.judgeable and self.error is None
+
+    def stopping(self) -> Flow[None]:
+        """End the answer early, which ends the request to the LLM, too."""
+        try:
+            yield self.chunks.close()
+        except Exception as error:  # nobody wants this answer any more
+            _log.info("An answer that was stopped failed: %s: %s", type(error).__name__, error)
+
+    def dropping(self) -> Flow[None]:
+        """End the answer early since the gate says so."""
+        yield from self.stopping()
+
+    def following(self) -> Flow[Any]:
+        """Return the next chunk of a released answer, or `END`."""
+        chunk = END if self.ended else (yield self.chunks.next())
+        self.ended = chunk is END
+        yield from self.telling()
+        return chunk
+
+    def finishing(self) -> Flow[list[Any]]:
+        """Release the answer, and return all its chunks."""
+        yield from self.telling()
+        chunks = list(self.held)
+        try:
+            while (chunk := (yield from self.following())) is not END:
+                chunks.append(chunk)
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
+                yield from self.stopping()
+            raise
+        return chunks
+
+    def rest(self) -> Iterator[Any]:
+        """Release the answer chunk by chunk: those that were held, then those that come."""
+        try:
+            run(self.telling())
+            yield from self.held
+            while (chunk := run(self.following())) is not END:
+                yield chunk
+        finally:
+            run(self.stopping())
+
+    async def arest(self) -> AsyncIterator[Any]:
+        """Release the answer chunk by chunk: those that were held, then those that come."""
+        try:
+            await arun(self.telling())
+            for chunk in self.held:
+                yield chunk
+            while (chunk := await arun(self.following())) is not END:
+                yield chunk
+        finally:
+            await arun(self.stopping())
+
+    def draft(self) -> Draft:
+        """Return what has been written.
+
+        Raises:
+            EvidenceError: There is no text in it.
+        """
+        if not self.written.text.strip():
+            raise EvidenceError("The direct arm wrote nothing that could be judged.")
+        return self.written.draft(finished=self.ended)
+
+
+# --- judging -------------------------------------------------------------------------------------------------
+
+Deciding: TypeAlias = Callable[[list[int], list[Draft]], Flow[list[Decision | Exception]]]
+"""Decides for some attempts, by their places, and their drafts; an adapter's call of its gate."""
+
+
+def judging(
+    attempts: Sequence[Attempt], options: AnswerFirst, decide: Deciding, clock: Clock
+) -> Flow[list[Decision | Exception]]:
+    """Hold answers back side by side and decide for all of them in one call of the gate a checkpoint.
+
+    Args:
+        attempts: The answers.
+        options: How they are judged.
+        decide: Calls the gate.
+        clock: Times it.
+
+    Returns:
+        For each attempt its decision, or the exception of an input that is no question. Whatever fails retrieves.
+    """
+    try:
+        return (yield from _judging(attempts, options, decide, clock))
+    except BaseException as error:
+        if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
+            for attempt in attempts:
+                yield from attempt.stopping()
+        raise
+
+
+def _judging(
+    attempts: Sequence[Attempt], options: AnswerFirst, decide: Deciding, clock: Clock
+) -> Flow[list[Decision | Exception]]:
+    found: dict[int, Decision | Exception] = {}
+    for tokens in options.checkpoints:
+        waiting = [place for place in range(len(attempts)) if place not in found]
+        yield from together([attempts[place].holding(tokens) for place in waiting])
+        decided: dict[int, Decision | Exception] = {}
+        drafts: dict[int, Draft] = {}
+        for place in waiting:
+            readable = _readable(attempts[place])
+            if isinstance(readable, Draft):
+                drafts[place] = readable
+            else:
+                decided[place] = readable
+        if drafts:
+            began = time.perf_counter()
+            decisions = yield from decide(list(drafts), list(drafts.values()))
+            clock.judging += _milliseconds(began)
+            last = tokens == options.checkpoints[-1]
+            for place, decision in zip(drafts, decisions, strict=True):
+                if last or attempts[place].ended or _is_clear(decision, options.band):
+                    decided[place] = _with_draft(decision, drafts[place])
+        for place, outcome in decided.items():
+            found[place] = _told(outcome, attempts[place], clock)
+            if isinstance(outcome, Exception) or outcome.retrieve:
+                yield from attempts[place].dropping()
+    return [found[place] for place in range(len(attempts))]
+
+
+@dataclass
+class Clock:
+    """The times of a call that answers first, in milliseconds.
+
+    Attributes:
+        began: When the call began.
+        first_look: Time of the first look.
+        judging: Time of the judging so far.
+    """
+
+    began: float = field(default_factory=time.perf_counter)
+    first_look: float = 0.0
+    judging: float = 0.0
+
+    def looked(self) -> None:
+        """Note that the first look is over."""
+        self.first_look = _milliseconds(self.began)
+
+    def at_once(self, decision: Decision) -> Decision:
+        """Return the decision of a first look that was clear: no answer was begun."""
+        return decision.model_copy(update={"beginning": Beginning(first_look=self.first_look)})
+
+
+def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+    """Run flows side by side, with threads or on the event loop."""
+    if len(flows) == 1:
+        return [(yield from flows[0])]
+    found: list[Any] = yield SideBySide([Call(_driver(flow), _async_driver(flow)) for flow in flows])
+    return found
+
+
+class SideBySide(Each):
+    """Several steps at the same time, also with threads. The result is a list in their order."""
+
+    def run(self) -> list[Any]:
+        """Do them in a thread each."""
+        if len(self.steps) < 2:
+            return super().run()
+        contexts = [copy_context() for _ in self.steps]
+        with ThreadPoolExecutor(len(self.steps), thread_name_prefix="rgate-answers") as pool:
+            return list(pool.map(lambda context, step: context.run(step.run), contexts, self.steps))
+
+
+def _driver(flow: Flow[Any]) -> Callable[[], Any]:
+    return lambda: run(flow)
+
+
+def _async_driver(flow: Flow[Any]) -> Callable[[], Any]:
+    return lambda: arun(flow)
+
+
+def _readable(attempt: Attempt) -> Draft | Decision:
+    """Return what there is to judge; or the decision, where there is nothing."""
+    if not attempt.judgeable:
+        reason = "The direct arm calls a tool or fills in a form: there is no text to judge."
+        return Decision(question=attempt.question, retrieve=False, p_known=1.0, threshold=0.0, reason=reason)
+    try:
+        if attempt.error is not None:
+            raise attempt.error
+        return attempt.draft()
+    except Exception as error:
+        _log.warning("The direct arm wrote nothing to judge: %s: %s", type(error).__name__, error)
+        return retrieve_instead(error, question=attempt.question)
+
+
+def _is_clear(decision: Decision | Exception, band: tuple[float, float]) -> bool:
+    return isinstance(decision, Exception) or not band[0] <= decision.p_known < band[1]
+
+
+def _with_draft(decision: Decision | Exception, draft: Draft) -> Decision | Exception:
+    if isinstance(decision, Exception) or decision.draft is not None:
+        return decision
+    return decision.model_copy(update={"draft": draft})
+
+
+def _told(decision: Decision | Exception, attempt: Attempt, clock: Clock) -> Decision | Exception:
+    """Add what became of the begun answer, and what was thrown away of it."""
+    if isinstance(decision, Exception):
+        return decision
+    held = attempt.written.count
+    dropped = held if decision.retrieve else 0
+    told = Beginning(
+        tokens_held=held,
+        tokens_dropped=dropped,
+        first_look=clock.first_look,
+        judging=clock.judging,
+        first_token=None if decision.retrieve else _milliseconds(clock.began),
+    )
+    # An answer that goes on is the caller's: what was asked for and thrown away is a cost of deciding.
+    spent = Cost(model_calls=1, tokens_out=dropped) if decision.retrieve else Cost()
+    return decision.model_copy(update={"beginning": told, "cost": decision.cost + spent})
+
+
+def _milliseconds(began: float) -> float:
+    return (time.perf_counter() - began) * 1_000

@@ -1,0 +1,410 @@
+"""`AnswerFirstRouter`: the direct arm begins to answer, and goes on or is stopped once that is judged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
+from langchain_core.runnables import AddableDict, Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase, RunnableLike
+from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.utils import Input, Output
+from pydantic import PrivateAttr, SkipValidation
+
+from rgate_integrations.answer_first import (
+    END,
+    AnswerFirst,
+    Attempt,
+    Chunks,
+    Clock,
+    SideBySide,
+    Written,
+    judging,
+)
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.flow import Call, Flow, Step, arun, run
+from rgate_integrations.langchain.questions import FOLLOW_UP
+from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
+from rgate_integrations.langchain.runnable import BatchCall, RunBatch
+from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
+
+STOPPED = "by the retrieval gate: the begun answer is not known to be right"
+_ANSWER_KEYS = ("answer", "output", "result", "text")
+
+
+class AnswerFirstRouter(RetrievalRouter[Input, Output]):
+    """Lets the direct arm answer first, as ``RetrievalGate.route(..., answer_first=True)`` made it.
+
+    The direct arm always runs as a stream, whatever the caller called. Its first tokens are held back and judged.
+    Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the request to the
+    LLM, and the retrieve arm runs. Until then nobody but tracers hears of the direct arm, and of an arm that was
+    stopped nobody else ever does.
+
+    A batch makes one call of the gate for its questions and one for what was begun. With ``max_concurrency`` it goes
+    in parts of that size, since an answer that waits to be judged holds its place at the LLM.
+
+    Args:
+        gate: The gate whose router this is; what runs in the retrieve arm takes the decision as its.
+        judge: Judges what was begun; takes ``drafts=``, as a `RetrievalGate` does.
+        first_look: Reads the question alone; what it retrieves for is not begun. None begins every answer.
+        retrieve: Arm for unknown questions.
+        direct: Arm that answers first.
+        options: How much is held back, and how it is judged.
+        speculative: Run the search of the retrieve arm meanwhile; see `RetrievalRouter`.
+    """
+
+    judge: Runnable[Any, Decision]
+    first_look: Runnable[Any, Decision] | None
+    options: SkipValidation[AnswerFirst]
+
+    # The direct arm, asked for log-probabilities; None where its LLM has none, or has refused to give them.
+    _telling: Runnable[Any, Any] | None = PrivateAttr(default=None)
+
+    def __init__(
+        self,
+        gate: Runnable[Any, Decision],
+        *,
+        retrieve: RunnableLike[Input, Output],
+        direct: RunnableLike[Input, Output],
+        judge: Runnable[Any, Decision],
+        first_look: Runnable[Any, Decision] | None,
+        options: AnswerFirst,
+        speculative: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            gate,
+            retrieve=retrieve,
+            direct=direct,
+            speculative=speculative,
+            name=name,
+            judge=judge,
+            first_look=first_look,
+            options=options,
+        )
+        self._telling = telling_logprobs(self.direct)
+
+    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
+        """Begin and judge the answers of a batch, finish those that are known, and retrieve for the others."""
+        limit = batch.configs[0].get("max_concurrency")
+        size = limit or len(batch.inputs)
+        results: dict[int, Any] = {}
+        tasks: dict[int, Task] = {}
+        for start in range(0, len(batch.inputs), size):
+            answers: dict[int, DirectAnswer] = {}
+            outcomes = yield from self._outcomes(_part(batch, range(start, start + size)))
+            for place, outcome in enumerate(outcomes, start):
+                if isinstance(outcome, Task):
+                    tasks[place] = outcome
+                elif isinstance(outcome, DirectAnswer):
+                    answers[place] = outcome
+                else:
+                    results[place] = outcome
+            steps: list[Step] = [answer.whole() for answer in answers.values()]
+            if limit is None and tasks:  # nobody counts the calls: both arms side by side
+                steps.append(_retrieving(tasks))
+            found = yield SideBySide(steps)
+            if limit is None and tasks:
+                results.update(zip(tasks, found.pop(), strict=True))
+            results.update(zip(answers, found, strict=True))
+        if limit is not None and tasks:
+            results.update(zip(tasks, (yield _retrieving(tasks)), strict=True))
+        return [results[place] for place in range(len(batch.inputs))]
+
+    def _transform(
+        self,
+        values: Iterator[Any],
+        run_manager: CallbackManagerForChainRun,
+        config: RunnableConfig,
+        **options: Any,
+    ) -> Iterator[Any]:
+        value = joined(list(values))
+        (outcome,) = run(self._outcomes(RunBatch([value], [config], [run_manager], options)))
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, DirectAnswer):
+            yield from outcome.rest()
+        else:
+            yield from outcome.arm.stream(outcome.input, outcome.config, **outcome.options)
+
+    async def _atransform(
+        self,
+        values: AsyncIterator[Any],
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        value = joined([v async for v in values])
+        (outcome,) = await arun(self._outcomes(RunBatch([value], [config], [run_manager], options)))
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, DirectAnswer):
+            streamed: AsyncIterator[Any] = outcome.arest()
+        else:
+            streamed = outcome.arm.astream(outcome.input, outcome.config, **outcome.options)
+        async with ending(streamed) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _outcomes(self, batch: RunBatch) -> Flow[list[Task | DirectAnswer | Exception]]:
+        """Return for each input what is left to do: a begun answer to go on with, or the retrieve arm to run."""
+        search = yield from self._searching(batch)
+        answers: dict[int, DirectAnswer] = {}
+        try:
+            decisions = yield from self._judged(batch, answers)
+            yield from self._announcing(decisions, batch)
+            outcomes: list[Task | DirectAnswer | Exception] = []
+            for place, decision in enumerate(decisions):
+                if isinstance(decision, Exception):
+                    outcomes.append(decision)
+                elif not decision.retrieve:
+                    outcomes.append(answers[place])
+                else:
+                    config = arm_config(batch, place, decision)
+                    task = Task(self.retrieve, batch.inputs[place], config, batch.options)
+                    if search is not None:
+                        found = yield search.job
+                        task = Task(self._rest, found, config, {})  # the first step had the options
+                    outcomes.append(task)
+            return outcomes
+        except BaseException as error:
+            if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
+                for answer in answers.values():
+                    yield from answer.stopping()
+            raise
+        finally:
+            if search is not None:
+                search.drop()
+
+    def _judged(self, batch: RunBatch, answers: dict[int, DirectAnswer]) -> Flow[list[Decision | Exception]]:
+        """Decide for each input; notes the answers that were begun under their places."""
+        clock = Clock()
+        looks: list[Any] = [None] * len(batch.inputs)
+        if self.first_look is not None:
+            configs = batch.children("first_look")
+            low, _ = self.options.band
+            found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
+            # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
+            looks = [None if _is_unread(look) else look for look in found]
+            clock.looked()
+        decided: dict[int, Decision | Exception] = {}
+        for place, look in enumerate(looks):
+            if isinstance(look, Exception):
+                decided[place] = look
+            elif look is not None and look.retrieve:
+                decided[place] = clock.at_once(look)
+            else:
+                answers[place] = self._begun(batch, place, look)
+        if answers:
+            decide = partial(self._judging, batch, looks, list(answers))
+            judged = yield from judging(list(answers.values()), self.options, decide, clock)
+            decided.update(zip(answers, judged, strict=True))
+        return [decided[place] for place in range(len(batch.inputs))]
+
+    def _begun(self, batch: RunBatch, place: int, look: Decision | None) -> DirectAnswer:
+        question = "" if look is None else look.question
+        forms = [self.direct] if self._telling is None else [self._telling, self.direct]
+        return DirectAnswer(question, forms, batch, place, refused=self._told_nothing)
+
+    def _told_nothing(self) -> None:
+        self._telling = None
+
+    def _judging(
+        self,
+        batch: RunBatch,
+        looks: Sequence[Decision | None],
+        begun: Sequence[int],
+        chosen: Sequence[int],
+        drafts: Sequence[Draft],
+    ) -> Flow[list[Decision | Exception]]:
+        """Ask the gate once about several begun answers, those that are ``chosen`` among the ``begun``."""
+        configs = batch.children("gate")
+        places = [begun[index] for index in chosen]
+        asked = []
+        for place in places:
+            look = looks[place]
+            asked.append(batch.inputs[place] if look is None else look.question)
+        found = yield BatchCall(self.judge, asked, [configs[place] for place in places], drafts=drafts)
+        return [
+            _with_first_look(decision, looks[place]) for place, decision in zip(places, found, strict=True)
+        ]
+
+
+class DirectAnswer(Attempt):
+    """One answer of the direct arm.
+
+    Args:
+        question: What is answered, as far as it is known.
+        forms: The direct arm; before it, if its LLM may have log-probabilities, the arm that asks for them.
+        batch: The batch that the input belongs to.
+        place: Its place there.
+        refused: Called if the LLM does not give log-probabilities.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        forms: Sequence[Runnable[Any, Any]],
+        batch: RunBatch,
+        place: int,
+        *,
+        refused: Callable[[], None],
+    ) -> None:
+        manager = batch.managers[place].get_child("direct")
+        config = patch_config(batch.configs[place], callbacks=manager)
+        config["tags"] = [*config.get("tags", []), "direct"]
+        written, cut = Written(), Cut()
+        events = watched(manager, cut, written)
+        asked = [_ArmChunks(form, batch.inputs[place], config, batch.options, events) for form in forms]
+        super().__init__(question, written, *asked)
+        self._refused = refused
+        self._cut = cut
+        self._events = events
+
+    def read(self, chunk: Any) -> bool:
+        """Note the text of a chunk; returns False for a tool call or a parsed object."""
+        text = _text_of(chunk)
+        if text:
+            self.written.pieces.append(text)
+        return text is not None
+
+    def refused(self) -> None:
+        """Ask the LLM for no log-probabilities from now on."""
+        self._refused()
+
+    def telling(self) -> Flow[None]:
+        """Tell listeners what the arm's runs said since the last time."""
+        yield from self._events.telling()
+
+    def dropping(self) -> Flow[None]:
+        """Stop the arm; its traces say that it was cancelled, and how much it had written."""
+        self._cut.short(STOPPED, tokens=self.written.count)
+        yield from self.stopping()
+
+    def whole(self) -> Step:
+        """Return the step that releases the answer; its result is the whole of it, or what the arm raised."""
+        return Call(lambda: run(self._whole()), lambda: arun(self._whole()))
+
+    def _whole(self) -> Flow[Any]:
+        try:
+            chunks = yield from self.finishing()
+        except Exception as error:  # in a batch it concerns this input only
+            return error
+        return _added_up(chunks)
+
+
+class _ArmChunks(Chunks):
+    """The chunks of an arm, which ends when it is closed, even if it reads an LLM to its end."""
+
+    def __init__(
+        self,
+        arm: Runnable[Any, Any],
+        value: Any,
+        config: RunnableConfig,
+        options: dict[str, Any],
+        events: HeldEvents,
+    ) -> None:
+        super().__init__(
+            partial(arm.stream, value, config, **options), partial(arm.astream, value, config, **options)
+        )
+        self._events = events
+
+    def _close(self) -> None:
+        # Closed while it waits, a synchronous parser reads what is left of its input, for its trace: the whole answer
+        # would be written. So the LLM is stopped first, at its next token.
+        self._events.shut = True
+        try:
+            while self._events.writing and self._next() is not END:
+                pass
+            super()._close()
+        except Stopped:
+            pass
+
+
+def telling_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
+    """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them.
+
+    A model knows them if it has a field ``logprobs`` that nobody has set, as LangChain's OpenAI models have.
+    """
+    if isinstance(arm, BaseChatModel):
+        knows = "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None
+        return arm.bind(logprobs=True) if knows else None
+    if isinstance(arm, RunnableBindingBase):
+        inner = None if "logprobs" in arm.kwargs else telling_logprobs(arm.bound)
+        return None if inner is None else arm.model_copy(update={"bound": inner})
+    if isinstance(arm, RunnableSequence):
+        steps = list(arm.steps)
+        for place in reversed(range(len(steps))):  # the last model is the one that answers
+            inner = telling_logprobs(steps[place])
+            if inner is not None:
+                steps[place] = inner
+                return RunnableSequence(*steps, name=arm.name)
+    return None
+
+
+def _part(batch: RunBatch, places: range) -> RunBatch:
+    chosen = slice(places.start, places.stop)
+    return RunBatch(batch.inputs[chosen], batch.configs[chosen], batch.managers[chosen], batch.options)
+
+
+def _retrieving(tasks: Mapping[int, Task]) -> BatchCall:
+    """Return the step that runs the retrieve arm for all that need it; those of a batch share arm and options."""
+    asked = list(tasks.values())
+    inputs = [task.input for task in asked]
+    return BatchCall(asked[0].arm, inputs, [task.config for task in asked], **asked[0].options)
+
+
+def _is_unread(look: Decision | Exception) -> bool:
+    return isinstance(look, Decision) and FOLLOW_UP in look.warnings
+
+
+def _with_first_look(decision: Decision | Exception, look: Decision | None) -> Decision | Exception:
+    """Add to a decision what the first look cost, and what it warned of."""
+    if look is None or isinstance(decision, Exception):
+        return decision
+    warnings = tuple(dict.fromkeys((*look.warnings, *decision.warnings)))
+    return decision.model_copy(update={"cost": look.cost + decision.cost, "warnings": warnings})
+
+
+def _text_of(chunk: Any) -> str | None:
+    """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
+    if isinstance(chunk, str):
+        return chunk
+    if isinstance(chunk, BaseMessage):
+        return None if _calls_tool(chunk) else chunk.text
+    if isinstance(chunk, Mapping):
+        texts = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
+        if texts:
+            return _text_of(texts[0])
+        # Chains with several outputs stream one after another: their answer may come yet.
+        return "" if isinstance(chunk, AddableDict) else None
+    return None
+
+
+def _calls_tool(message: BaseMessage) -> bool:
+    """Whether a message holds a tool call, or a part of one."""
+    if getattr(message, "tool_call_chunks", None) or getattr(message, "tool_calls", None):
+        return True
+    return any(message.additional_kwargs.get(name) for name in ("tool_calls", "function_call"))
+
+
+def _added_up(chunks: Sequence[Any]) -> Any:
+    """Return the answer that chunks add up to: what the arm, invoked, would have returned."""
+    if not chunks:
+        return None
+    total = chunks[0]
+    for chunk in chunks[1:]:
+        total = _added(total, chunk)
+    return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
+
+
+def _added(total: Any, chunk: Any) -> Any:
+    addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
+    if isinstance(total, list) and isinstance(chunk, list):
+        addable = chunk[: len(total)] != total
+    # Parsers give the whole object anew, each time with more in it.
+    return total + chunk if addable else chunk

@@ -1,0 +1,677 @@
+"""The direct arm answers first: what it has begun is judged, and goes on or is stopped. LangChain."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
+from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
+from langchain_core.tracers.base import BaseTracer
+from pydantic import Field
+
+from rgate_integrations import Decision
+from rgate_integrations.answer_first import AnswerFirst, Attempt, Chunks, Clock, Written, judging
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.flow import arun, run
+from rgate_integrations.langchain import RetrievalGate
+from tests.langchain_fakes import BATCHES, INVOKES, PATIENCE, SINGLES, STREAMS, Search, each
+
+KNOWN = "It is surely the one that you think of ."
+UNSURE = "Perhaps it is this one , or that other one ."
+
+
+class Writer(BaseChatModel):
+    """Writes an answer token by token: `UNSURE` for questions with "unknown" in them, else `KNOWN`.
+
+    Attributes:
+        calls: Arguments of each call.
+        written: Tokens that it was asked for so far.
+        ended: What became of each stream: "whole" or "closed".
+        fails_at: Token before which it fails; None never.
+        refuses: Arguments that it does not take.
+        pace: Called before each token with its number; what it returns is awaited.
+    """
+
+    calls: list = Field(default_factory=list)
+    written: list = Field(default_factory=list)
+    ended: list = Field(default_factory=list)
+    fails_at: int | None = None
+    refuses: tuple[str, ...] = ()
+    pace: Any = None
+
+    @property
+    def _llm_type(self):
+        return "writer"
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        raise AssertionError("the direct arm is to be streamed")
+
+    def _tokens(self, messages, kwargs):
+        self.calls.append(kwargs)
+        for name in self.refuses:
+            if name in kwargs:
+                raise ValueError(f"unknown parameter {name}")
+        text = UNSURE if "unknown" in messages[-1].text else KNOWN
+        for number, token in enumerate(text.split(" ")):
+            if number == self.fails_at:
+                raise OSError("connection lost")
+            self.written.append(token)
+            metadata = {}
+            if kwargs.get("logprobs"):
+                metadata["logprobs"] = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+            message = AIMessageChunk(f"{token} ")
+            yield ChatGenerationChunk(message=message, generation_info=metadata or None)
+
+    def _stream(self, messages, stop=None, run_manager=None, **kwargs):
+        try:
+            for number, chunk in enumerate(self._tokens(messages, kwargs)):
+                if self.pace is not None:
+                    self.pace(number)
+                yield chunk
+        except GeneratorExit:
+            self.ended.append("closed")
+            raise
+        self.ended.append("whole")
+
+    async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
+        try:
+            for number, chunk in enumerate(self._tokens(messages, kwargs)):
+                if self.pace is not None:
+                    waited = self.pace(number)
+                    if waited is not None:
+                        await waited
+                yield chunk
+        except (GeneratorExit, asyncio.CancelledError):
+            self.ended.append("closed")
+            raise
+        self.ended.append("whole")
+
+
+class Knowing(Writer):
+    """A writer that can tell log-probabilities."""
+
+    logprobs: bool | None = None
+
+
+class Reader:
+    """A gate that reads begun answers: one with "Perhaps" in it is unknown. Without a draft it says 0.5.
+
+    Attributes:
+        calls: The questions of each call.
+        drafts: The drafts of each call.
+    """
+
+    on_error = "retrieve"
+
+    def __init__(self, scores=None, before=None):
+        self.calls, self.drafts = [], []
+        self.scores = scores or {}
+        self.before = before or (lambda: None)
+
+    def decide_batch(self, questions, *, threshold=None, drafts=None):
+        self.before()
+        self.calls.append(list(questions))
+        self.drafts.append(list(drafts or []))
+        if any("RAISE" in question for question in questions):
+            raise RuntimeError("gate down")
+        thresholds = threshold or [None] * len(questions)
+        given = drafts or [None] * len(questions)
+        return [self._decision(*each) for each in zip(questions, thresholds, given, strict=True)]
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+    def _decision(self, question, threshold, draft):
+        threshold = 0.5 if threshold is None else threshold
+        if draft is None:
+            known = self.scores.get(question, 0.5)
+        else:
+            known = self.scores.get(draft.text, 0.2 if "Perhaps" in draft.text else 0.9)
+        retrieve = known < threshold
+        return Decision(question=question, retrieve=retrieve, p_known=known, threshold=threshold, draft=draft)
+
+
+def routed(direct, *, judge=None, retrieve=None, speculative=False, **options):
+    options = {"tokens": 4, "first_look": None} | options
+    return RetrievalGate(judge or Reader()).route(
+        retrieve=retrieve or RunnableLambda(lambda question: f"read about {question}"),
+        direct=direct,
+        speculative=speculative,
+        answer_first=AnswerFirst(**options),
+    )
+
+
+def spoken(writer):
+    return writer | StrOutputParser()
+
+
+WHOLE = KNOWN + " "
+
+
+@each(SINGLES)
+def test_a_known_answer_goes_on_and_an_unknown_one_is_stopped(call):
+    writer, judge = Writer(), Reader()
+    router = routed(spoken(writer), judge=judge)
+    assert call(router, "a known one?") == WHOLE
+    assert len(writer.calls) == 1
+    assert writer.ended == ["whole"]
+    ((draft,),) = judge.drafts
+    assert (draft.text, draft.finished, draft.source) == ("It is surely the", False, "llm")
+    writer.written.clear()
+    assert call(router, "an unknown one?") == "read about an unknown one?"
+    assert len(writer.calls) == 2
+    assert writer.ended == ["whole", "closed"]
+    # A synchronous stream ends when the next token comes.
+    assert len(writer.written) <= 5
+    assert [d.text for (d,) in judge.drafts] == ["It is surely the", "Perhaps it is this"]
+
+
+@pytest.mark.parametrize("parsed", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_released_chunks_are_those_of_the_arm_alone(stream, parsed):
+    def texts(chunks):
+        return chunks if parsed else [chunk.text for chunk in chunks]
+
+    arm = spoken(Writer()) if parsed else Writer()
+    alone = texts(STREAMS[stream](arm, "a known one?"))
+    assert texts(STREAMS[stream](routed(arm), "a known one?")) == alone
+    assert len(alone) > 8
+
+
+@each(INVOKES)
+def test_an_invoked_chat_model_answers_with_a_message(call):
+    answer = call(routed(Writer()), "a known one?")
+    assert type(answer) is AIMessage
+    assert answer.text == WHOLE
+
+
+@each(SINGLES)
+def test_an_answer_that_ends_early_is_judged_whole(call):
+    judge = Reader()
+    router = routed(spoken(Writer()), judge=judge, tokens=99)
+    assert call(router, "a known one?") == WHOLE
+    assert call(router, "an unknown one?") == "read about an unknown one?"
+    assert [(d.text, d.finished) for (d,) in judge.drafts] == [(KNOWN, True), (UNSURE, True)]
+
+
+@each(SINGLES)
+def test_an_arm_that_does_not_stream_is_judged_whole(call):
+    calls, judge = [], Reader()
+
+    def answer(question):
+        calls.append(question)
+        return "Perhaps so" if "unknown" in question else "Yes, and no more"
+
+    router = routed(RunnableLambda(answer), judge=judge)
+    assert call(router, "a known one?") == "Yes, and no more"
+    assert call(router, "an unknown one?") == "read about an unknown one?"
+    assert calls == ["a known one?", "an unknown one?"]
+    assert [d.text for (d,) in judge.drafts] == ["Yes, and no more", "Perhaps so"]
+
+
+@each(BATCHES)
+def test_a_batch_makes_one_call_of_the_gate(call):
+    writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05})
+    router = routed(spoken(writer), judge=judge, first_look=look)
+    asked = ["known 1", "unknown 2", "hopeless", "known 3"]
+    assert call(router, asked) == [WHOLE, "read about unknown 2", "read about hopeless", WHOLE]
+    assert look.calls == [asked]
+    assert judge.calls == [["known 1", "unknown 2", "known 3"]]
+    assert len(writer.calls) == 3
+    assert sorted(writer.ended) == ["closed", "whole", "whole"]
+    assert call(router, []) == []
+
+
+@each(BATCHES)
+def test_an_input_without_a_question_is_its_own_error(call):
+    found = call(routed(spoken(Writer()), first_look=Reader()), ["known", 5], return_exceptions=True)
+    assert found[0] == WHOLE
+    assert "cannot be read from int" in str(found[1])
+
+
+@each(SINGLES)
+def test_the_first_look_sends_what_is_clearly_unknown_to_the_retrieve_arm(call):
+    writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05, "open": 0.15})
+    router = routed(spoken(writer), judge=judge, first_look=look)
+    assert call(router, "hopeless") == "read about hopeless"
+    assert not writer.calls
+    assert call(router, "open") == WHOLE
+    assert call(router, "RAISE") == "read about RAISE"
+    assert len(writer.calls) == 1
+
+
+@each(INVOKES)
+def test_the_threshold_of_a_call_holds_for_both_looks(call):
+    router = routed(spoken(Writer()), first_look=Reader({"hopeless": 0.05, "open": 0.15}))
+    never = {"configurable": {"retrieval_threshold": 0.0}}
+    strict = {"configurable": {"retrieval_threshold": 0.95}}
+    assert call(router, "hopeless", never) == WHOLE
+    assert call(router, "open", strict) == "read about open"
+
+
+@each(SINGLES)
+def test_checkpoints_stop_at_the_first_clear_score(call):
+    judge = Reader(
+        {"Perhaps it": 0.05, "It is": 0.5, "It is surely the": 0.6, "It is surely the one that": 0.7}
+    )
+    writer = Writer()
+    router = routed(spoken(writer), judge=judge, tokens=(2, 4, 6), band=(0.1, 0.9))
+    assert call(router, "an unknown one?") == "read about an unknown one?"
+    assert len(writer.written) <= 3
+    assert call(router, "a known one?") == WHOLE
+    assert [d.text for (d,) in judge.drafts[1:]] == [
+        "It is",
+        "It is surely the",
+        "It is surely the one that",
+    ]
+
+
+@pytest.mark.parametrize("tokens", [0, (), (8, 4), (4, 4)])
+def test_tokens_rise(tokens):
+    with pytest.raises(ConfigurationError, match="rising"):
+        AnswerFirst(tokens=tokens)
+    with pytest.raises(ConfigurationError, match="empty"):
+        AnswerFirst(band=(0.9, 0.1))
+
+
+def test_the_default_gates_are_those_for_begun_answers():
+    router = RetrievalGate().route(retrieve=str, direct=str, answer_first=True)
+    assert router.options == AnswerFirst()
+    assert router.first_look.gate.gate.artifact == "default-question"
+    assert router.judge.gate.gate.artifact == "default-recorded"
+    own = Reader()
+    assert RetrievalGate(own).route(retrieve=str, direct=str, answer_first=True).judge.gate is own
+
+
+# --- what fails ----------------------------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_an_arm_that_fails_before_it_is_judged_retrieves(call):
+    assert call(routed(spoken(Writer(fails_at=2))), "a known one?") == "read about a known one?"
+
+
+@each(SINGLES)
+def test_an_arm_that_fails_after_its_release_is_the_callers(call):
+    with pytest.raises(OSError, match="connection lost"):
+        call(routed(spoken(Writer(fails_at=6))), "a known one?")
+
+
+@each(BATCHES)
+def test_an_arm_that_fails_in_a_batch_concerns_its_own_input(call):
+    class Some(Writer):
+        def _tokens(self, messages, kwargs):
+            for number, chunk in enumerate(super()._tokens(messages, kwargs)):
+                if number == 6 and "broken" in messages[-1].text:
+                    raise OSError("connection lost")
+                yield chunk
+
+    found = call(routed(spoken(Some())), ["known", "broken", "unknown"], return_exceptions=True)
+    assert found[0] == WHOLE
+    assert isinstance(found[1], OSError)
+    assert found[2] == "read about unknown"
+
+
+@each(SINGLES)
+def test_a_gate_that_fails_retrieves_or_raises(call):
+    writer, judge = Writer(), Reader()
+    assert call(routed(spoken(writer), judge=judge), "RAISE") == "read about RAISE"
+    assert writer.ended == ["closed"]
+    judge.on_error = "raise"
+    with pytest.raises(RuntimeError, match="gate down"):
+        call(routed(spoken(writer), judge=judge), "RAISE")
+    assert writer.ended == ["closed", "closed"]
+
+
+@each(SINGLES)
+def test_an_arm_that_writes_nothing_retrieves(call):
+    assert call(routed(RunnableLambda(lambda _: "  ")), "a known one?") == "read about a known one?"
+
+
+@each({name: SINGLES[name] for name in ("invoke", "ainvoke", "batch", "abatch")})
+def test_tool_calls_and_parsed_objects_are_let_through(call):
+    judge = Reader()
+    told = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
+    assert (
+        call(routed(RunnableLambda(lambda _: told), judge=judge), "unknown sum?").tool_calls
+        == told.tool_calls
+    )
+    parsed = RunnableLambda(lambda _: '{"a": [1, 2]}') | JsonOutputParser()
+    assert call(routed(parsed, judge=judge), "unknown?") == {"a": [1, 2]}
+    assert judge.calls == []
+
+
+@each(SINGLES)
+def test_the_answer_among_several_outputs_is_judged(call):
+    judge = Reader()
+    arm = RunnablePassthrough.assign(answer=RunnableLambda(lambda x: x["question"]) | spoken(Writer()))
+    router = routed(arm, judge=judge, retrieve=RunnableLambda(lambda x: {"answer": "read"}))
+    assert call(router, {"question": "a known one?"}) == {"question": "a known one?", "answer": WHOLE}
+    assert call(router, {"question": "an unknown one?"}) == {"answer": "read"}
+    assert len(judge.calls) == 2
+
+
+# --- log-probabilities ---------------------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_log_probabilities_are_captured_behind_a_parser(call):
+    writer, judge = Knowing(), Reader()
+    router = routed(RunnablePassthrough() | writer | StrOutputParser(), judge=judge)
+    assert call(router, "a known one?") == WHOLE
+    ((draft,),) = judge.drafts
+    assert draft.tokens == ("It ", "is ", "surely ", "the ")
+    assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
+    assert writer.calls == [{"logprobs": True}]
+
+
+@each(SINGLES)
+def test_a_model_that_refuses_log_probabilities_answers_without(call):
+    writer, judge = Knowing(refuses=("logprobs",)), Reader()
+    router = routed(writer.bind(stop=None) | StrOutputParser(), judge=judge)
+    assert call(router, "a known one?") == WHOLE
+    assert call(router, "a known one?") == WHOLE
+    assert [sorted(asked) for asked in writer.calls] == [["logprobs"], [], []]
+    assert all(draft.logprobs is None for (draft,) in judge.drafts)
+
+
+# --- conversations and claims --------------------------------------------------------------------------------
+
+TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did.")]
+
+
+@each(SINGLES)
+def test_a_follow_up_is_judged_by_what_the_llm_begins_to_say(call):
+    writer, look = Writer(), Reader()
+    router = routed(
+        spoken(writer),
+        first_look=look,
+        retrieve=RunnableLambda(lambda messages: f"read about {messages[-1][1]}"),
+    )
+    assert call(router, [*TURNS, ("human", "And where was he born?")]) == WHOLE
+    assert (
+        call(router, [*TURNS, ("human", "And his unknown sister?")]) == "read about And his unknown sister?"
+    )
+    assert len(writer.calls) == 2
+    assert look.calls == []
+
+
+@each(SINGLES)
+def test_a_condensed_follow_up_is_condensed_once(call):
+    condensed = []
+
+    def condense(messages):
+        condensed.append(messages)
+        return "Where was Shakespeare born?"
+
+    judge, look = Reader(), Reader()
+    router = RetrievalGate(judge, condense=RunnableLambda(condense)).route(
+        retrieve=RunnableLambda(str),
+        direct=spoken(Writer()),
+        answer_first=AnswerFirst(tokens=4, first_look=look),
+    )
+    assert call(router, [*TURNS, ("human", "And where was he born?")]) == WHOLE
+    assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
+    assert len(condensed) == 1
+
+
+@each(SINGLES)
+def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
+    search, writer, judge = Search(), Writer(), Reader()
+    gate = RetrievalGate(judge)
+    router = gate.route(
+        retrieve=gate.guard(search, filter_claims=False)
+        | RunnableLambda(lambda documents: str(len(documents))),
+        direct=spoken(writer),
+        answer_first=AnswerFirst(tokens=99, first_look=None),
+    )
+    call(router, "an unknown one?")
+    assert set(search.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
+    assert len(judge.calls) == 1
+    assert len(writer.calls) == 1
+
+
+# --- who hears of it -----------------------------------------------------------------------------------------
+
+
+class Runs(BaseTracer):
+    """Every run that ended, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.ended = []
+
+    def _persist_run(self, run):
+        pass
+
+    def _end_trace(self, run):
+        self.ended.append(run)
+        super()._end_trace(run)
+
+    def named(self, name):
+        return [run for run in self.ended if run.name == name]
+
+
+class Shown(BaseCallbackHandler):
+    """Tokens and events as a user's screen would show them."""
+
+    def __init__(self):
+        self.tokens, self.events = [], []
+
+    def on_llm_new_token(self, token, **kwargs):
+        self.tokens.append(token)
+
+    def on_custom_event(self, name, data, **kwargs):
+        self.events.append(data)
+
+
+@each(SINGLES)
+def test_tokens_that_are_dropped_are_shown_to_nobody(call):
+    shown = Shown()
+    router = routed(spoken(Writer()))
+    call(router, "an unknown one?", {"callbacks": [shown]})
+    assert shown.tokens == []
+    call(router, "a known one?", {"callbacks": [shown]})
+    assert "".join(shown.tokens) == WHOLE
+    stopped, released = (event["beginning"] for event in shown.events)
+    assert (stopped["tokens_held"], stopped["tokens_dropped"], stopped["first_token"]) == (4, 4, None)
+    assert (released["tokens_held"], released["tokens_dropped"]) == (4, 0)
+    assert released["first_token"] >= released["judging"] >= 0
+
+
+@each(SINGLES)
+def test_a_stopped_arm_is_a_cancelled_run_in_traces(call):
+    runs = Runs()
+    call(routed(spoken(Writer())), "an unknown one?", {"callbacks": [runs]})
+    (arm,) = [run for run in runs.named("RunnableSequence") if "direct" in (run.tags or [])]
+    (model,) = runs.named("Writer")
+    assert arm.error is None
+    assert arm.outputs["tokens"] == 4
+    assert "by the retrieval gate" in arm.outputs["cancelled"]
+    assert model.error is None
+    assert "by the retrieval gate" in model.outputs["llm_output"]["cancelled"]
+
+
+async def test_astream_events_show_the_answer_that_is_given():
+    router = routed(spoken(Writer()))
+
+    async def shown(question):
+        return [event async for event in router.astream_events(question, version="v2")]
+
+    events = await shown("a known one?")
+    tokens = [e["data"]["chunk"].text for e in events if e["event"] == "on_chat_model_stream"]
+    assert "".join(tokens) == WHOLE
+    chunks = [e["data"]["chunk"] for e in events if e["event"] == "on_chain_stream" and not e["parent_ids"]]
+    assert "".join(chunks) == WHOLE
+    decided = [e for e in events if e["event"] == "on_custom_event"]
+    assert [e["data"]["retrieve"] for e in decided] == [False]
+    events = await shown("an unknown one?")
+    assert not [e for e in events if e["event"] == "on_chat_model_stream"]
+    assert events[-1]["data"]["output"] == "read about an unknown one?"
+
+
+@pytest.mark.parametrize("drive", [run, lambda flow: asyncio.run(arun(flow))])
+@pytest.mark.parametrize("question", ["known", "unknown"])
+def test_the_decision_says_what_was_judged_and_spent(drive, question):
+    class Letters(Attempt):
+        def read(self, chunk):
+            self.written.pieces.append(chunk)
+            return True
+
+    words = (UNSURE if question == "unknown" else KNOWN).split()
+    attempt = Letters(question, Written(), Chunks(lambda: iter(words), lambda: as_stream_of(words)))
+    judge = Reader()
+
+    def decide(places, drafts):
+        yield from ()
+        return judge.decide_batch([question], drafts=[Draft(text=" ".join(words[:4]))])
+
+    (decision,) = drive(judging([attempt], AnswerFirst(tokens=4), decide, Clock()))
+    dropped = 4 if decision.retrieve else 0
+    assert decision.retrieve == (question == "unknown")
+    assert decision.draft.text == "".join(words[:4])
+    assert decision.draft.source == "llm"
+    assert (decision.beginning.tokens_held, decision.beginning.tokens_dropped) == (4, dropped)
+    assert (decision.cost.model_calls, decision.cost.tokens_out) == (int(decision.retrieve), dropped)
+
+
+# --- searching meanwhile -------------------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_the_search_runs_while_the_answer_is_begun(call):
+    search = Search()
+
+    def begun(number):
+        assert search.began.wait(PATIENCE)
+
+    writer = Writer(pace=begun)
+    router = routed(
+        spoken(writer),
+        retrieve=search | RunnableLambda(lambda found: found[0].page_content),
+        speculative=True,
+    )
+    assert call(router, "an unknown one?") == "about an unknown one?"
+    assert search.queries == ["an unknown one?"]
+    search.began.clear()
+    assert call(router, "a known one?") == WHOLE
+
+
+# --- leaving nothing behind ----------------------------------------------------------------------------------
+
+
+def test_a_caller_who_leaves_closes_the_stream():
+    writer = Writer()
+    chunks = routed(spoken(writer)).stream("a known one?")
+    assert next(chunks) == "It "
+    chunks.close()
+    assert writer.ended == ["closed"]
+
+
+async def as_stream_of(values):
+    for value in values:
+        yield value
+
+
+async def nothing_left(ended=lambda: True):
+    """Let the loop go on until nothing runs on it and all has ended; generators end one within another."""
+    for _ in range(10_000):
+        if ended() and asyncio.all_tasks() == {asyncio.current_task()}:
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+async def test_an_asynchronous_caller_who_leaves_closes_the_stream():
+    writer = Writer()
+    chunks = routed(spoken(writer)).astream("a known one?")
+    assert await anext(chunks) == "It "
+    await chunks.aclose()
+    assert await nothing_left(lambda: writer.ended == ["closed"])
+
+
+async def test_callers_on_one_loop_do_not_wait_for_each_others_llm():
+    """Each of 50 answers goes on only when all have begun, and again when all are released."""
+    begun, released = asyncio.Barrier(50), asyncio.Barrier(50)
+
+    def pace(number):
+        return {1: begun.wait, 6: released.wait}[number]() if number in (1, 6) else None
+
+    router = routed(spoken(Writer(pace=pace)))
+    calls = [router.ainvoke(f"known {number}") for number in range(50)]
+    assert await asyncio.wait_for(asyncio.gather(*calls), PATIENCE * 2) == [WHOLE] * 50
+    assert await nothing_left()
+
+
+async def test_callers_who_are_cancelled_leave_nothing_behind():
+    stuck = asyncio.Event()
+    waiting = []
+
+    def pace(number):
+        if number != 3:
+            return None
+        waiting.append(number)
+        return stuck.wait()
+
+    writer = Writer(pace=pace)
+    router = routed(spoken(writer))
+    kinds = ["known", "unknown"]
+    tasks = [asyncio.ensure_future(router.ainvoke(f"{kinds[n % 2]} {n}")) for n in range(100)]
+    while len(waiting) < 100:
+        await asyncio.sleep(0)
+    for task in tasks[:20]:
+        task.cancel()
+    stuck.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in found[:20])
+    assert [each == WHOLE for each in found[20:]] == [n % 2 == 0 for n in range(20, 100)]
+    assert await nothing_left(lambda: len(writer.ended) == 100)
+    assert writer.ended.count("whole") == 40
+    assert not [thread for thread in threading.enumerate() if "rgate-answers" in thread.name]
+
+
+@each(BATCHES)
+def test_direct_arms_of_a_batch_run_side_by_side_within_their_limit(call):
+    lock, open_now, most = threading.Lock(), [0], [0]
+    together = threading.Barrier(4)
+
+    class Counting(Writer):
+        def _tokens(self, messages, kwargs):
+            with lock:
+                open_now[0] += 1
+                most[0] = max(most[0], open_now[0])
+            try:
+                yield from super()._tokens(messages, kwargs)
+            finally:
+                with lock:
+                    open_now[0] -= 1
+
+    writer = Counting()
+    router = routed(spoken(writer))
+    asked = [f"known {n}" for n in range(8)]
+    assert call(router, asked, {"max_concurrency": 3}) == [WHOLE] * 8
+    assert most[0] == 3
+    if call is BATCHES["batch"]:  # with threads, all of them wait for each other
+        writer.pace = lambda number: together.wait(PATIENCE) if number == 1 else None
+    assert call(router, asked[:4]) == [WHOLE] * 4
+
+
+@each(STREAMS)
+def test_a_stream_of_bare_functions_works(call):
+    def spell(values):
+        for value in values:
+            yield from f"say {value}"
+
+    async def aspell(values):
+        async for value in values:
+            for letter in f"say {value}":
+                yield letter
+
+    router = routed(RunnableGenerator(spell, aspell))
+    assert "".join(call(router, "abc")) == "say abc"
