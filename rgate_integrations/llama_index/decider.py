@@ -58,9 +58,10 @@ class Decider:
         something said before.
         """
         question = bundle.query_str
+        taken = self.taken(bundle)
+        if taken is not None:
+            return taken
         carried = self._given(bundle)
-        if carried is not None and self._takes(carried):
-            return carried.decision
         drafting = None
         if self.drafter is not None:
             drafting = _drafting(self.drafter, question, carried)
@@ -68,6 +69,11 @@ class Decider:
         decision = understood(question, found[0])
         announce(decision)
         return decision
+
+    def taken(self, bundle: QueryBundle) -> Decision | None:
+        """Return the decision that came with the request, if it is one that this decider would only repeat."""
+        carried = self._given(bundle)
+        return carried.decision if carried is not None and self._takes(carried) else None
 
     def drafted(self, bundle: QueryBundle) -> Flow[Decision]:
         """Return a decision for the sake of its draft, whichever gate made it, or decide."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -15,14 +16,17 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.calling import DecidesBatches, as_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
+from rgate_integrations.llama_index.answer_first import DirectFirst
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
+from rgate_integrations.loading import DEFAULT_GATES
 
 
 class GatedQueryEngine(BaseQueryEngine):
@@ -44,6 +48,10 @@ class GatedQueryEngine(BaseQueryEngine):
         speculative: Start searching while the gate decides. When the question is known, or the gate raises, the
             search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
             two steps, and a retriever that does not decide or draft itself.
+        answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
+            stopped if not. It should stream. The default gate is then ``default-recorded``; `AnswerFirst` has more to
+            choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes what it had written.
+        streaming: Whether an answer that was begun as a stream is given as one.
 
     Raises:
         ConfigurationError: ``speculative=True``, and the engine does not work in two steps, or its retriever decides.
@@ -59,6 +67,8 @@ class GatedQueryEngine(BaseQueryEngine):
         draft_llm: LLM | None = None,
         tokens: int = 32,
         speculative: bool = False,
+        answer_first: bool | AnswerFirst = False,
+        streaming: bool = True,
     ) -> None:
         if speculative:
             _check_two_steps(query_engine)
@@ -66,6 +76,11 @@ class GatedQueryEngine(BaseQueryEngine):
         self.direct = direct
         self.decider = Decider(gate, draft_llm, tokens)
         self.speculative = speculative
+        self.first: DirectFirst | None = None
+        options = AnswerFirst.of(answer_first)
+        if options is not None:
+            judge = as_gate(DEFAULT_GATES["llm"]) if gate is None else self.decider.gate
+            self.first = DirectFirst(direct, judge, options, streaming=streaming)
         super().__init__(callback_manager)
 
     @classmethod
@@ -78,6 +93,7 @@ class GatedQueryEngine(BaseQueryEngine):
         streaming: bool | None = None,
         tokens: int | None = None,
         speculative: bool = False,
+        answer_first: bool | AnswerFirst = False,
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
@@ -90,6 +106,8 @@ class GatedQueryEngine(BaseQueryEngine):
             tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
                 strongest evidence. None leaves drafts to the gate's proxy model.
             speculative: Start searching while the gate decides.
+            answer_first: Let the LLM begin to answer, and judge its first tokens: 32, or ``tokens``. Known: it goes
+                on, so that nothing is asked twice. Unknown: it is stopped, and the engine answers.
 
         Raises:
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
@@ -97,15 +115,20 @@ class GatedQueryEngine(BaseQueryEngine):
         chosen = llm or _llm_of_settings()
         if streaming is None:
             streaming = streams(query_engine)
-        direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming)
+        options = AnswerFirst.of(answer_first)
+        if options is not None and tokens is not None:
+            options = replace(options, tokens=tokens)
+        direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming or options is not None)
         return cls(
             query_engine,
             direct,
             gate,
             callback_manager=query_engine.callback_manager,
-            draft_llm=None if tokens is None else chosen,
+            draft_llm=None if tokens is None and options is None else chosen,
             tokens=32 if tokens is None else tokens,
             speculative=speculative,
+            answer_first=options or False,
+            streaming=streaming,
         )
 
     def with_threshold(self, threshold: float | None) -> GatedQueryEngine:
@@ -167,23 +190,32 @@ class GatedQueryEngine(BaseQueryEngine):
     def _answering(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         nodes: list[NodeWithScore] | None = None
         if self.speculative:
-            decision, nodes = yield from self._searching_ahead(bundle)
+            decision, response, nodes = yield from self._searching_ahead(bundle)
         else:
-            decision = yield from self.decider.deciding(bundle)
-        with self.decider.carrying(decision, bundle):
-            response = yield from self._running_arm(decision, bundle, nodes)
+            decision, response = yield from self._deciding(bundle)
+        if response is None:
+            with self.decider.carrying(decision, bundle):
+                response = yield from self._running_arm(decision, bundle, nodes)
         response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
         return response
 
-    def _searching_ahead(self, bundle: QueryBundle) -> Flow[tuple[Decision, list[NodeWithScore] | None]]:
+    def _deciding(self, bundle: QueryBundle) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
+        """Decide; where the direct engine answers first, its response to a known question comes with it."""
+        if self.first is None or self.decider.taken(bundle) is not None:
+            return (yield from self.decider.deciding(bundle)), None
+        return (yield from self.first.answering(bundle, self.decider.threshold))
+
+    def _searching_ahead(
+        self, bundle: QueryBundle
+    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
         """Decide while the engine searches; returns what it found if the question is unknown."""
         search: Background = yield Start(self._search(bundle))
         try:
-            decision = yield from self.decider.deciding(bundle)
+            decision, response = yield from self._deciding(bundle)
             nodes = (yield search) if decision.retrieve else None
         finally:
             search.drop()  # for a known question, and when the gate raises or the caller leaves
-        return decision, nodes
+        return decision, response, nodes
 
     def _running_arm(
         self, decision: Decision, bundle: QueryBundle, nodes: list[NodeWithScore] | None
@@ -192,11 +224,17 @@ class GatedQueryEngine(BaseQueryEngine):
         engine = self.query_engine
         response: RESPONSE_TYPE
         if not decision.retrieve:
-            response = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
+            response = yield from self._directly(bundle)
         elif nodes is None:
             response = yield Call(engine.query, engine.aquery, fresh(bundle))
         else:
             response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes)
+        return response
+
+    def _directly(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
+        if self.first is not None:
+            return (yield from self.first.asking(bundle))
+        response: RESPONSE_TYPE = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
         return response
 
     def _search(self, bundle: QueryBundle) -> Call:
@@ -223,7 +261,7 @@ class GatedQueryEngine(BaseQueryEngine):
         if known is None:
             response = yield Call(engine.synthesize, engine.asynthesize, fresh(bundle), nodes, additional)
             return response
-        response = yield Call(self.direct.query, self.direct.aquery, fresh(bundle))
+        response = yield from self._directly(bundle)
         response.source_nodes = [*response.source_nodes, *(additional or [])]
         response.metadata = {**(response.metadata or {}), "rgate": known}
         return response

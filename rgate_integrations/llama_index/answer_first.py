@@ -1,0 +1,151 @@
+"""The direct engine begins to answer, and goes on or is stopped once that is judged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.schema import QueryBundle
+
+from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.flow import Flow
+from rgate_integrations.follow_up import understood
+from rgate_integrations.llama_index.events import announce
+from rgate_integrations.llama_index.retriever import fresh
+
+_LATER: Final = object()
+
+
+class DirectFirst:
+    """Lets a direct engine answer first.
+
+    The engine is asked once. If it streams, its first tokens are judged; if not, its whole answer is.
+
+    Args:
+        direct: The engine for known questions.
+        gate: Judges what was begun.
+        options: How much is held back, and how it is judged.
+        streaming: Whether the response streams; if not, a stream is read to its end.
+    """
+
+    def __init__(
+        self, direct: BaseQueryEngine, gate: DecidesBatches, options: AnswerFirst, *, streaming: bool
+    ) -> None:
+        self.direct = direct
+        self.gate = gate
+        self.options = options
+        self.streaming = streaming
+        self.first_look = None if options.first_look is None else as_gate(options.first_look)
+
+    def answering(
+        self, bundle: QueryBundle, threshold: float | None = None
+    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
+        """Begin to answer, and judge it.
+
+        Args:
+            bundle: The question.
+            threshold: Used instead of the gate's own.
+
+        Returns:
+            The decision, and for a known question the response; None for the others.
+        """
+        question, clock = bundle.query_str, Clock()
+        look: Decision | None = None
+        if self.first_look is not None:
+            low, _ = self.options.band
+            low = low if threshold is None else min(low, threshold)
+            (look,) = yield from deciding(self.first_look, [question], threshold=low)
+            look = understood(question, look)
+            clock.looked()
+            if look.retrieve:
+                at_once = clock.at_once(look)
+                announce(at_once)
+                return at_once, None
+        attempt = _DirectAnswer(self.direct, bundle)
+        decide = partial(self._judging, question, threshold)
+        (judged,) = yield from judging([attempt], self.options, decide, clock)
+        if isinstance(judged, Exception):
+            raise judged
+        decision = judged if look is None else judged.model_copy(update={"cost": look.cost + judged.cost})
+        announce(decision)
+        if decision.retrieve:
+            return decision, None
+        response = yield from attempt.response(streaming=self.streaming)
+        return decision, response
+
+    def asking(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
+        """Answer directly; there is nothing left to judge."""
+        attempt = _DirectAnswer(self.direct, bundle)
+        yield from attempt.holding(1)
+        if attempt.error is not None:
+            raise attempt.error
+        return (yield from attempt.response(streaming=self.streaming))
+
+    def _judging(
+        self, question: str, threshold: float | None, places: list[int], drafts: list[Draft]
+    ) -> Flow[list[Decision | Exception]]:
+        found: list[Decision] = yield from deciding(self.gate, [question], drafts=drafts, threshold=threshold)
+        return [understood(question, decision) for decision in found]
+
+
+class _DirectAnswer(Attempt):
+    """One answer of a direct engine; its chunks are texts, or one response that does not stream."""
+
+    def __init__(self, direct: BaseQueryEngine, bundle: QueryBundle) -> None:
+        self._given: Any = _LATER
+        self._ask: Callable[[], Any] = partial(direct.query, fresh(bundle))
+        self._aask: Callable[[], Any] = partial(direct.aquery, fresh(bundle))
+        super().__init__(bundle.query_str, Written(), Chunks(self._opened, self._aopened))
+
+    def read(self, chunk: Any) -> bool:
+        """Note the text of a chunk; returns False for a parsed object."""
+        if isinstance(chunk, PydanticResponse):
+            return False
+        text = chunk if isinstance(chunk, str) else str(chunk.response or "")
+        if text:
+            self.written.pieces.append(text)
+        return True
+
+    def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
+        """Release the answer as a response of the kind that the caller wants."""
+        given = self._given
+        if not isinstance(given, StreamingResponse | AsyncStreamingResponse):
+            whole: RESPONSE_TYPE = given
+            return whole
+        if not streaming:
+            chunks = yield from self.finishing()
+            return Response("".join(chunks), given.source_nodes, given.metadata)
+        if isinstance(given, AsyncStreamingResponse):
+            return AsyncStreamingResponse(self.arest(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
+        return StreamingResponse(self.rest(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
+
+    def _opened(self) -> Iterator[Any]:
+        self._given = self._ask()
+        if isinstance(self._given, StreamingResponse):
+            return iter(self._given.response_gen)
+        return iter([self._given])
+
+    async def _aopened(self) -> AsyncIterator[Any]:
+        self._given = await self._aask()
+        if isinstance(self._given, AsyncStreamingResponse):
+            return aiter(self._given.response_gen)
+        if isinstance(self._given, StreamingResponse):  # some engines stream in their own threads only
+            return _in_threads(iter(self._given.response_gen))
+        return _in_threads(iter([self._given]))
+
+
+async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:
+    while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
+        yield chunk

@@ -1,0 +1,380 @@
+"""The direct engine answers first: what it has begun is judged, and goes on or is stopped. LlamaIndex."""
+
+import asyncio
+
+import pytest
+from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
+from llama_index.core.base.response.schema import (
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.chat_engine import CondenseQuestionChatEngine
+from llama_index.core.indices.empty import EmptyIndex
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from pydantic import BaseModel, Field
+
+from rgate_integrations import Decision
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine
+from tests.llama_index_parts import PATIENCE, ask, both_ways, every_style
+
+KNOWN = "It is surely the one that you think of ."
+UNSURE = "Perhaps it is this one , or that other one ."
+
+
+class Writer(MockLLM):
+    """Writes an answer token by token: `UNSURE` for prompts with "unknown" in them, else `KNOWN`.
+
+    Attributes:
+        calls: The prompts, in order.
+        ended: What became of each stream: "whole" or "closed".
+        fails_at: Token before which it fails; None never.
+        pace: Called before each token with its number; what it returns is awaited.
+    """
+
+    calls: list = Field(default_factory=list)
+    ended: list = Field(default_factory=list)
+    fails_at: int | None = None
+    pace: object = None
+
+    def __init__(self, *, fails_at=None, pace=None):
+        super().__init__()
+        self.fails_at = fails_at
+        self.pace = pace
+
+    @property
+    def metadata(self):
+        return LLMMetadata(model_name="writer", is_chat_model=False)
+
+    def complete(self, prompt, formatted=False, **options):
+        self.calls.append(prompt)
+        return CompletionResponse(text=f"read: {prompt[-40:]}" if "passage" in prompt else prompt)
+
+    async def acomplete(self, prompt, formatted=False, **options):
+        return self.complete(prompt, formatted, **options)
+
+    def _chunks(self, prompt):
+        self.calls.append(prompt)
+        words = (UNSURE if "unknown" in prompt else KNOWN).split()
+        for number, word in enumerate(words):
+            if number == self.fails_at:
+                raise OSError("connection lost")
+            text = " ".join(words[: number + 1])
+            yield CompletionResponse(text=text, delta=word if number == 0 else f" {word}")
+
+    def stream_complete(self, prompt, formatted=False, **options):
+        def written():
+            try:
+                yield from self._chunks(prompt)
+            except GeneratorExit:
+                self.ended.append("closed")
+                raise
+            self.ended.append("whole")
+
+        return written()
+
+    async def astream_complete(self, prompt, formatted=False, **options):
+        async def written():
+            try:
+                for number, chunk in enumerate(self._chunks(prompt)):
+                    waited = self.pace(number) if self.pace is not None else None
+                    if waited is not None:
+                        await waited
+                    yield chunk
+            except (GeneratorExit, asyncio.CancelledError):
+                self.ended.append("closed")
+                raise
+            self.ended.append("whole")
+
+        return written()
+
+
+class Reader:
+    """A gate that reads begun answers: one with "Perhaps" in it is unknown. Without a draft it says 0.5."""
+
+    on_error = "retrieve"
+
+    def __init__(self, scores=None):
+        self.scores = scores or {}
+        self.calls, self.drafts = [], []
+
+    def decide_batch(self, questions, *, threshold=None, drafts=None):
+        self.calls += questions
+        if "RAISE" in questions:
+            raise RuntimeError("gate down")
+        (draft,) = drafts or [None]
+        self.drafts.append(draft)
+        known = self.scores.get(questions[0], 0.5)
+        if draft is not None:
+            known = 0.2 if "Perhaps" in draft.text else 0.9
+        limit = 0.5 if threshold is None else threshold
+        return [Decision(question=questions[0], retrieve=known < limit, p_known=known, threshold=limit)]
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+
+class Passages(BaseRetriever):
+    """Finds one passage."""
+
+    def __init__(self):
+        self.searched = []
+        super().__init__()
+
+    def _retrieve(self, query_bundle):
+        self.searched.append(query_bundle.query_str)
+        return [NodeWithScore(node=TextNode(text="a passage"), score=1.0)]
+
+
+class Rag(CustomQueryEngine):
+    """An engine with passages."""
+
+    asked: list = Field(default_factory=list)
+
+    def custom_query(self, query_str):
+        self.asked.append(query_str)
+        return f"read about {query_str}"
+
+
+def gated(llm, *, judge=None, streaming=False, engine=None, **options):
+    options = {"tokens": 4, "first_look": None} | options
+    return GatedQueryEngine.from_defaults(
+        engine or Rag(), judge or Reader(), llm, streaming=streaming, answer_first=AnswerFirst(**options)
+    )
+
+
+STREAMS = {"query": False, "aquery": False, "stream": True, "astream": True}
+
+
+@every_style
+def test_a_known_answer_goes_on_and_an_unknown_one_is_stopped(style):
+    llm, judge = Writer(), Reader()
+    streaming = STREAMS[style]
+    engine = gated(llm, judge=judge, streaming=streaming)
+    text, response = ask(engine, "a known one?", style)
+    assert text == KNOWN
+    kinds = {
+        "query": Response,
+        "aquery": Response,
+        "stream": StreamingResponse,
+        "astream": AsyncStreamingResponse,
+    }
+    assert type(response) is kinds[style]
+    assert len(llm.calls) == 1
+    assert llm.ended == ["whole"]
+    shown = response.metadata["rgate"]
+    assert shown["retrieve"] is False
+    assert shown["draft"]["text"] == "It is surely the"
+    assert shown["beginning"]["tokens_held"] == 4
+    assert shown["beginning"]["first_token"] > 0
+    way = "aquery" if style.startswith("a") else "query"
+    text, response = ask(engine, "an unknown one?", way)
+    assert text == "read about an unknown one?"
+    assert llm.ended == ["whole", "closed"]
+    assert len(llm.calls) == 2
+    shown = response.metadata["rgate"]
+    assert (shown["beginning"]["tokens_dropped"], shown["cost"]["model_calls"]) == (4, 1)
+
+
+@pytest.mark.parametrize("style", ["stream", "astream"])
+def test_the_streamed_chunks_are_those_of_the_direct_engine(style):
+    def chunks(engine):
+        if style == "stream":
+            return list(engine.query("a known one?").response_gen)
+
+        async def asked():
+            response = await engine.aquery("a known one?")
+            return [chunk async for chunk in response.response_gen]
+
+        return asyncio.run(asked())
+
+    alone = EmptyIndex().as_query_engine(llm=Writer(), streaming=True)
+    assert chunks(gated(Writer(), streaming=True)) == chunks(alone)
+
+
+@both_ways
+def test_the_first_look_spares_the_llm(call):
+    llm, judge = Writer(), Reader()
+    engine = gated(llm, judge=judge, first_look=Reader({"hopeless": 0.05, "open": 0.2}))
+    assert str(call(engine, "query", "hopeless")) == "read about hopeless"
+    assert str(call(engine, "query", "RAISE")) == "read about RAISE"
+    assert llm.calls == []
+    assert str(call(engine, "query", "open")) == KNOWN
+    assert judge.calls == ["open"]
+
+
+@both_ways
+def test_an_engine_that_does_not_stream_is_judged_whole(call):
+    llm, judge = Writer(), Reader()
+    direct = EmptyIndex().as_query_engine(llm=llm, streaming=False)
+    engine = GatedQueryEngine(Rag(), direct, judge, answer_first=AnswerFirst(first_look=None))
+    response = call(engine, "query", "a known one?")
+    assert isinstance(response, Response)
+    assert str(response) == judge.drafts[0].text == "a known one?"
+    assert judge.drafts[0].finished
+    assert len(llm.calls) == 1
+
+
+@both_ways
+def test_a_parsed_object_is_let_through(call):
+    class Fact(BaseModel):
+        name: str
+
+    class Given(Rag):
+        def query(self, str_or_query_bundle):
+            return PydanticResponse(Fact(name="Ada"))
+
+        async def aquery(self, str_or_query_bundle):
+            return PydanticResponse(Fact(name="Ada"))
+
+    judge = Reader()
+    engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=None))
+    assert call(engine, "query", "unknown?").response.name == "Ada"
+    assert judge.calls == []
+
+
+@both_ways
+def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_callers_error(call):
+    assert str(call(gated(Writer(fails_at=2)), "query", "known")) == "read about known"
+    with pytest.raises(OSError, match="connection lost"):
+        call(gated(Writer(fails_at=6)), "query", "known")
+
+
+@both_ways
+def test_a_gate_that_fails_retrieves_or_raises(call):
+    llm, judge = Writer(), Reader()
+    assert str(call(gated(llm, judge=judge), "query", "RAISE")) == "read about RAISE"
+    judge.on_error = "raise"
+    with pytest.raises(RuntimeError, match="gate down"):
+        call(gated(llm, judge=judge), "query", "RAISE")
+    assert llm.ended == ["closed", "closed"]
+
+
+@both_ways
+def test_the_search_runs_meanwhile(call):
+    retriever, llm = Passages(), Writer()
+    inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
+    engine = GatedQueryEngine.from_defaults(
+        inner, Reader(), llm, speculative=True, answer_first=AnswerFirst(tokens=4, first_look=None)
+    )
+    assert str(call(engine, "query", "an unknown one?")).startswith("read: ")
+    assert retriever.searched == ["an unknown one?"]
+    assert str(call(engine, "query", "a known one?")) == KNOWN
+
+
+@every_style
+def test_chat_engines_work_around_it(style):
+    engine = gated(Writer(), streaming=STREAMS[style])
+    chat = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=Writer())
+    text, _ = ask(chat, "a known one?", style)
+    assert text == KNOWN
+
+
+def test_the_default_gates_are_those_for_begun_answers():
+    engine = GatedQueryEngine.from_defaults(Rag(), llm=Writer(), answer_first=True)
+    assert engine.first.gate.gate.artifact == "default-recorded"
+    assert engine.first.first_look.gate.artifact == "default-question"
+    assert engine.first.options == AnswerFirst()
+    assert GatedQueryEngine.from_defaults(
+        Rag(), llm=Writer(), answer_first=True, tokens=16
+    ).first.options == AnswerFirst(tokens=16)
+
+
+@both_ways
+def test_a_question_that_refers_back_retrieves(call):
+    llm = Writer()
+    engine = gated(llm, first_look=Reader())
+    assert str(call(engine, "query", "And how tall is he?")) == "read about And how tall is he?"
+    assert str(call(gated(llm), "query", "And how tall is he?")) == "read about And how tall is he?"
+
+
+@both_ways
+def test_the_threshold_of_an_engine_holds_for_what_was_begun(call):
+    strict = gated(Writer()).with_threshold(0.95)
+    assert str(call(strict, "query", "a known one?")) == "read about a known one?"
+    never = gated(Writer(), first_look=Reader({"hopeless": 0.05})).with_threshold(0.0)
+    assert str(call(never, "query", "hopeless")) == KNOWN
+
+
+@both_ways
+def test_two_steps_answer_directly_in_the_callers_kind(call):
+    engine = GatedQueryEngine.from_defaults(
+        Rag(), "constant:never", Writer(), streaming=False, answer_first=AnswerFirst(first_look=None)
+    )
+    nodes = call(engine, "retrieve", QueryBundle("a known one?"))
+    response = call(engine, "synthesize", QueryBundle("a known one?"), nodes)
+    assert isinstance(response, Response)
+    assert str(response) == KNOWN
+
+
+@both_ways
+def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
+    llm, passages = Writer(), Passages()
+    claims = ClaimFusionRetriever([passages], llm=llm, gate=Reader())
+    inner = RetrieverQueryEngine(claims, get_response_synthesizer(llm=llm))
+    engine = gated(llm, engine=inner, tokens=99)
+    call(engine, "query", "an unknown one?")
+    assert set(passages.searched) == {"an unknown one?", UNSURE.removesuffix(".")}
+    assert sum("passage" not in prompt for prompt in llm.calls) == 1
+
+
+async def nothing_left(ended):
+    for _ in range(10_000):
+        if ended() and asyncio.all_tasks() == {asyncio.current_task()}:
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+async def test_callers_on_one_loop_do_not_wait_for_each_others_llm():
+    begun, released = asyncio.Barrier(50), asyncio.Barrier(50)
+
+    def pace(number):
+        return {1: begun.wait, 6: released.wait}[number]() if number in (1, 6) else None
+
+    llm = Writer(pace=pace)
+    engine = gated(llm)
+    calls = [engine.aquery(f"known {number}") for number in range(50)]
+    found = await asyncio.wait_for(asyncio.gather(*calls), PATIENCE * 2)
+    assert [str(response) for response in found] == [KNOWN] * 50
+    assert await nothing_left(lambda: llm.ended == ["whole"] * 50)
+
+
+async def test_callers_who_are_cancelled_leave_nothing_behind():
+    stuck, waiting = asyncio.Event(), []
+
+    def pace(number):
+        if number != 3:
+            return None
+        waiting.append(number)
+        return stuck.wait()
+
+    llm = Writer(pace=pace)
+    engine = gated(llm)
+    kinds = ["known", "unknown"]
+    tasks = [asyncio.ensure_future(engine.aquery(f"{kinds[n % 2]} {n}")) for n in range(100)]
+    while len(waiting) < 100:
+        await asyncio.sleep(0)
+    for task in tasks[:20]:
+        task.cancel()
+    stuck.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in found[:20])
+    assert [str(each) == KNOWN for each in found[20:]] == [n % 2 == 0 for n in range(20, 100)]
+    assert await nothing_left(lambda: len(llm.ended) == 100)
+    assert llm.ended.count("whole") == 40
+
+
+async def test_a_caller_who_leaves_a_stream_closes_it():
+    llm = Writer()
+    response = await gated(llm, streaming=True).aquery("a known one?")
+    stream = response.response_gen
+    assert await anext(stream) == "It"
+    await stream.aclose()
+    assert await nothing_left(lambda: llm.ended == ["closed"])
