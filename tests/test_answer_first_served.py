@@ -1,0 +1,115 @@
+"""Answer first on a real llama.cpp server: one request for a known question, and a slot that is free after a stop."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda
+
+from rgate_integrations import Decision
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.langchain import RetrievalGate
+from tests.langchain_fakes import SINGLES, STREAMS, each
+
+pytestmark = pytest.mark.model
+httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
+PATIENCE = 60
+LONG = "Tell me a long story about a fox."
+
+
+class Script:
+    """A gate that retrieves for questions with "unknown" in them."""
+
+    def decide_batch(self, questions, *, drafts=None):
+        assert all(draft is not None for draft in drafts)
+        assert all(len(draft.tokens) == len(draft.logprobs) >= 8 for draft in drafts)
+        known = ["unknown" not in question for question in questions]
+        return [
+            Decision(question=q, retrieve=not k, p_known=float(k))
+            for q, k in zip(questions, known, strict=True)
+        ]
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+
+@pytest.fixture(scope="module")
+def served(smollm2):
+    """A chat model on a server with two slots."""
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
+        import llama_server
+
+        file = llama_server.gguf("smollm2-135m-instruct")
+        with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
+            yield llama_server.ServedChat(url=url, tokens=16)
+        sys.modules.pop("llama_server")
+
+
+@pytest.fixture
+def chat(served):
+    served.calls.clear()
+    return served
+
+
+def routed(chat, **options):
+    return RetrievalGate(Script()).route(
+        retrieve=RunnableLambda(lambda question: f"read about {question}"),
+        direct=chat | StrOutputParser(),
+        answer_first=AnswerFirst(tokens=8, first_look=None, **options),
+    )
+
+
+@each({name: SINGLES[name] for name in ("invoke", "abatch", "stream")})
+def test_a_known_question_costs_one_request(chat, call):
+    assert call(routed(chat), LONG)
+    assert [(done["written"], done["whole"]) for done in chat.calls] == [(16, True)]
+
+
+@each({name: STREAMS[name] for name in ("stream", "astream")})
+def test_the_chunks_are_those_of_the_arm_alone(chat, call):
+    assert call(routed(chat), LONG) == call(chat | StrOutputParser(), LONG)
+
+
+def is_free(url):
+    return not any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json())
+
+
+def freed(url):
+    """Wait until the server works on nothing; True if that happens."""
+    for _ in range(PATIENCE * 100):
+        if is_free(url):
+            return True
+        threading.Event().wait(0.01)
+    return False
+
+
+@each({name: SINGLES[name] for name in ("invoke", "batch", "stream", "ainvoke", "astream")})
+def test_a_stopped_answer_frees_its_slot(chat, call):
+    """The answer would be 1,500 tokens long; it ends with a few more than were held back."""
+    long = chat.model_copy(update={"tokens": 1_500, "calls": []})
+    question = f"{LONG} Its end is unknown."
+    assert call(routed(long), question) == f"read about {question}"
+    assert freed(chat.url)
+    (done,) = long.calls
+    assert not done["whole"]
+    assert 8 <= done["written"] <= 8 + 8
+
+
+async def test_callers_who_leave_free_the_server(chat):
+    long = chat.model_copy(update={"tokens": 1_500, "calls": []})
+    router = routed(long)
+    tasks = [asyncio.ensure_future(router.ainvoke(LONG)) for _ in range(6)]
+    while len(long.calls) < 6:
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each_, asyncio.CancelledError) for each_ in found)
+    assert await asyncio.to_thread(freed, chat.url)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not any(call["whole"] for call in long.calls)
