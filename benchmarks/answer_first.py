@@ -5,8 +5,8 @@
 DIR holds recorded questions, ``adaptive_llama31_8b.*.dev.jsonl``, and passages, ``corpus.{hotpot_2wiki,slimplm}``.
 The ways are: never retrieving, always, `RetrievalGate(llm=)`, which asks the LLM for a draft, answer first, and
 answer first with the search running meanwhile. With one caller they take turns at each question; then each has 8
-callers. The server counts the tokens. Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on where it
-was stopped. The tables are printed.
+callers. The server counts the tokens. Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on
+where it was stopped. The tables are printed.
 """
 
 import argparse
