@@ -16,7 +16,6 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answer_first import AnswerFirst, Attempt, Chunks, Clock, Written, judging
-from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
@@ -521,7 +520,7 @@ async def test_astream_events_show_the_answer_that_is_given():
 def test_the_decision_says_what_was_judged_and_spent(drive, question):
     class Letters(Attempt):
         def read(self, chunk):
-            self.written.pieces.append(chunk)
+            self.written.pieces.append(f"{chunk} ")
             return True
 
     words = (UNSURE if question == "unknown" else KNOWN).split()
@@ -530,12 +529,12 @@ def test_the_decision_says_what_was_judged_and_spent(drive, question):
 
     def decide(places, drafts):
         yield from ()
-        return judge.decide_batch([question], drafts=[Draft(text=" ".join(words[:4]))])
+        return judge.decide_batch([question], drafts=drafts)
 
     (decision,) = drive(judging([attempt], AnswerFirst(tokens=4), decide, Clock()))
     dropped = 4 if decision.retrieve else 0
     assert decision.retrieve == (question == "unknown")
-    assert decision.draft.text == "".join(words[:4])
+    assert decision.draft.text == " ".join(words[:4])
     assert decision.draft.source == "llm"
     assert (decision.beginning.tokens_held, decision.beginning.tokens_dropped) == (4, dropped)
     assert (decision.cost.model_calls, decision.cost.tokens_out) == (int(decision.retrieve), dropped)
