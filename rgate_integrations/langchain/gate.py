@@ -40,7 +40,8 @@ class RetrievalGate(GateRunnable):
             evidence. The default gate is then ``default-recorded``. On skip the draft is in the decision and,
             for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes none, the
             gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``, which LangGraph
-            hides, and ``rgate_draft``.
+            hides, and ``rgate_draft``. The draft is a call of its own for every question, and a known one is then
+            answered by another; ``route(..., answer_first=True)`` costs neither.
         tokens: Maximum number of tokens it writes, at least 1.
         condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
             is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it

