@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
+_TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few
 _ANSWER_KEYS = ("answer", "output", "result", "text")
 
 
@@ -323,6 +325,14 @@ class _ArmChunks(Chunks):
             super()._close()
         except Stopped:
             pass
+
+    async def _aclose(self) -> None:
+        await super()._aclose()
+        # Of generators one within another, each inner one ends in a task that the loop starts when it is let go.
+        for _ in range(_TURNS):
+            if not self._events.writing:
+                return
+            await asyncio.sleep(0)
 
 
 def telling_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:

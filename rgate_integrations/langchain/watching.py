@@ -77,7 +77,7 @@ class Cut:
         # The view shares what the tracer keeps of its runs, and is of its type: by that LangChain tells whether it
         # traces already. (`copy.copy` of a tracer is the tracer itself.)
         view = object.__new__(type(tracer))
-        vars(view).update(vars(tracer))
+        vars(view).update(vars(tracer), run_inline=True)  # told before whoever waits for a run to end
         for kind in ("chain", "llm", "retriever", "tool"):
             for how in ("end", "error"):
                 name = f"on_{kind}_{how}"
