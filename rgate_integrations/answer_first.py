@@ -10,8 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -372,20 +370,8 @@ def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows side by side, with threads or on the event loop."""
     if len(flows) == 1:
         return [(yield from flows[0])]
-    found: list[Any] = yield SideBySide([Call(_driver(flow), _async_driver(flow)) for flow in flows])
+    found: list[Any] = yield Each([Call(_driver(flow), _async_driver(flow)) for flow in flows])
     return found
-
-
-class SideBySide(Each):
-    """Several steps at the same time, also with threads. The result is a list in their order."""
-
-    def run(self) -> list[Any]:
-        """Do them in a thread each."""
-        if len(self.steps) < 2:
-            return super().run()
-        contexts = [copy_context() for _ in self.steps]
-        with ThreadPoolExecutor(len(self.steps), thread_name_prefix="rgate-answers") as pool:
-            return list(pool.map(lambda context, step: context.run(step.run), contexts, self.steps))
 
 
 def _driver(flow: Flow[Any]) -> Callable[[], Any]:

@@ -22,12 +22,11 @@ from rgate_integrations.answer_first import (
     Attempt,
     Chunks,
     Clock,
-    SideBySide,
     Written,
     judging,
 )
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.flow import Call, Flow, Step, arun, run
+from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.langchain.questions import FOLLOW_UP
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -109,7 +108,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             steps: list[Step] = [answer.whole() for answer in answers.values()]
             if limit is None and tasks:  # nobody counts the calls: both arms side by side
                 steps.append(_retrieving(tasks))
-            found = yield SideBySide(steps)
+            found = yield Each(steps)
             if limit is None and tasks:
                 results.update(zip(tasks, found.pop(), strict=True))
             results.update(zip(answers, found, strict=True))

@@ -25,9 +25,8 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr
 
-from rgate_integrations.answer_first import SideBySide
 from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.flow import Call, Each, Flow, arun, run
 from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import EVENT, event_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
@@ -242,7 +241,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         shares = [share for share in (retrieve, direct) if share.places]
         calls = [BatchCall(share.arm, share.inputs, share.configs, **batch.options) for share in shares]
         if batch.configs[0].get("max_concurrency") is None:
-            answers = yield SideBySide(calls)
+            answers = yield Each(calls)
         else:  # the limit holds for both arms together
             answers = []
             for call in calls:
