@@ -113,7 +113,8 @@ class ServedChat(BaseChatModel):
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         if self._client is None:
-            self._client = httpx.Client(timeout=600)
+            # The server closes a kept connection when it likes, perhaps just when it is used again.
+            self._client = httpx.Client(timeout=600, headers={"Connection": "close"})
         call = self._begun()
         with self._client.stream("POST", self._address(), json=self._asked(messages, kwargs)) as response:
             response.raise_for_status()
