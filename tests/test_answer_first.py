@@ -484,6 +484,26 @@ def test_tokens_that_are_dropped_are_shown_to_nobody(call):
     assert released["first_token"] >= released["judging"] >= 0
 
 
+def test_a_graph_streams_the_messages_of_the_answer_that_is_given():
+    graph_parts = pytest.importorskip("langgraph.graph")
+    router = routed(Writer())
+
+    def answering(state, config):
+        return {"answer": str(router.invoke(state["question"], config))}
+
+    graph = graph_parts.StateGraph(dict)
+    graph.add_node("answer", answering)
+    graph.add_edge(graph_parts.START, "answer")
+    compiled = graph.compile()
+
+    def shown(question):
+        streamed = compiled.stream({"question": question}, stream_mode="messages")
+        return "".join(message.text for message, _ in streamed)
+
+    assert shown("a known one?") == WHOLE
+    assert shown("an unknown one?") == ""
+
+
 @each(SINGLES)
 def test_a_stopped_arm_is_a_cancelled_run_in_traces(call):
     runs = Runs()
