@@ -105,11 +105,12 @@ def rename_folder(made: Path, target: Path) -> None:
 
 def existing_folder(folder: str | Path) -> Path:
     """Return where the content of a folder is: under its name, unless `rename_folder` was killed half way."""
-    target = Path(folder)
-    if target.exists():
+    # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
+    target = Path(os.path.expanduser(folder))
+    if os.path.exists(target):
         return target
     aside = _aside(target)
-    return aside if aside.is_dir() else target
+    return aside if os.path.isdir(aside) else target
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -516,3 +516,14 @@ def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path)
             message = refusal(lambda: work(ScriptedProxy(), ["q?"], **given_more))  # noqa: B023  called at once
         assert message is None or "kept.jsonl" in message
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+@pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])
+def test_a_name_that_no_file_can_have_is_a_typed_error(name):
+    from rgate_integrations.proxy.download import resolve_model
+
+    with pytest.raises(RGateError):
+        load_gate(name)
+    for refused in ("a" * 5_000, "~nobody/x/y"):
+        with pytest.raises(RGateError):
+            resolve_model(refused)

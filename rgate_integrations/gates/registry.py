@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
     """
     kind, _, argument = name.partition(":")
-    if kind not in _GATES and (name in shipped() or "/" in name or existing_folder(name).is_dir()):
+    if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(existing_folder(name))):
         return _trained(name, parameters)
     found = gate_class(kind)
     given = _with_gates(found, parameters)

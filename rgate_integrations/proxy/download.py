@@ -204,10 +204,11 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         return str(found)
     if not name.strip() or "\0" in name or name in CATALOGUE:  # Path("") would be the current folder
         raise unknown_name(kind, name, known)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return str(path)
-    if path.is_file():
+    # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        return path
+    if os.path.isfile(path):
         raise ModelLoadError(
             f"{name!r} is a file, not a model folder.", hint="Give the folder with config.json."
         )

@@ -7,6 +7,7 @@ their checksum there; a calibrated gate has none.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: There is none of these.
     """
-    for folder in (existing_folder(Path(name).expanduser()), _SHIPPED / name):
-        if (folder / CONFIG).is_file():
+    for folder in (existing_folder(name), _SHIPPED / name):
+        if os.path.isfile(folder / CONFIG):
             return folder
     name = str(name)
     if name.count("/") == 1 and not name.startswith((".", "~", "/")):
@@ -120,7 +121,7 @@ def trained_on(folder: str | Path) -> TrainedOn | None:
         ModelLoadError: Its ``gate.json`` cannot be read.
     """
     path = existing_folder(folder)
-    if not (path / CONFIG).is_file():
+    if not os.path.isfile(path / CONFIG):
         return None
     try:
         config = parsed_config(path)
