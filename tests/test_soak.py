@@ -39,7 +39,7 @@ def test_an_index_that_loses_a_passage_is_found_out(tmp_path, monkeypatch):
 
 def test_a_router_that_takes_the_wrong_arm_is_found_out(tmp_path):
     soak = soak_of(tmp_path, "router")
-    for router in soak.scenarios[0].routers:
+    for router, _ in soak.scenarios[0].routers:
         router.direct = router.retrieve
     (wrong,) = soak.run(MINUTES, steps=20)
     assert wrong.scenario == "router"

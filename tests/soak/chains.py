@@ -15,6 +15,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
 
 from rgate_integrations import load_gate
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.soak.gates import Unrecorded
@@ -59,8 +60,24 @@ class Expected:
             expect(str(result) == answer(self.arms[text], text), text, repr(result))
 
 
+class Consistent:
+    """What must come where a begun answer is judged: one of the two arms' whole answers, and always the same."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, str] = {}
+
+    def check(self, text: str, result: Any) -> None:
+        """Compare an answer, or the exception that came instead."""
+        if "BROKEN" in text:
+            expect(isinstance(result, ArmError), text, repr(result))
+            return
+        expect(str(result) in (answer("retrieved", text), answer("direct", text)), text, repr(result))
+        must = self.answers.setdefault(text, str(result))
+        expect(str(result) == must, text, repr(result), "was", repr(must))
+
+
 class Router(Scenario):
-    """LangChain's router, plain and speculative, in every way of calling."""
+    """LangChain's router, plain, speculative and answering first, in every way of calling."""
 
     name = "router"
 
@@ -70,20 +87,22 @@ class Router(Scenario):
         search = RunnableLambda(lambda text: text)
         answering = RunnableLambda(lambda text: answer("retrieved", text))
         direct = RunnableGenerator(_streamed, _astreamed)
-        self.routers: list[Runnable[str, str]] = [
-            gate.route(retrieve=search | answering, direct=direct),
-            gate.route(retrieve=search | answering, direct=direct, speculative=True),
+        decided, begun = Expected(), Consistent()
+        first = AnswerFirst(tokens=3, first_look=load_gate("prompt", proxy=Unrecorded()))
+        self.routers: list[tuple[Runnable[str, str], Expected | Consistent]] = [
+            (gate.route(retrieve=search | answering, direct=direct), decided),
+            (gate.route(retrieve=search | answering, direct=direct, speculative=True), decided),
+            (gate.route(retrieve=search | answering, direct=direct, answer_first=first), begun),
         ]
-        self.expected = Expected()
 
     def step(self, chance: random.Random) -> None:
-        router = chance.choice(self.routers)
+        router, expected = chance.choice(self.routers)
         texts = [text_of(chance) for _ in range(chance.randint(1, 8))]
         way = chance.choice([_invoked, _ainvoked, _batched, _abatched, _streaming, _astreaming])
         for text, result in zip(texts, way(router, texts), strict=True):
             self.counts["answers"] += 1
             if not isinstance(result, asyncio.CancelledError):
-                self.expected.check(text, result)
+                expected.check(text, result)
 
 
 def _streamed(texts: Iterator[str]) -> Iterator[str]:
