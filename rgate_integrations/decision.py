@@ -157,6 +157,7 @@ class Decision(Frozen):
         cost: What the decision cost.
         error: Set when the gate failed and the decision is the safe one, to retrieve.
         warnings: What was noticed on the way, such as a question that was cut.
+        signals: Probabilities in [0, 1] that `p_known` was made of, by name; empty for most gates.
     """
 
     question: str
@@ -169,6 +170,11 @@ class Decision(Frozen):
     cost: Cost = Cost()
     error: Failure | None = None
     warnings: tuple[str, ...] = ()
+    signals: dict[str, float] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        # Without the signals, which are a dict: decisions that are equal still hash alike.
+        return hash((self.question, self.gate, self.retrieve, self.p_known, self.threshold))
 
 
 def retrieval_rate(decisions: Sequence[Decision]) -> float:

@@ -23,6 +23,7 @@ _GATES = {
     "constant": "constant:ConstantGate",
     "eigval_laplacian": "uncertainty:EigValLaplacianGate",
     "ensemble": "combined:EnsembleGate",
+    "heads": "heads:HeadsGate",
     "ik": "ik:IKGate",
     "lexical_similarity": "uncertainty:LexicalSimilarityGate",
     "mean_token_entropy": "uncertainty:MeanTokenEntropyGate",
@@ -119,10 +120,10 @@ def _as_gate(value: Any) -> Any:
 
 
 def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a trained gate: a probe, a calibrated gate, or one with an adapter."""
+    """Load a trained gate: a probe, heads, a calibrated gate, or one with an adapter."""
     config = read_config(name)
-    if config["method"] == "probe":
-        return make_gate(f"probe:{name}", **parameters)
+    if config["method"] in ("probe", "heads"):
+        return make_gate(f"{config['method']}:{name}", **parameters)
     if config["method"] == "calibrated":
         gate = gate_from_config({**config["config"], **parameters})
         if prompt_hashes(gate) != config["prompts"]:

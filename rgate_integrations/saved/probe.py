@@ -11,7 +11,7 @@ import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.files import json_text, write_folder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
@@ -21,6 +21,7 @@ from rgate_integrations.saved.folder import (
     CONFIG,
     FORMAT,
     PROBE,
+    check_prompt,
     checked_weights,
     parsed_config,
     prompt_facts,
@@ -136,21 +137,12 @@ def read_probe(name: str | Path) -> ProbeArtifact:
     try:
         config = parsed_config(folder)
         weights = checked_weights(folder, config)
-        _check_prompt(folder, config["prompt"])
+        check_prompt(folder, config["prompt"], ANSWER)
         return _probe(config, weights)
     except ConfigurationError:  # a ValueError too, but it says by itself what is wrong
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise unreadable(folder, error) from error
-
-
-def _check_prompt(folder: Path, trained: dict[str, Any]) -> None:
-    if trained["hash"] != ANSWER.hash:
-        raise ModelLoadError(
-            f"The gate in {str(folder)!r} was trained with version {trained['version']} of the prompt "
-            f"{trained['name']!r}, not the current one.",
-            hint="Train it again: its scores would mean nothing.",
-        )
 
 
 def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
