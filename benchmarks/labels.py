@@ -1,12 +1,13 @@
 """Labelled requests from many sources for the heads of the default gate: who labelled what, under which licence.
 
-``read_labels`` reads ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and the files under ``more/``, and adds the
-requests of `templates`. Every row says what it is good for:
+``read_labels`` reads ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and the files under ``more/``, and
+adds the requests of `templates`. Every row says what it is good for:
 
 - ``kind`` is empty where a source says nothing about the kind of request;
 - ``known`` is NaN where nobody tried; it is k of n where an LLM was asked n times;
-- ``group`` names source, data set and LLM, so that each has an intercept of its own: prompts and judges differ. It begins with
-  ``selected`` where the source chose the share of right answers: such rows rank questions, their base rate says nothing.
+- ``group`` names source, data set and LLM, so that each has an intercept of its own: prompts and judges differ. It
+  begins with ``selected`` where the source chose the share of right answers: such rows rank questions, their base
+  rate says nothing.
 """
 
 import gzip
@@ -19,14 +20,13 @@ from pathlib import Path
 import numpy as np
 from templates import LICENCE, template_requests
 
-KINDS = ("no_knowledge", "knowledge", "private", "fresh", "other_language")
 LLAMA = "Llama-3.1-8B-Instruct"
 SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 
 _KIND_OF = {
     "task": "no_knowledge",
-    "common": "knowledge",
-    "obscure": "knowledge",
+    "common": "common_knowledge",
+    "obscure": "obscure_knowledge",
     "private": "private",
     "fresh": "fresh",
     "language": "other_language",
@@ -49,7 +49,7 @@ class Label:
         source: Short name of the source.
         licence: As the source states it.
         ships: Whether weights that are trained on it may ship.
-        kind: One of `KINDS`, or empty.
+        kind: Name of the kind, or empty.
         what: The finer kind of `practical.dev.jsonl` (task, common, obscure, private, fresh), the data set, or empty.
         known: P(the LLM answers rightly alone), or NaN.
         llm: The LLM of that label; empty if it holds for every LLM.
@@ -72,16 +72,16 @@ class Label:
 
 
 def read_labels(data: Path, everything: bool = False) -> list[Label]:
-    """Read all sources.
+    """Read all sources: those that may ship, and practical requests of others, to test on.
 
     Args:
         data: The folder with the files.
-        everything: Also what may not ship, to measure what it would bring.
+        everything: Also the recorded answers that may not ship, to measure what they would bring.
     """
     labels = [*_adarague(data), *_practical(data), *_templates(), *_wack(data), *_qa_eval(data)]
     if everything:
         labels += [*_faclens(data), *_sce(data)]
-    return [each for each in labels if each.ships or everything]
+    return labels
 
 
 def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
@@ -140,25 +140,18 @@ def _requested(question: str, source: str, licence: str, ships: bool, what: str,
 
 
 def _wack(data: Path) -> Iterator[Label]:
-    """Base models on TriviaQA; the rows of NQ hold right answers only, which teach nothing."""
-    for record in _records(data / "more" / "wack_base_models.jsonl.gz"):
+    """Base models on TriviaQA; the rows of NQ hold right answers only, which teach nothing.
+
+    Of the other models only questions that Llama was asked too: they are there to tell the models apart.
+    """
+    records = [r for r in _records(data / "more" / "wack_base_models.jsonl.gz") if r["dataset"] == "triviaqa"]
+    asked = {record["question"] for record in records if "Llama" in record["llm"]}
+    for record in records:
         soft = record["closed_book_soft"]
-        if record["dataset"] == "triviaqa" and soft is not None and record["overlap"] is None:
-            llm = record["llm"]
-            group = f"selected-wack:trivia:{llm}"
-            weight = 0.3 if "Llama" in llm else 0.1
-            yield Label(
-                record["question"].strip(),
-                "wack",
-                "Apache-2.0",
-                True,
-                "",
-                "trivia",
-                float(soft),
-                llm,
-                group,
-                weight,
-            )
+        if soft is not None and record["overlap"] is None and record["question"] in asked:
+            group = f"selected-wack:trivia:{record['llm']}"
+            label = Label(record["question"].strip(), "wack", "Apache-2.0", True, what="trivia")
+            yield replace(label, known=float(soft), llm=record["llm"], group=group)
 
 
 def _qa_eval(data: Path) -> Iterator[Label]:
@@ -194,9 +187,9 @@ def _recorded(
 
 
 def _records(path: Path) -> Iterable[dict]:
-    opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-    with opened as file:
-        for line in file:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    for line in data.decode().split("\n"):
+        if line:
             yield json.loads(line)
 
 

@@ -39,7 +39,12 @@ class LocalProxy(Proxy):
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
         max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
         local_files_only: Never ask the Hub.
+
+    Attributes:
+        layers: How many layers are loaded, from the first on; None is all.
     """
+
+    layers: int | None = None
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class LocalProxy(Proxy):
         # Reentrant: the methods in two passes call those in one pass.
         self._lock = threading.RLock()
         self._runner: ModelRunner | None = None
+        self._reader: _FirstLayers | None = None  # until the whole model is wanted
 
     def __repr__(self) -> str:
         return f"LocalProxy({self.name!r}, loaded={self._runner is not None})"
@@ -198,6 +204,9 @@ class LocalProxy(Proxy):
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
         from rgate_integrations.proxy.reading import PoolStates
 
+        reader = self._first_layers(layers)
+        if reader is not None:
+            return reader.hidden(prompt, values, drafts, layers)
         rows = self._encode(prompt, values)
         texts: list[list[int]] = [[] for _ in rows]
         if drafts is not None:
@@ -270,7 +279,7 @@ class LocalProxy(Proxy):
     @property
     def fingerprint(self) -> str:
         """Tells the weights apart from those of other models; loads the model."""
-        return self.runner.fingerprint
+        return (self._reader or self).runner.fingerprint
 
     def pair_ids(
         self, prompt: PromptTemplate, values: Values, target: str, ends: bool
@@ -300,7 +309,8 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        return self._runner.calls if self._runner else 0
+        runner = self._runner or (self._reader and self._reader._runner)
+        return runner.calls if runner else 0
 
     # --- the model -----------------------------------------------------------------------------------------
 
@@ -314,20 +324,27 @@ class LocalProxy(Proxy):
         with self._lock:
             if self._runner is None:
                 self._runner = self._load()
+                self._reader = None
         return self
 
     def _load(self) -> ModelRunner:
         try:
+            from rgate_integrations.proxy.first_layers import folder_fingerprint
             from rgate_integrations.proxy.pretrained import load_pretrained, make_encoder
         except ImportError as error:
             raise missing_dependency(error.name or "transformers", "local") from error
         from rgate_integrations.proxy.model_runner import ModelRunner
 
         model, tokenizer = load_pretrained(
-            self.name, self.device_name, self.dtype, local_files_only=self.local_files_only
+            self.name,
+            self.device_name,
+            self.dtype,
+            local_files_only=self.local_files_only,
+            layers=self.layers,
         )
         encoder = make_encoder(model, tokenizer, self.max_prompt_tokens)
-        return ModelRunner(model, encoder, self.name, self.max_batch_size, self.max_batch_tokens)
+        whole = "" if self.layers is None else folder_fingerprint(self.name)
+        return ModelRunner(model, encoder, self.name, self.max_batch_size, self.max_batch_tokens, whole=whole)
 
     @property
     def runner(self) -> ModelRunner:
@@ -366,7 +383,21 @@ class LocalProxy(Proxy):
 
     @property
     def _encoder(self) -> PromptEncoder:
-        return self.runner.encoder
+        return (self._reader or self).runner.encoder
+
+    def _first_layers(self, layers: Sequence[PooledLayer]) -> LocalProxy | None:
+        """Return a proxy of the first layers alone, if they are enough and nobody has asked for the whole model."""
+        from rgate_integrations.proxy.first_layers import first_layers_of
+
+        with self._lock:
+            if self._runner is not None:
+                return None
+            wanted = first_layers_of(self.name, max(layer for layer, _, _ in layers)) if layers else None
+            if wanted is None:
+                return None
+            if self._reader is None or (self._reader.layers or 0) < wanted:
+                self._reader = _FirstLayers(self, wanted)
+            return self._reader
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._encoder.encode(prompt, each) for each in values]
@@ -377,6 +408,30 @@ class LocalProxy(Proxy):
         if draft.token_ids and (written_here or draft.scored_by == self.name):
             return list(draft.token_ids)
         return self._encoder.continuation(row, self._encoder.plain(draft.text)) if draft.text else []
+
+
+class _FirstLayers(LocalProxy):
+    """The first layers of a proxy's model; only `hidden` can be asked of it.
+
+    Args:
+        of: The proxy.
+        layers: How many layers are loaded.
+    """
+
+    def __init__(self, of: LocalProxy, layers: int) -> None:
+        super().__init__(
+            of.name,
+            device=of.device_name,
+            dtype=of.dtype,
+            max_batch_size=of.max_batch_size,
+            max_batch_tokens=of.max_batch_tokens,
+            max_prompt_tokens=of.max_prompt_tokens,
+            local_files_only=of.local_files_only,
+        )
+        self.layers = layers
+
+    def _first_layers(self, layers: Sequence[PooledLayer]) -> None:
+        return None
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

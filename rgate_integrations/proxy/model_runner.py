@@ -56,6 +56,7 @@ class ModelRunner:
         name: What the proxy is called, for drafts.
         max_batch_size: Maximum number of sequences in one forward pass.
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
+        whole: Fingerprint of the whole model, if this is a part of one.
 
     Attributes:
         fingerprint: Tells the weights apart from those of other models.
@@ -66,14 +67,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Any, encoder: PromptEncoder, name: str, max_batch_size: int, max_batch_tokens: int
+        self,
+        model: Any,
+        encoder: PromptEncoder,
+        name: str,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        *,
+        whole: str = "",
     ) -> None:
         self.model = model
         self.encoder = encoder
         self.name = name
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
-        self.fingerprint = fingerprint(model)  # now: adapters will add parameters
+        self.fingerprint = whole or fingerprint(model)  # now: adapters will add parameters
         self.adapters = Adapters(model, name)
         self.prefixes = PrefixCache(model)
         self.min_prefix_tokens = MIN_PREFIX_TOKENS
