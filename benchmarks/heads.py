@@ -4,10 +4,10 @@
     python benchmarks/heads.py --data FOLDER --everything       the same with what may not ship: the ceiling
     python benchmarks/heads.py --data FOLDER --save FOLDER      also fits on everything that ships, and saves the gate
 
-The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and ``more/``. Practical requests are scored
-by heads that were trained without the whole source that they come from, the six sets by heads that were trained without
-the question's cluster; both by the same recipe. Hidden states are kept under ``benchmarks/out/heads``: the first run
-takes an hour.
+The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and ``more/``. Practical requests are
+scored by heads that were trained without the whole source that they come from, the six sets by heads that were
+trained without the question's cluster; both by the same recipe. Hidden states are kept under
+``benchmarks/out/heads``: the first run takes an hour.
 """
 
 import argparse
@@ -66,8 +66,8 @@ GOALS = {"private": 0.98, "fresh": 0.98, "obscure": 0.90, "common": 0.15, "task"
 """The share of each kind that should be retrieved: at least of the first three, at most of the others."""
 KIND_WEIGHTS = {"templates": 0.5}
 KIND_SCALE = 2.5
-"""Kinds that are all but certain cost the knowledge head least: the six sets' AUC rises from 0.652 (1) to 0.684 (3), while
-that of practical requests falls from 0.979 to 0.977."""
+"""Kinds that are all but certain cost the knowledge head least: the six sets' AUC rises from 0.652 (1) to 0.684 (3),
+while that of practical requests falls from 0.979 to 0.977."""
 KNOWN_WEIGHTS = {
     "adarague": 1.0,
     "wack": 0.02,
@@ -308,7 +308,7 @@ def best_threshold(requests: HeldOut, line: Calibration) -> float:
     return float(min(np.arange(0.4, 0.86, 0.05).round(2), key=missed))
 
 
-def show(metrics: dict, title: str) -> None:
+def show_metrics(metrics: dict, title: str) -> None:
     """Print what `measured` returned."""
     table = Table(title=title, title_justify="left", box=None)
     for column in ("", "AUC", "retrieved", "goal", "ECE"):
@@ -362,6 +362,24 @@ def train(rows: Rows, metrics: dict, line: Calibration, threshold: float, folder
     return save_heads(found, folder)
 
 
+def cross_validate_heads(data: Path, everything: bool, save: Path | None = None) -> None:
+    """Cross-validate, print, and fit on all that ships if there is a folder to save to."""
+    rows = read_rows(data, everything)
+    for (source, ships), n in Counter((label.source, label.ships) for label in rows.labels).items():
+        CONSOLE.print(f"{source}: {n} rows{'' if ships else ', may not ship'}")
+    requests, sets = held_out_requests(rows), held_out_sets(rows)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, part in (("requests", requests), ("sets", sets)):
+        np.savez(OUT / f"held_out_{name}.npz", **vars(part))
+    line = Calibration.of(sets)
+    threshold = best_threshold(requests, line)
+    metrics = measured(requests, sets, line, threshold)
+    what = "with everything" if everything else "with what may ship"
+    show_metrics(metrics, f"held out, threshold {threshold:.2f}, {what}")
+    if save is not None:
+        CONSOLE.print(f"saved: {train(rows, metrics, line, threshold, save)}")
+
+
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(
@@ -371,20 +389,7 @@ def main() -> None:
     parser.add_argument("--everything", action="store_true")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    rows = read_rows(arguments.data, arguments.everything)
-    for (source, ships), n in Counter((label.source, label.ships) for label in rows.labels).items():
-        CONSOLE.print(f"{source}: {n} rows{'' if ships else ', may not ship'}")
-    requests, sets = held_out_requests(rows), held_out_sets(rows)
-    OUT.mkdir(parents=True, exist_ok=True)
-    for name, part in (("requests", requests), ("sets", sets)):
-        np.savez(OUT / f"held_out_{name}.npz", **vars(part))
-    line = Calibration.of(sets)
-    CONSOLE.print(line)
-    threshold = best_threshold(requests, line)
-    metrics = measured(requests, sets, line, threshold)
-    show(metrics, f"held out, threshold {threshold:.2f}{', with everything' if arguments.everything else ''}")
-    if arguments.save:
-        CONSOLE.print(f"saved: {train(rows, metrics, line, threshold, arguments.save)}")
+    cross_validate_heads(arguments.data, arguments.everything, arguments.save)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/templates.py            prints how many there are of each kind, and some of them
 
-``templates/KIND.txt`` has a template a line. ``(a|b|)`` is one of these, which may be nothing, and ``{word}`` one of a
-list in ``templates/words.txt``. All of it was written for this package and has its licence. The same seed gives the same
-requests.
+``templates/KIND.txt`` has a template a line. ``(a|b|)`` is one of these, which may be nothing, and ``{word}`` one
+of a list in ``templates/words.txt``. All of it was written for this package and has its licence. The same seed gives
+the same requests.
 """
 
 import random

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
-from rgate_integrations.cli.options import GateName, ProxyName
+from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ProxyName
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def calibrate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the calibrated gate.")],
     more: More = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     draft: DraftOf = "proxy",
     budget: Annotated[
         float | None, typer.Option(help="Retrieve for at most this share of the questions.")

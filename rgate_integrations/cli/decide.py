@@ -11,13 +11,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from rgate_integrations.cli.options import AsJson, GateName, ProxyName, QuestionArguments, ThresholdOption
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    AsJson,
+    GateName,
+    ProxyName,
+    QuestionArguments,
+    ThresholdOption,
+)
 from rgate_integrations.decision import Decision
 
 
 def decide(
     questions: QuestionArguments = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
     batch_size: Annotated[int, typer.Option(min=1, help="QuestionArguments decided together.")] = 16,

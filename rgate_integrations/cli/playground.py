@@ -8,11 +8,18 @@ import typer
 from rich.console import Console
 
 from rgate_integrations.cli.opening import open_pipeline
-from rgate_integrations.cli.options import DEFAULT_LLM, GateName, IndexFolder, LLMName, PassageCount
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    DEFAULT_LLM,
+    GateName,
+    IndexFolder,
+    LLMName,
+    PassageCount,
+)
 
 
 def playground(
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,

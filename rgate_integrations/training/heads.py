@@ -102,20 +102,18 @@ def fit_heads(
     missing = [kind.name for kind in kinds if kind.name not in of_kind.kinds]
     if missing or not len(labelled):
         raise DataFormatError(f"There are no examples of {missing[0] if missing else 'known questions'!r}.")
-    kind_weights, known_weights = [], []
-    kind_bias, known_bias = np.zeros(len(kinds)), 0.0
+    kind_weights = []
+    kind_bias = np.zeros(len(kinds))
     for layer, share in enumerate(shares):
         weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
         kind_weights.append(share * weights)
         kind_bias += share * biases
-        weight, bias = _fit_known(labelled, layer, recipe)
-        known_weights.append(share * weight)
-        known_bias += share * bias
+    known_weight, known_bias = fit_known(labelled, layers, recipe)
     heads = HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
         kinds=tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, kind_bias, strict=True)),
         kind_weight=np.stack(kind_weights, axis=1).astype(np.float32),
-        known_weight=np.stack(known_weights).astype(np.float32),
+        known_weight=known_weight,
         known_bias=known_bias,
         llms=(KnownLLM(default_llm, 0.0, (0.0,) * recipe.rank),),
         llm_directions=np.zeros((recipe.rank, *examples.states.shape[1:]), np.float32),
@@ -138,6 +136,18 @@ def calibrated_heads(
         llms=tuple(llms),
         llm_directions=(heads.llm_directions * slope).astype(np.float32),
     )
+
+
+def fit_known(
+    examples: HeadExamples, layers: Sequence[PooledLayer], recipe: HeadsRecipe
+) -> tuple[Float32Array, float]:
+    """Fit the knowledge head alone; returns its weights, shape (layers, hidden size), and bias. See `fit_heads`."""
+    weights, total = [], 0.0
+    for layer, share in enumerate(_shares(layers)):
+        weight, bias = _fit_known_layer(examples, layer, recipe)
+        weights.append(share * weight)
+        total += share * bias
+    return np.stack(weights).astype(np.float32), total
 
 
 def _shares(layers: Sequence[PooledLayer]) -> list[float]:
@@ -186,7 +196,7 @@ def _fit_kinds(
     return weight, bias + model.intercept_
 
 
-def _fit_known(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
+def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     found = _layer(examples, layer, recipe.components)
     one = np.ones((len(examples), 1))
