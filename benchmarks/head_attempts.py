@@ -19,15 +19,14 @@ from sklearn.metrics import roc_auc_score
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known
 
 OWN = {"adarague": 1.0}
-LLAMA_BASE = "wack:Meta-Llama-3.1-8B"
 LABELS = {
     "the six sets alone": OWN,
-    "and TriviaQA of the base model, weight 0.1": OWN | {LLAMA_BASE: 0.1},
-    "and TriviaQA of the base model, weight 0.3": OWN | {LLAMA_BASE: 0.3},
+    "and TriviaQA of the base model, weight 0.1": OWN | {"wack": 0.1},
+    "and TriviaQA of the base model, weight 0.3": OWN | {"wack": 0.3},
     "and three OpenAI models on NQ and TriviaQA, 0.05": OWN | {"qa-eval": 0.05},
     "and templates of common and obscure questions, 0.03": OWN | {"templates": 0.03},
     "and templates of common and obscure questions, 0.1": OWN | {"templates": 0.1},
-    "all of these, as shipped": OWN | {LLAMA_BASE: 0.15, "wack": 0.02, "qa-eval": 0.03, "templates": 0.01},
+    "all of these, as shipped": OWN | {"wack": 0.15, "qa-eval": 0.03, "templates": 0.01},
 }
 STATES = {
     "mean over the question, layers 14, 16, 18": [0, 1, 2],
@@ -50,14 +49,9 @@ class Attempts:
 
     def auc(self, weights: dict[str, float], columns: list[int], share: float = 1.0) -> list[str]:
         """Return the AUC of each set, their mean, and that of common against obscure questions."""
-        by_llm = np.char.add(np.char.add(self.sources, ":"), self.examples.llms)
-        weight = np.zeros(len(self.sources))
-        for name, value in weights.items():
-            weight[(self.sources == name) & (weight == 0)] = value
-            weight[by_llm == name] = value
+        weight = np.array([weights.get(source, 0.0) for source in self.sources])
         drawn = np.random.default_rng(SEED).random(len(weight)) < share
         extreme = (self.sources == "written for this benchmark") & np.isin(self.what, ("common", "obscure"))
-        extreme &= self.labelled
         scores = np.zeros(len(weight))
         for number in range(FOLDS):
             training = self.labelled & (weight > 0) & (self.fold != number) & drawn

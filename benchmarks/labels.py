@@ -140,18 +140,18 @@ def _requested(question: str, source: str, licence: str, ships: bool, what: str,
 
 
 def _wack(data: Path) -> Iterator[Label]:
-    """Base models on TriviaQA; the rows of NQ hold right answers only, which teach nothing.
-
-    Of the other models only questions that Llama was asked too: they are there to tell the models apart.
-    """
-    records = [r for r in _records(data / "more" / "wack_base_models.jsonl.gz") if r["dataset"] == "triviaqa"]
-    asked = {record["question"] for record in records if "Llama" in record["llm"]}
-    for record in records:
-        soft = record["closed_book_soft"]
-        if soft is not None and record["overlap"] is None and record["question"] in asked:
-            group = f"selected-wack:trivia:{record['llm']}"
+    """Llama-3.1-8B, the base model, on TriviaQA; the rows of NQ hold right answers only, which teach nothing."""
+    for record in _records(data / "more" / "wack_base_models.jsonl.gz"):
+        soft, llm = record["closed_book_soft"], record["llm"]
+        if (
+            record["dataset"] == "triviaqa"
+            and "Llama" in llm
+            and soft is not None
+            and record["overlap"] is None
+        ):
+            group = f"selected-wack:trivia:{llm}"
             label = Label(record["question"].strip(), "wack", "Apache-2.0", True, what="trivia")
-            yield replace(label, known=float(soft), llm=record["llm"], group=group)
+            yield replace(label, known=float(soft), llm=llm, group=group)
 
 
 def _qa_eval(data: Path) -> Iterator[Label]:

@@ -18,7 +18,7 @@ Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
 _NEWTON_STEPS = 30
-_CONVERGED = 1e-5
+_CONVERGED = 1e-4
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def fit_heads(
     default_llm: str,
     base_model: str,
     recipe: HeadsRecipe | None = None,
+    known: tuple[Float32Array, float] | None = None,
 ) -> HeadsArtifact:
     """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
 
@@ -91,6 +92,7 @@ def fit_heads(
         default_llm: The LLM that is judged unless another is named.
         base_model: The proxy whose states they are.
         recipe: How to fit.
+        known: What `fit_known` returned, if the knowledge head is fitted already.
 
     Raises:
         DataFormatError: A kind, or a label, does not occur.
@@ -100,7 +102,7 @@ def fit_heads(
     of_kind = examples.rows(examples.kinds != "")
     labelled = examples.rows(~np.isnan(examples.known))
     missing = [kind.name for kind in kinds if kind.name not in of_kind.kinds]
-    if missing or not len(labelled):
+    if missing or (known is None and not len(labelled)):
         raise DataFormatError(f"There are no examples of {missing[0] if missing else 'known questions'!r}.")
     kind_weights = []
     kind_bias = np.zeros(len(kinds))
@@ -108,7 +110,7 @@ def fit_heads(
         weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
         kind_weights.append(share * weights)
         kind_bias += share * biases
-    known_weight, known_bias = fit_known(labelled, layers, recipe)
+    known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     heads = HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
         kinds=tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, kind_bias, strict=True)),
@@ -122,15 +124,11 @@ def fit_heads(
     return _with_llms(heads, labelled, recipe) if recipe.rank else heads
 
 
-def calibrated_heads(
-    heads: HeadsArtifact, kind_scale: float, slope: float, intercept: float
-) -> HeadsArtifact:
-    """Return heads whose kind logits are scaled, and whose knowledge logits are mapped by a line."""
+def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> HeadsArtifact:
+    """Return heads whose knowledge logits are mapped by a line."""
     llms = [replace(e, intercept=e.intercept * slope) for e in heads.llms]
     return replace(
         heads,
-        kinds=tuple(replace(kind, bias=kind_scale * kind.bias) for kind in heads.kinds),
-        kind_weight=(heads.kind_weight * kind_scale).astype(np.float32),
         known_weight=(heads.known_weight * slope).astype(np.float32),
         known_bias=heads.known_bias * slope + intercept,
         llms=tuple(llms),
@@ -247,25 +245,20 @@ def logistic(
 
 
 def _with_llms(heads: HeadsArtifact, examples: HeadExamples, recipe: HeadsRecipe) -> HeadsArtifact:
-    """Add the LLMs that have labels of their own: how far each is off the common head, in few directions.
-
-    What an LLM knows more or less than the default one is read off data sets that both have labels of, if there is
-    one: groups are named ``source:dataset:llm`` for that, and those of selected sources do not count.
-    """
-    default_llm = heads.llms[0].name
-    names = [name for name in np.unique(examples.llms) if name not in ("", default_llm)]
+    """Add the LLMs that have labels of their own: how far each is off the default one, in few directions."""
+    default = heads.llms[0]
+    names = [name for name in np.unique(examples.llms) if name not in ("", default.name)]
     if not names:
         return heads
-    common = heads.known_logits(examples.states, heads.llms[0])
+    common = heads.known_logits(examples.states, default)
     levels = _levels(examples, common)
-    shape = heads.known_weight.shape
     flat = examples.states.reshape(len(examples), -1).astype(np.float32)
     found = _Components(flat, examples.weights, recipe.components)
     differences = []
-    for name in (default_llm, *names):
+    for name in (default.name, *names):
         own = examples.llms == name
         inside = examples.groups[own][:, None] == np.unique(examples.groups[own])[None, :]
-        delta, _ = logistic(
+        difference, _ = logistic(
             found.values[own],
             inside.astype(float),
             examples.known[own],
@@ -273,31 +266,39 @@ def _with_llms(heads: HeadsArtifact, examples: HeadExamples, recipe: HeadsRecipe
             recipe.llm_penalty,
             common[own],
         )
-        differences.append(delta)
-    left, sizes, right = np.linalg.svd(np.stack(differences), full_matrices=False)
+        differences.append(difference)
+    # The default LLM is what the head itself is for: the others are described by how they differ from it.
+    left, sizes, right = np.linalg.svd(np.stack(differences[1:]) - differences[0], full_matrices=False)
     rank = min(recipe.rank, len(sizes))
     directions, shifts = found.unfold(right[:rank])
-    mixes = left[:, :rank] * sizes[:rank]
-    llms = []
-    for name, mix in zip((default_llm, *names), mixes, strict=True):
-        intercept = levels.get(name, 0.0) + float(mix @ shifts)
-        llms.append(KnownLLM(name, intercept, tuple(mix.tolist())))
-    return replace(
-        heads, llms=tuple(llms), llm_directions=directions.reshape(rank, *shape).astype(np.float32)
-    )
+    llms = [KnownLLM(default.name, 0.0, (0.0,) * rank)]
+    for name, mix in zip(names, left[:, :rank] * sizes[:rank], strict=True):
+        intercept = _higher(levels, name, default.name) + float(mix @ shifts)
+        llms.append(KnownLLM(str(name), intercept, tuple(mix.tolist())))
+    shape = (rank, *heads.known_weight.shape)
+    return replace(heads, llms=tuple(llms), llm_directions=directions.reshape(shape).astype(np.float32))
 
 
-def _levels(examples: HeadExamples, common: Float64Array) -> dict[str, float]:
-    """Return how much more each LLM knows than the common head says, in logits, on data sets of no selection."""
-    found: dict[str, list[float]] = defaultdict(list)
+def _levels(examples: HeadExamples, common: Float64Array) -> dict[tuple[str, str], float]:
+    """Return how much more than the common head says each LLM knows, in logits, by LLM and data set.
+
+    Groups are named ``source:dataset:llm`` for that. Those of sources that chose the share of right answers say
+    nothing.
+    """
+    found: dict[tuple[str, str], float] = {}
     for group in np.unique(examples.groups):
         source, _, rest = group.partition(":")
-        llm = rest.rpartition(":")[2]
+        dataset, _, llm = rest.partition(":")
         if not llm or source.startswith("selected"):
             continue
         own = examples.groups == group
-        nothing = np.zeros((int(own.sum()), 0))
-        one = np.ones((int(own.sum()), 1))
+        nothing, one = np.zeros((int(own.sum()), 0)), np.ones((int(own.sum()), 1))
         _, level = logistic(nothing, one, examples.known[own], examples.weights[own], 1.0, common[own])
-        found[llm].append(float(level[0]))
-    return {llm: float(np.mean(levels)) for llm, levels in found.items()}
+        found[llm, dataset] = float(level[0])
+    return found
+
+
+def _higher(levels: dict[tuple[str, str], float], llm: str, other: str) -> float:
+    """Return how much more one LLM knows than another, on the data sets that both have labels of; 0 without any."""
+    shared = [dataset for name, dataset in levels if name == llm and (other, dataset) in levels]
+    return float(np.mean([levels[llm, d] - levels[other, d] for d in shared])) if shared else 0.0
