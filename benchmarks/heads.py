@@ -67,7 +67,6 @@ PRACTICAL = (
 SKIPS = ("task", "common")
 GOALS = {"private": 0.98, "fresh": 0.98, "obscure": 0.90, "common": 0.15, "task": 0.10}
 """The share of each kind that should be retrieved: at least of the first three, at most of the others."""
-KIND_WEIGHTS = {"templates": 0.5}
 KNOWN_WEIGHTS = {
     "adarague": 1.0,
     "wack": 0.15,
@@ -102,7 +101,7 @@ class Rows:
         rows = []
         for label in labels:
             if label.kind:
-                rows.append(replace(label, known=float("nan"), weight=KIND_WEIGHTS.get(label.source, 1.0)))
+                rows.append(replace(label, known=float("nan"), weight=1.0))
             weight = KNOWN_WEIGHTS.get(f"{label.source}:{label.llm}", KNOWN_WEIGHTS.get(label.source, 0.0))
             if weight and not np.isnan(label.known):
                 rows.append(replace(label, kind="", weight=weight))

@@ -34,8 +34,6 @@ _KIND_OF = {
 _NEVER, _ALWAYS = 0.02, 0.98
 """P(known) of what no LLM of this size knows, and of what all know."""
 
-TEMPLATE_WEIGHT = 0.7
-
 NEAR = 0.85
 """Cosine of MiniLM from which on two questions count as one."""
 
@@ -130,7 +128,7 @@ def _practical(data: Path) -> Iterator[Label]:
 def _templates() -> Iterator[Label]:
     for request in template_requests():
         label = _requested(request.question, "templates", LICENCE, True, request.kind, "")
-        yield replace(label, cluster=request.template, weight=TEMPLATE_WEIGHT)
+        yield replace(label, cluster=request.template)
 
 
 def _requested(question: str, source: str, licence: str, ships: bool, what: str, llm: str) -> Label:

@@ -41,6 +41,13 @@ _SUFFIXES = (
 """What people add to steer; it tells nothing about what they ask, so requests of every kind get it."""
 
 
+_SERVED_ALONE, _RETRIEVED = ("task", "common"), ("private", "fresh", "obscure")
+_MIXED, _SHORT = 3, 16
+"""Of each template of what must be retrieved for, up to so many requests ask for something else, too. They have fewer
+words than that: with longer ones, tasks that bring a text look private (AUC of requests 0.965 instead of 0.974)."""
+_LEADS = ("", "", "Hint: ", "Also, ", "By the way, ", "PS: ", "One more thing: ")
+
+
 @dataclass(frozen=True)
 class TemplateRequest:
     """A request.
@@ -60,6 +67,7 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
     """Return the requests of all templates, each once, in the order of the templates."""
     words = _words()
     found: dict[str, TemplateRequest] = {}
+    alone = [_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
     number = 0
     for kind in KINDS:
         for template in _lines(FOLDER / f"{kind}.txt"):
@@ -68,8 +76,20 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
             texts = {_varied(_filled(template, words, draw), kind, draw) for _ in range(2 * _EACH[kind])}
             for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
                 found.setdefault(text, TemplateRequest(text, kind, number))
+            if kind in _RETRIEVED:
+                mixed = [_mixed(_filled(template, words, draw), alone, words, draw) for _ in range(8)]
+                for text in [each for each in mixed if len(each.split()) < _SHORT][:_MIXED]:
+                    found.setdefault(text, TemplateRequest(text, kind, number))
             number += 1
     return list(found.values())
+
+
+def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
+    """Ask for something that needs no retrieval in the same breath: the whole still needs it."""
+    other = draw.choice(_LEADS) + _filled(draw.choice(draw.choice(alone)), words, draw)
+    first, second = (text, other) if draw.random() < 0.7 else (other, text)
+    end = "" if first[-1] in ".?!" else draw.choice(("?", "."))
+    return f"{first}{end} {second}"
 
 
 def _lines(path: Path) -> list[str]:

@@ -236,7 +236,7 @@ def examples(n=600, seed=0):
 
 def test_fitted_heads_tell_kinds_and_knowledge_apart():
     train, test = examples(seed=0), examples(seed=1)
-    heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 1.0, 1.0, 10.0, 1))
+    heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 1))
     kinds = heads.kind_probabilities(test.states)
     names = np.array([kind.name for kind in KINDS])
     assert kinds.sum(axis=1) == pytest.approx(1.0)
@@ -257,7 +257,7 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
         kinds=np.where(np.arange(600) % 2 == 0, train.kinds, ""),
         known=np.where(np.arange(600) % 2 == 1, train.known, math.nan),
     )
-    heads = fit_heads(half, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 1.0, 1.0, 10.0, 0))
+    heads = fit_heads(half, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0))
     assert np.isfinite(heads.kind_weight).all()
     assert np.isfinite(heads.known_weight).all()
     with pytest.raises(DataFormatError, match="news"):

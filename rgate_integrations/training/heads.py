@@ -55,7 +55,8 @@ class HeadsRecipe:
     """How heads are fitted.
 
     Attributes:
-        components: Principal components that are kept of a layer.
+        components: Principal components of a layer that the knowledge head reads.
+        kind_components: Those that the kinds read.
         kind_penalty: Strength of the ridge penalty on the kinds' weights.
         known_penalty: That on the weights of the knowledge head.
         llm_penalty: That on what sets an LLM apart.
@@ -63,6 +64,7 @@ class HeadsRecipe:
     """
 
     components: int = 128
+    kind_components: int = 256
     kind_penalty: float = 300.0
     known_penalty: float = 200.0
     llm_penalty: float = 1_000.0
@@ -186,7 +188,7 @@ def _fit_kinds(
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
-    found = _layer(examples, layer, recipe.components)
+    found = _layer(examples, layer, recipe.kind_components)
     numbers = np.array([list(kinds).index(kind) for kind in examples.kinds])
     model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=500)
     model.fit(found.values, numbers, sample_weight=examples.weights)
