@@ -2,6 +2,7 @@
 
     python benchmarks/gate_quality.py                                   the shipped gates' stored cross-validation
     python benchmarks/gate_quality.py --sweep --data FILE.jsonl ...      one probe a layer, on recorded answers
+    python benchmarks/gate_quality.py --heads FOLDER [--everything]      the default gate, cross-validated anew
 
 AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets.
 """
@@ -10,14 +11,15 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from heads import cross_validate_heads, show_metrics
+from labels import SETS
 from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved.folder import shipped
-from rgate_integrations.saved.probe import read_probe
+from rgate_integrations.saved.folder import read_config, shipped
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.folds import auc_by_set
@@ -28,21 +30,25 @@ CONSOLE = Console(width=140)
 
 def show_shipped() -> None:
     table = Table(box=None)
-    rows = {name: read_probe(name) for name in shipped()}
-    sets = list(next(iter(rows.values())).provenance["metrics"]["auc"])
-    for column in ("gate", "proxy", "reads", *sets, "mean", "pooled"):
+    configs = {name: read_config(name) for name in shipped()}
+    for column in ("gate", "proxy", "reads", *SETS, "mean", "pooled"):
         table.add_column(column, justify="left" if column in ("gate", "proxy", "reads") else "right")
-    for name, trained in rows.items():
-        metrics = trained.provenance["metrics"]
-        reads = "question" if not trained.tokens else f"{trained.tokens} tokens, {trained.source}"
-        values = [f"{metrics['auc'].get(s, float('nan')):.3f}" for s in sets]
+    for name, config in configs.items():
+        metrics = config["provenance"]["metrics"]
+        evidence = config.get("evidence", {"tokens": 0})  # heads read the question alone
+        reads = f"{evidence['tokens']} tokens, {evidence['source']}" if evidence["tokens"] else "question"
+        values = [f"{metrics['auc'].get(s, float('nan')):.3f}" for s in SETS]
         means = (f"{metrics['auc_mean']:.3f}", f"{metrics['auc_pooled']:.3f}")
-        table.add_row(name, trained.base_model, reads, *values, *means)
+        table.add_row(name, config["base_model"], reads, *values, *means)
     CONSOLE.print(table)
-    for name, trained in rows.items():
-        CONSOLE.print(
-            f"{name}: {trained.provenance['recipe']}; seed {trained.provenance['seed']}.", highlight=False
-        )
+    for name, config in configs.items():
+        facts = config["provenance"]
+        CONSOLE.print(f"{name}: {facts['recipe']}; seed {facts['seed']}.", highlight=False)
+    for name, config in configs.items():
+        if "auc_requests" in config["provenance"]["metrics"]:
+            show_metrics(
+                config["provenance"]["metrics"], f"{name}, held out, threshold {config['threshold']:.2f}"
+            )
 
 
 def sweep(paths: list[Path], model: str, tokens: int, seed: int) -> None:
@@ -80,8 +86,12 @@ def main() -> None:
     parser.add_argument("--proxy", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--heads", type=Path, help="folder with practical.dev.jsonl and the recorded answers")
+    parser.add_argument("--everything", action="store_true", help="train with what may not ship, too")
     arguments = parser.parse_args()
-    if arguments.sweep:
+    if arguments.heads:
+        cross_validate_heads(arguments.heads, arguments.everything)
+    elif arguments.sweep:
         sweep(arguments.data, arguments.proxy, arguments.tokens, arguments.seed)
     else:
         show_shipped()

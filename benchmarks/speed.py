@@ -90,6 +90,46 @@ def loading() -> list[tuple[str, float, str]]:
     ]
 
 
+ALONE = """
+import json, sys, time
+name, asked = sys.argv[1], json.load(sys.stdin)
+from rgate_integrations import load_gate
+start = time.perf_counter()
+gate = load_gate(name)
+gate.decide(asked[0])
+first = time.perf_counter() - start
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
+def seconds(work):
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+singles = sorted(seconds(lambda: gate.decide(q)) for q in asked[:16])
+batch = min(seconds(lambda: gate.decide_batch(asked)) for _ in range(3))
+print(json.dumps([first, singles[len(singles) // 2] * 1e3, len(asked) / batch, resident()]))
+"""
+
+
+def gates_apart(names: Sequence[str], asked: Sequence[str]) -> list[tuple[str, float, str]]:
+    """Load each gate in a process of its own: first decision, single ones, batches of 64, and memory."""
+    rows = []
+    for name in names:
+        command = [sys.executable, "-c", ALONE, name]
+        out = subprocess.run(  # noqa: S603
+            command, input=json.dumps(list(asked)), capture_output=True, text=True, check=True
+        ).stdout
+        measures = (
+            "first decision, s",
+            "one decision, median, ms",
+            "batch of 64, decisions/s",
+            "resident, MB",
+        )
+        for what, value in zip(measures, json.loads(out.splitlines()[-1]), strict=True):
+            rows.append((f"{name}: {what.rpartition(', ')[0]}", value, what.rpartition(", ")[2]))
+    return rows
+
+
 def growth(most: int) -> list[tuple[str, float, str]]:
     """Time and memory of ever more questions in one call, decided by the question alone."""
     gate, rows = load_gate("default-question"), []
@@ -179,8 +219,15 @@ def main() -> None:
     parser.add_argument("--gate", default="default")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--growth", type=int, default=10_000, help="most questions of the growth rows")
+    parser.add_argument(
+        "--apart", nargs="+", metavar="GATE", help="only compare gates, each in a process of its own"
+    )
     arguments = parser.parse_args()
 
+    if arguments.apart:
+        for what, value, unit in gates_apart(arguments.apart, questions(64)):
+            print(f"{what:55} {value:10.1f} {unit}")
+        return
     gate, asked = load_gate(arguments.gate), questions(64)
     proxy = gate.get_proxy()
     probe = getattr(gate, "gate", gate)

@@ -176,6 +176,7 @@ class Decision(Frozen):
         error: Set when the gate failed and the decision is the safe one, to retrieve.
         warnings: What was noticed on the way, such as a question that was cut.
         beginning: What became of the begun answer, where the direct arm answers first.
+        signals: Probabilities in [0, 1] that `p_known` was made of, by name; empty for most gates.
     """
 
     question: str
@@ -189,6 +190,11 @@ class Decision(Frozen):
     error: Failure | None = None
     warnings: tuple[str, ...] = ()
     beginning: Beginning | None = None
+    signals: dict[str, float] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        # Without the signals, which are a dict: decisions that are equal still hash alike.
+        return hash((self.question, self.gate, self.retrieve, self.p_known, self.threshold))
 
 
 def retrieval_rate(decisions: Sequence[Decision]) -> float:

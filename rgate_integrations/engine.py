@@ -330,6 +330,7 @@ class DecisionEngine:
                 draft=score.draft,
                 cost=judged.cost,
                 warnings=judged.warnings,
+                signals=dict(score.signals),
             )
         error = score if isinstance(score, Exception) else RuntimeError("The gate gave no score.")
         if self.on_error == "raise":

@@ -12,10 +12,10 @@ from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.registry import gate_from_config, make_gate
 from rgate_integrations.proxy.base import Proxy
 
-DEFAULT_GATE = "default"
+DEFAULT_GATE = "default-heads"
 DEFAULT_GATES = {
-    "proxy": "default",
-    "none": "default-question",
+    "proxy": DEFAULT_GATE,
+    "none": DEFAULT_GATE,
     "recorded": "default-recorded",
     "llm": "default-recorded",
 }
@@ -37,7 +37,7 @@ def load_gate(
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; or a gate
-            of your own. None is ``"default"``, the shipped default gate.
+            of your own. None is ``"default-heads"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.

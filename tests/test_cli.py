@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
+from rgate_integrations.cli.options import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.loading import load_gate
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
 ZORBLAT = (
@@ -47,7 +49,8 @@ def test_gates_lists_all_with_their_papers():
     assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
     assert "IK score" in rgate("gates").stdout
     shipped = objects(rgate("gates", "--shipped", "--json"))
-    assert {"default", "default-question"} <= {g["name"] for g in shipped}
+    assert {DEFAULT_GATE, "default", "default-question"} <= {g["name"] for g in shipped}
+    assert load_gate().gate.artifact == DEFAULT_GATE
     assert "default-question" in rgate("gates", "--shipped").stdout
 
 

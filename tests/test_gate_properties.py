@@ -51,6 +51,26 @@ def probe_folder(tmp_path_factory):
     return str(save_probe(artifact, tmp_path_factory.mktemp("probe") / "p"))
 
 
+@pytest.fixture(scope="module")
+def heads_folder(tmp_path_factory):
+    import numpy as np
+
+    from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, save_heads
+
+    artifact = HeadsArtifact(
+        layers=((1, "question", "mean"), (2, "all", "last")),
+        kinds=(Kind("task", "always", "needs nothing"), Kind("fact", "if known", "asks about a fact")),
+        kind_weight=np.ones((2, 2, 4), dtype=np.float32),
+        known_weight=np.ones((2, 4), dtype=np.float32),
+        known_bias=-4.0,
+        llms=(KnownLLM("a test", 0.0, ()),),
+        llm_directions=np.zeros((0, 2, 4), dtype=np.float32),
+        base_model="scripted",
+        provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
+    )
+    return str(save_heads(artifact, tmp_path_factory.mktemp("heads") / "h"))
+
+
 class Neighbourless:
     """Stands in for the embedder where no model may be loaded: letters counted."""
 
@@ -109,7 +129,7 @@ class Maker:
 
 
 @pytest.fixture
-def make(labelled, probe_folder):
+def make(labelled, probe_folder, heads_folder):
     def build(case, proxy=None, **options):
         if case == "slimplm-generate":
             proxy = proxy or ScriptedProxy(fixed="Known(True) because it is.")
@@ -119,6 +139,8 @@ def make(labelled, probe_folder):
             case = f"neighbours:{labelled}"
         if case == "probe":
             case = probe_folder
+        if case == "heads":
+            case = heads_folder
         return load_gate(case, proxy=proxy or ScriptedProxy(), **options)
 
     return Maker(build, QUESTIONS)

@@ -30,6 +30,7 @@ from rgate_integrations.proxy.download import cached_path
 from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.saved.calibrated import save_calibrated
 from rgate_integrations.saved.folder import read_config, trained_on
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, save_heads
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
@@ -266,7 +267,24 @@ def calibrated(folder):
     return save_calibrated(gate.config(), prompt_hashes(gate), 0.3, {"scores": [0.1, 0.9]}, folder)
 
 
-KINDS = {"probe": probe, "adapter": adapter, "calibrated": calibrated}
+HEADS = HeadsArtifact(
+    layers=(PooledLayer(1, "question", "mean"),),
+    kinds=(Kind("task", "always", "needs no knowledge"), Kind("fact", "if known", "asks for a fact", 0.5)),
+    kind_weight=np.zeros((2, 1, 4), np.float32),
+    known_weight=np.ones((1, 4), np.float32),
+    known_bias=0.1,
+    llms=(KnownLLM("an LLM", 0.0, (1.0,)), KnownLLM("another", -1.0, (0.5,))),
+    llm_directions=np.zeros((1, 1, 4), np.float32),
+    base_model="scripted",
+    provenance={"data": []},
+)
+
+
+def heads(folder):
+    return save_heads(HEADS, folder)
+
+
+KINDS = {"probe": probe, "heads": heads, "adapter": adapter, "calibrated": calibrated}
 
 
 @pytest.fixture(params=KINDS)
@@ -516,6 +534,13 @@ def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path)
             message = refusal(lambda: work(ScriptedProxy(), ["q?"], **given_more))  # noqa: B023  called at once
         assert message is None or "kept.jsonl" in message
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["kind_weight", "known_weight", "llm_directions"])
+def test_heads_that_are_not_finite_are_neither_saved_nor_loaded(name, value):
+    with pytest.raises(ConfigurationError, match=f"{name} has numbers that are not finite"):
+        replace(HEADS, **{name: np.full_like(getattr(HEADS, name), value)})
 
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])

@@ -12,6 +12,7 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.loading import DEFAULT_GATE
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.saved import push_to_hub
 from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
@@ -142,13 +143,28 @@ def test_a_gate_goes_to_the_hub_and_comes_back(artifact, tmp_path, monkeypatch):
 
 
 def test_what_ships_is_small_and_documented():
-    assert "default" in shipped()
+    assert {"default", DEFAULT_GATE} <= set(shipped())
+    size = 0
     for name in shipped():
-        trained = read_probe(name)
-        assert trained.weight.nbytes < 8e6
-        assert trained.provenance["metrics"]["auc_mean"] > 0.6
-        assert all(len(d["sha256"]) == 64 for d in trained.provenance["data"])
-        assert load_gate(name).proxy == trained.base_model
+        config = read_config(name)
+        facts = config["provenance"]
+        size += sum(file.stat().st_size for file in saved_folder(name).iterdir())
+        assert facts["metrics"]["auc_mean"] > 0.6
+        assert all(len(d["sha256"]) == 64 for d in facts["data"])
+        assert load_gate(name).proxy == config["base_model"]
+    assert size < 2e6
+
+
+def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
+    gate = load_gate()
+    assert gate.gate == load_gate(DEFAULT_GATE).gate
+    assert [type(spec).__name__ for spec in gate.gate.specs] == ["QuestionStatesSpec"]
+    facts = read_config(DEFAULT_GATE)["provenance"]
+    assert all(data["licence"] for data in facts["data"])
+    assert not [data for data in facts["data"] if data["licence"].startswith("none")]
+    metrics = facts["metrics"]
+    assert metrics["auc_mean"] >= read_config("default-question")["provenance"]["metrics"]["auc_mean"] - 0.01
+    assert min(metrics["auc_without_source"].values()) > 0.95
 
 
 def test_every_call_reads_the_files_anew(artifact, tmp_path):

@@ -12,6 +12,7 @@ from rich.text import Text
 from rgate_integrations.cli.decide import typed_questions
 from rgate_integrations.cli.opening import open_pipeline
 from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
     DEFAULT_LLM,
     AsJson,
     GateName,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def ask(
     questions: QuestionArguments = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
     llm: LLMName = DEFAULT_LLM,

@@ -10,7 +10,7 @@ import typer
 
 from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
-from rgate_integrations.cli.options import GateName, ProxyName
+from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ProxyName
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
 
@@ -57,7 +57,7 @@ def calibrate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the calibrated gate.")],
     more: More = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     draft: DraftOf = "proxy",
     budget: Annotated[
         float | None, typer.Option(help="Retrieve for at most this share of the questions.")

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from rgate_integrations.cli.options import AsJson, GateName, ProxyName, QuestionArguments, ThresholdOption
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    AsJson,
+    GateName,
+    ProxyName,
+    QuestionArguments,
+    ThresholdOption,
+)
 from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import DataFormatError
@@ -18,7 +25,7 @@ from rgate_integrations.files import parsed_json
 
 def decide(
     questions: QuestionArguments = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
     batch_size: Annotated[int, typer.Option(min=1, help="QuestionArguments decided together.")] = 16,

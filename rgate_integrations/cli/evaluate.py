@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
-from rgate_integrations.cli.options import GateName, ProxyName
+from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ProxyName
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.files import json_text, write_atomically
 
@@ -34,7 +34,7 @@ class _Options:
 def evaluate(
     data: Data,
     more: More = None,
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     draft: DraftOf = "proxy",
     threshold: Annotated[
         float | None, typer.Option(min=0.0, help="Instead of the gate's own threshold.")

@@ -31,18 +31,21 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
     """
     from rgate_integrations.evidence.collector import expanded_specs
     from rgate_integrations.evidence.draft import DraftSpec
-    from rgate_integrations.loading import DEFAULT_GATES, load_gate
+    from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
     from rgate_integrations.training.drafts import valid_draft_kind
 
     valid_draft_kind(draft)
-    gate = load_gate(DEFAULT_GATES[draft] if name == "default" else name, proxy=proxy)
+    if name == DEFAULT_GATE or (name == "default" and draft != "proxy"):
+        name = DEFAULT_GATES[draft]
+    gate = load_gate(name, proxy=proxy)
     if draft != "none":
         return gate
     if name == "ik":
         return gate.with_options(tokens=0)
     if any(isinstance(spec, DraftSpec) for spec in expanded_specs(gate.gate.specs)):
         raise ConfigurationError(
-            f"The gate {name!r} reads a draft.", hint="--draft proxy or recorded; or --gate default or ik."
+            f"The gate {name!r} reads a draft.",
+            hint=f"--draft proxy or recorded; or --gate {DEFAULT_GATE} or ik.",
         )
     return gate
 

@@ -54,21 +54,26 @@ def _shipped(as_json: bool) -> None:
 
 def _shipped_gates() -> list[dict[str, Any]]:
     """Return what each trained gate of the package is, as JSON values."""
-    from rgate_integrations.saved.folder import shipped
-    from rgate_integrations.saved.probe import read_probe
+    from rgate_integrations.saved.folder import read_config, shipped
 
     rows = []
     for name in shipped():
-        trained = read_probe(name)
-        reads = f"question, {trained.tokens} tokens ({trained.source})" if trained.tokens else "question"
+        config = read_config(name)
+        evidence = config.get("evidence", {"tokens": 0})  # heads read the question alone
+        reads = (
+            f"question, {evidence['tokens']} tokens ({evidence['source']})"
+            if evidence["tokens"]
+            else "question"
+        )
+        provenance = config["provenance"]
         rows.append(
             {
                 "name": name,
-                "proxy": trained.base_model,
+                "proxy": config["base_model"],
                 "reads": reads,
-                "llm": trained.llm,
-                "auc_mean": round(trained.provenance["metrics"]["auc_mean"], 3),
-                "licence": trained.provenance["licence"],
+                "llm": config.get("llm") or config["llms"][0]["name"],
+                "auc_mean": round(provenance["metrics"]["auc_mean"], 3),
+                "licence": provenance["licence"],
             }
         )
     return rows

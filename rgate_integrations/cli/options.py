@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
+DEFAULT_GATE = "default-heads"  # as in loading.py, which imports too much for a quick --help
 
 QuestionArguments = Annotated[
     list[str] | None, typer.Argument(help="QuestionArguments; standard input when none.")

@@ -7,12 +7,19 @@ from typing import Annotated
 import typer
 
 from rgate_integrations.cli.opening import open_pipeline
-from rgate_integrations.cli.options import DEFAULT_LLM, GateName, IndexFolder, LLMName, PassageCount
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    DEFAULT_LLM,
+    GateName,
+    IndexFolder,
+    LLMName,
+    PassageCount,
+)
 from rgate_integrations.cli.output import Terminal
 
 
 def playground(
-    gate: GateName = "default",
+    gate: GateName = DEFAULT_GATE,
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,12 +51,14 @@ class Score:
         reason: One sentence for a person.
         draft: The draft to hand on with the decision, if there is one.
         warnings: What was noticed on the way; the decision carries it.
+        signals: Probabilities that `p_known` was made of, by name; the decision carries them.
     """
 
     p_known: float
     reason: str
     draft: Draft | None = None
     warnings: tuple[str, ...] = ()
+    signals: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
 class Gate(BaseModel, ABC):

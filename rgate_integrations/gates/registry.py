@@ -25,6 +25,7 @@ _GATES = {
     "constant": "constant:ConstantGate",
     "eigval_laplacian": "uncertainty:EigValLaplacianGate",
     "ensemble": "combined:EnsembleGate",
+    "heads": "heads:HeadsGate",
     "ik": "ik:IKGate",
     "lexical_similarity": "uncertainty:LexicalSimilarityGate",
     "mean_token_entropy": "uncertainty:MeanTokenEntropyGate",
@@ -121,7 +122,7 @@ def _as_gate(value: Any) -> Any:
 
 
 def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a trained gate: a probe, a calibrated gate, or one with an adapter."""
+    """Load a trained gate: a probe, heads, a calibrated gate, or one with an adapter."""
     config = read_config(name)
     try:
         return _made_of(name, config, parameters)
@@ -133,8 +134,8 @@ def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
 
 
 def _made_of(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
-    if config["method"] == "probe":
-        return make_gate(f"probe:{name}", **parameters)
+    if config["method"] in ("probe", "heads"):
+        return make_gate(f"{config['method']}:{name}", **parameters)
     if config["method"] == "calibrated":
         gate = gate_from_config({**config["config"], **parameters})
         if prompt_hashes(gate) != config["prompts"]:

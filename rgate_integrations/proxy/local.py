@@ -44,7 +44,12 @@ class LocalProxy(Proxy):
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
         max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
         local_files_only: Never ask the Hub.
+
+    Attributes:
+        layers: How many layers are loaded, from the first on; None is all.
     """
+
+    layers: int | None = None
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class LocalProxy(Proxy):
         self.local_files_only = local_files_only
         self._turns = Turns()
         self._runner: ModelRunner | None = None
+        self._reader: _FirstLayers | None = None  # until the whole model is wanted
         reset_after_fork(self)
 
     def __repr__(self) -> str:
@@ -206,6 +212,9 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
+        reader = self._first_layers(layers)
+        if reader is not None:
+            return reader.hidden(prompt, values, drafts, layers)
         self.load()
         from rgate_integrations.proxy.reading import PoolStates
 
@@ -283,7 +292,7 @@ class LocalProxy(Proxy):
     @property
     def fingerprint(self) -> str:
         """Tells the weights apart from those of other models; loads the model."""
-        return self.runner.fingerprint
+        return (self._reader or self).runner.fingerprint
 
     def pair_ids(
         self, prompt: PromptTemplate, values: Values, target: str, ends: bool
@@ -313,7 +322,8 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        return self._runner.calls if self._runner else 0
+        runner = self._runner or (self._reader and self._reader._runner)
+        return runner.calls if runner else 0
 
     # --- the model -----------------------------------------------------------------------------------------
 
@@ -329,6 +339,7 @@ class LocalProxy(Proxy):
                 if self._runner is None:
                     close_at_exit(self._turns)
                     self._runner = self._load()
+                    self._reader = None
                     close_at_exit(self._turns)  # again, for its turn comes before that of what was imported
         return self
 
@@ -340,17 +351,28 @@ class LocalProxy(Proxy):
 
     def _load(self) -> ModelRunner:
         try:
+            from rgate_integrations.proxy.first_layers import folder_fingerprint
             from rgate_integrations.proxy.pretrained import load_pretrained, make_encoder
         except ImportError as error:
             raise missing_dependency(error.name or "transformers", "local") from error
         from rgate_integrations.proxy.model_runner import ModelRunner
 
         model, tokenizer = load_pretrained(
-            self.name, self.device_name, self.dtype, local_files_only=self.local_files_only
+            self.name,
+            self.device_name,
+            self.dtype,
+            local_files_only=self.local_files_only,
+            layers=self.layers,
         )
         encoder = make_encoder(model, tokenizer, self.max_prompt_tokens)
         return ModelRunner(
-            model, encoder, self.name, self.max_batch_size, self.max_batch_tokens, turns=self._turns
+            model,
+            encoder,
+            self.name,
+            self.max_batch_size,
+            self.max_batch_tokens,
+            turns=self._turns,
+            whole="" if self.layers is None else folder_fingerprint(self.name),
         )
 
     @property
@@ -395,7 +417,23 @@ class LocalProxy(Proxy):
 
     @property
     def _encoder(self) -> PromptEncoder:
-        return self.runner.encoder
+        return (self._reader or self).runner.encoder
+
+    def _first_layers(self, layers: Sequence[PooledLayer]) -> LocalProxy | None:
+        """Return a proxy of the first layers alone, if they are enough and nobody has asked for the whole model."""
+        from rgate_integrations.proxy.first_layers import first_layers_of
+
+        if self._runner is not None:  # a loaded model is not waited for
+            return None
+        with self._turns.turn():
+            if self._runner is not None:
+                return None
+            wanted = first_layers_of(self.name, max(layer for layer, _, _ in layers)) if layers else None
+            if wanted is None:
+                return None
+            if self._reader is None or (self._reader.layers or 0) < wanted:
+                self._reader = _FirstLayers(self, wanted)
+            return self._reader
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._encoder.encode(prompt, each) for each in values]
@@ -406,6 +444,30 @@ class LocalProxy(Proxy):
         if draft.token_ids and (written_here or draft.scored_by == self.name):
             return list(draft.token_ids)
         return self._encoder.continuation(row, self._encoder.plain(draft.text)) if draft.text else []
+
+
+class _FirstLayers(LocalProxy):
+    """The first layers of a proxy's model; only `hidden` can be asked of it.
+
+    Args:
+        of: The proxy.
+        layers: How many layers are loaded.
+    """
+
+    def __init__(self, of: LocalProxy, layers: int) -> None:
+        super().__init__(
+            of.name,
+            device=of.device_name,
+            dtype=of.dtype,
+            max_batch_size=of.max_batch_size,
+            max_batch_tokens=of.max_batch_tokens,
+            max_prompt_tokens=of.max_prompt_tokens,
+            local_files_only=of.local_files_only,
+        )
+        self.layers = layers
+
+    def _first_layers(self, layers: Sequence[PooledLayer]) -> None:
+        return None
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

@@ -14,7 +14,9 @@ from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.progress import quiet
 
 
-def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: bool) -> tuple[Any, Any]:
+def load_pretrained(
+    name: str, device: str, dtype: str, *, local_files_only: bool, layers: int | None = None
+) -> tuple[Any, Any]:
     """Load a model, ready to run, and its tokenizer.
 
     Args:
@@ -22,6 +24,7 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
         device: A torch device, or ``"auto"``: CUDA when there is one.
         dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA alone.
         local_files_only: Never ask the Hub.
+        layers: Load so many layers only, from the first on; all by default.
 
     Raises:
         ModelLoadError: There is no causal language model that can be loaded, its weights are not safetensors, or
@@ -34,6 +37,7 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" else "float32"
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    part = {} if layers is None else {"num_hidden_layers": layers}
     try:
         with quiet(transformers):
             tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
@@ -42,6 +46,7 @@ def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: boo
                 dtype=getattr(torch, dtype),
                 attn_implementation="sdpa",
                 use_safetensors=True,
+                **part,
                 **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:

@@ -55,8 +55,14 @@ class ModelCard:
 def _data(facts: dict[str, Any]) -> list[str]:
     lines = ["", "## Training data", ""]
     for data in facts["data"]:
-        digest = data["sha256"][:16]
-        lines.append(f"- {data['name']}: {data['n']} questions, {data['known']:.1%} known, sha256 `{digest}`")
+        facts_of_it = [f"{data['n']} questions"]
+        if data["known"] is not None:  # some sources say only what kind of request it is
+            facts_of_it.append(f"{data['known']:.1%} known")
+        if data.get("llms"):
+            facts_of_it.append(f"answers of {', '.join(data['llms'])}")
+        if data.get("licence"):
+            facts_of_it.append(data["licence"])
+        lines.append(f"- {data['name']}: {', '.join(facts_of_it)}, sha256 `{data['sha256'][:16]}`")
     return [*lines, ""]
 
 
@@ -72,5 +78,18 @@ def _quality(facts: dict[str, Any]) -> list[str]:
         *(f"| {name} | {value:.3f} |" for name, value in metrics["auc"].items()),
         f"| **mean of the sets** | **{metrics['auc_mean']:.3f}** |",
         f"| pooled | {metrics['auc_pooled']:.3f} |",
+        "",
+        *_requests(metrics),
+    ]
+
+
+def _requests(metrics: dict[str, Any]) -> list[str]:
+    """Say how often a gate that was tested on requests of several kinds retrieves."""
+    if "retrieved" not in metrics:
+        return []
+    shares = ", ".join(f"{kind} {share:.1%}" for kind, share in metrics["retrieved"].items())
+    return [
+        f"Practical requests, each source scored by a gate that was trained without it: AUC "
+        f"{metrics['auc_requests']:.3f} for skip or retrieve; retrieved at the default threshold: {shares}.",
         "",
     ]

@@ -42,12 +42,12 @@ class _SavedGate(_Part):
 class _TrainedGate(_SavedGate):
     base_model: str
     fingerprint: str = ""
-    llm: str
     prompt: _Prompt
     weights_sha256: str
 
 
 class _Adapter(_TrainedGate):
+    llm: str
     parameters: dict[str, Any]
 
 
@@ -68,10 +68,31 @@ class _EarlyExit(_Part):
 
 
 class _Probe(_TrainedGate):
+    llm: str
     evidence: _Evidence
     bias: _Finite
     calibration: _Calibration
     early_exit: _EarlyExit | None = None
+
+
+class _Kind(_Part):
+    name: str
+    served: str
+    about: str
+    bias: _Finite
+
+
+class _KnownLLM(_Part):
+    name: str
+    intercept: _Finite
+    mix: list[_Finite]
+
+
+class _Heads(_TrainedGate):
+    layers: list[tuple[_Count, Span, Pooling]]
+    kinds: list[_Kind]
+    known_bias: _Finite
+    llms: list[_KnownLLM]
 
 
 class _Calibrated(_SavedGate):
@@ -79,7 +100,7 @@ class _Calibrated(_SavedGate):
     config: dict[str, Any]
 
 
-_KINDS: dict[Any, type[_SavedGate]] = {"probe": _Probe, "calibrated": _Calibrated}
+_KINDS: dict[Any, type[_SavedGate]] = {"probe": _Probe, "heads": _Heads, "calibrated": _Calibrated}
 
 
 def parsed_config(folder: Path) -> dict[str, Any]:

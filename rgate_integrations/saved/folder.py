@@ -20,7 +20,8 @@ from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.saved.config import CONFIG, parsed_config
 
 CARD = "README.md"
-PROBE, ADAPTER = "probe.safetensors", "adapter_model.safetensors"
+PROBE, HEADS, ADAPTER = "probe.safetensors", "heads.safetensors", "adapter_model.safetensors"
+_WEIGHTS = {"probe": PROBE, "heads": HEADS}  # every other method has an adapter
 _SHIPPED = Path(__file__).parent.parent / "weights"
 
 
@@ -76,7 +77,7 @@ def checked_weights(folder: Path, config: dict[str, Any]) -> bytes:
         ModelLoadError: They are not what was saved.
         OSError: They cannot be read.
     """
-    file = folder / (PROBE if config["method"] == "probe" else ADAPTER)
+    file = folder / _WEIGHTS.get(config["method"], ADAPTER)
     weights = file.read_bytes()
     if hashlib.sha256(weights).hexdigest() != config["weights_sha256"]:
         raise ModelLoadError(
@@ -88,6 +89,25 @@ def checked_weights(folder: Path, config: dict[str, Any]) -> bytes:
 def prompt_facts(prompt: PromptTemplate) -> dict[str, Any]:
     """Return what ``gate.json`` keeps of the prompt that a gate was trained under."""
     return {"name": prompt.name, "version": prompt.version, "hash": prompt.hash}
+
+
+def check_prompt(folder: Path, trained: dict[str, Any], prompt: PromptTemplate) -> None:
+    """Refuse a gate that was trained under another version of a prompt than the current one.
+
+    Args:
+        folder: The gate's, for the message.
+        trained: What `prompt_facts` returned when it was saved.
+        prompt: The prompt as it is now.
+
+    Raises:
+        ModelLoadError: They differ.
+    """
+    if trained["hash"] != prompt.hash:
+        raise ModelLoadError(
+            f"The gate in {str(folder)!r} was trained with version {trained['version']} of the prompt "
+            f"{trained['name']!r}, not the current one.",
+            hint="Train it again: its scores would mean nothing.",
+        )
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
@@ -161,7 +181,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise missing_dependency("huggingface_hub", "local") from error
-    files = [CONFIG, PROBE, CARD, ADAPTER, "adapter_config.json"]
+    files = [CONFIG, PROBE, HEADS, CARD, ADAPTER, "adapter_config.json"]
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the Hub client raises errors of several libraries

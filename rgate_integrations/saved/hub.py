@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rgate_integrations.errors import missing_dependency
 from rgate_integrations.saved.folder import read_config
+from rgate_integrations.saved.heads import read_heads
 from rgate_integrations.saved.probe import read_probe
 
 
@@ -27,6 +28,8 @@ def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, toke
     config = read_config(folder)
     if config["method"] == "probe":
         read_probe(folder)
+    elif config["method"] == "heads":
+        read_heads(folder)
     try:
         from huggingface_hub import HfApi
     except ImportError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.files import json_text, write_folder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
@@ -20,6 +20,7 @@ from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
 from rgate_integrations.saved.folder import (
     CARD,
     PROBE,
+    check_prompt,
     checked_weights,
     prompt_facts,
     saved_folder,
@@ -141,21 +142,12 @@ def read_probe(name: str | Path) -> ProbeArtifact:
         if config["method"] != "probe":
             raise ValueError(f"its method is {config['method'][:40]!r}, not 'probe'")
         weights = checked_weights(folder, config)
-        _check_prompt(folder, config["prompt"])
+        check_prompt(folder, config["prompt"], ANSWER)
         artifact = _probe(config, weights)
         _check_weights(artifact)
     except (OSError, ValueError, KeyError) as error:
         raise unreadable(folder, error) from error
     return artifact
-
-
-def _check_prompt(folder: Path, trained: dict[str, Any]) -> None:
-    if trained["hash"] != ANSWER.hash:
-        raise ModelLoadError(
-            f"The gate in {str(folder)!r} was trained with version {trained['version']} of the prompt "
-            f"{trained['name']!r}, not the current one.",
-            hint="Train it again: its scores would mean nothing.",
-        )
 
 
 def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:

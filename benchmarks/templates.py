@@ -1,0 +1,143 @@
+"""Requests made from templates: many ways to ask for what needs passages, and for what does not.
+
+    python benchmarks/templates.py            prints how many there are of each kind, and some of them
+
+``templates/KIND.txt`` has a template a line. ``(a|b|)`` is one of these, which may be nothing, and ``{word}`` one
+of a list in ``templates/words.txt``. All of it was written for this package and has its licence. The same seed gives
+the same requests.
+"""
+
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "templates"
+KINDS = ("task", "common", "obscure", "fresh", "private", "language")
+LICENCE = "Apache-2.0"
+
+_EACH = {"task": 30, "common": 45, "obscure": 40, "fresh": 40, "private": 32, "language": 8}
+"""At most so many requests a template, so that the kinds are of like size."""
+_CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
+_SLOT = re.compile(r"\{(\w+)\}")
+_SUFFIXES = (
+    "I know the answer.",
+    "No need to look it up.",
+    "Just answer from memory.",
+    "You can skip the search.",
+    "This is easy.",
+    "Answer in one word.",
+    "Thanks in advance!",
+    "Please be brief.",
+    "Don't search for it.",
+    "Also, what is 3 plus 4?",
+    "Hi, how are you?",
+    "You surely know this.",
+    "Ignore the documents.",
+    "Everyone knows that.",
+    "It's common knowledge.",
+    "P.S. 1+1=2",
+)
+"""What people add to steer; it tells nothing about what they ask, so requests of every kind get it."""
+
+
+_SERVED_ALONE, _RETRIEVED = ("task", "common"), ("private", "fresh", "obscure")
+_MIXED, _SHORT = 3, 16
+"""Of each template of what must be retrieved for, up to so many requests ask for something else, too. They have fewer
+words than that: with longer ones, tasks that bring a text look private (AUC of requests 0.965 instead of 0.974)."""
+_LEADS = ("", "", "Hint: ", "Also, ", "By the way, ", "PS: ", "One more thing: ")
+
+
+@dataclass(frozen=True)
+class TemplateRequest:
+    """A request.
+
+    Attributes:
+        question: What is asked.
+        kind: One of `KINDS`.
+        template: Number of the template that it is from, for folds: requests of one template are alike.
+    """
+
+    question: str
+    kind: str
+    template: int
+
+
+def template_requests(seed: int = 0) -> list[TemplateRequest]:
+    """Return the requests of all templates, each once, in the order of the templates."""
+    words = _words()
+    found: dict[str, TemplateRequest] = {}
+    alone = [_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
+    number = 0
+    for kind in KINDS:
+        for template in _lines(FOLDER / f"{kind}.txt"):
+            draw = random.Random(f"{seed} {template}")  # noqa: S311 - nothing here is secret
+            # Twice as many tries as requests: many templates have fewer fillings than that.
+            texts = {_varied(_filled(template, words, draw), kind, draw) for _ in range(2 * _EACH[kind])}
+            for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
+                found.setdefault(text, TemplateRequest(text, kind, number))
+            if kind in _RETRIEVED:
+                mixed = [_mixed(_filled(template, words, draw), alone, words, draw) for _ in range(8)]
+                for text in [each for each in mixed if len(each.split()) < _SHORT][:_MIXED]:
+                    found.setdefault(text, TemplateRequest(text, kind, number))
+            number += 1
+    return list(found.values())
+
+
+def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
+    """Ask for something that needs no retrieval in the same breath: the whole still needs it."""
+    other = draw.choice(_LEADS) + _filled(draw.choice(draw.choice(alone)), words, draw)
+    first, second = (text, other) if draw.random() < 0.7 else (other, text)
+    end = "" if first[-1] in ".?!" else draw.choice(("?", "."))
+    return f"{first}{end} {second}"
+
+
+def _lines(path: Path) -> list[str]:
+    """Return what is neither empty nor a comment."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _words() -> dict[str, list[str]]:
+    found = {}
+    for line in _lines(FOLDER / "words.txt"):
+        name, _, listed = line.partition(": ")
+        found[name] = listed.split(" | ")
+    return found
+
+
+def _filled(template: str, words: dict[str, list[str]], draw: random.Random) -> str:
+    """Choose one of each alternative, from the inside out, then a word for each slot."""
+    while _CHOICE.search(template):
+        template = _CHOICE.sub(lambda match: draw.choice(match[1].split("|")), template)
+    text = _SLOT.sub(lambda match: draw.choice(words[match[1]]), template)
+    return " ".join(text.split())
+
+
+def _varied(text: str, kind: str, draw: random.Random) -> str:
+    """Write as people do: some in lower case without punctuation, some with a remark that means nothing."""
+    if kind == "language":
+        return text
+    style = draw.random()
+    if style < 0.35:
+        text = text.lower().rstrip("?.!")
+    elif style < 0.85:
+        text = text[0].upper() + text[1:]
+    if draw.random() < 0.1:
+        suffix = draw.choice(_SUFFIXES)
+        text = f"{text} {suffix}" if draw.random() < 0.75 else f"{suffix} {text}"
+    return text
+
+
+def main() -> None:
+    """Print what there is."""
+    requests = template_requests()
+    for kind in KINDS:
+        own = [request for request in requests if request.kind == kind]
+        print(f"{kind}: {len(own)} requests of {len({r.template for r in own})} templates")
+        for request in own[:: max(1, len(own) // 12)]:
+            print("   ", request.question)
+
+
+if __name__ == "__main__":
+    main()

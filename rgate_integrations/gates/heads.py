@@ -1,0 +1,138 @@
+"""Several heads on one look at the question: what kind of request it is, and whether the LLM knows the fact."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+from pydantic import Field, SkipValidation, model_validator
+
+from rgate_integrations.arrays import Float64Array
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.question_states import QuestionStatesSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
+from rgate_integrations.saved.heads import HeadsArtifact, KnownLLM, read_heads, share_served
+
+_KNOWN = "known"
+_LEAST_LIKENESS = 0.5
+
+
+class HeadsGate(Gate):
+    """Linear heads on the hidden states of the question: its kind, and whether the LLM knows the fact.
+
+    One pass over the question, no draft. The LLM alone serves some kinds of requests well (thanks, sums, letters),
+    some never (private documents, news), and questions of knowledge if it knows the fact::
+
+        p_known = P(kinds that it always serves) + P(kinds that it serves if it knows the fact) * P(known)
+
+    Decisions carry these probabilities as ``signals``. A draft that is given is not read.
+
+    Attributes:
+        artifact: Folder of saved heads, or the name of a shipped one.
+        trained: What is in it; read once, when the gate is made.
+        llm_name: The LLM that answers; the most similar name among `HeadsArtifact.llms` is judged. Empty, or like
+            none of them: the first, an 8B one.
+        threshold: The artefact's, unless given.
+        proxy: The model it was trained on, unless given: the same model may have another name or folder here.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "heads",
+        "linear heads for the kind of request and for knowledge (this package)",
+        "hidden states of the question",
+        "yes",
+        "one pass",
+    )
+
+    artifact: str
+    trained: SkipValidation[HeadsArtifact] = Field(
+        default=cast(HeadsArtifact, None), exclude=True, repr=False
+    )  # never None: it is read with the other parameters
+    llm_name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_artifact(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
+            return values
+        trained = values.get("trained") or read_heads(values["artifact"])
+        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
+
+    @classmethod
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
+        """Read ``heads:FOLDER``."""
+        return cls.model_validate({"artifact": argument, **options})
+
+    def changed(self, **parameters: Any) -> Self:
+        """Return a copy with other parameters; one with another artefact reads it."""
+        if "artifact" in parameters:
+            parameters = {"trained": None, **parameters}
+        return super().changed(**parameters)
+
+    @property
+    def specs(self) -> Specs:
+        """The pooled hidden states of the question."""
+        return (self._states,)
+
+    @property
+    def _states(self) -> QuestionStatesSpec:
+        return QuestionStatesSpec(self.trained.layers)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by all heads together.
+
+        Raises:
+            ModelLoadError: The states are not those of the model that the heads were trained on.
+        """
+        warnings = self._check(evidence)
+        states = evidence[self._states][None]  # a batch of one
+        llm = nearest_llm(self.trained.llms, self.llm_name)
+        kinds = self.trained.kind_probabilities(states)
+        known = 1 / (1 + np.exp(-np.clip(self.trained.known_logits(states, llm), -500, 500)))
+        p = float(self.trained.p_known(kinds, known)[0])
+        names = (*(kind.name for kind in self.trained.kinds), _KNOWN)
+        signals = dict(zip(names, [*kinds[0].tolist(), float(known[0])], strict=True))
+        return Score(p, self._reason(p, signals, known, llm), None, warnings, signals)
+
+    def _reason(self, p: float, signals: Mapping[str, float], known: Float64Array, llm: KnownLLM) -> str:
+        """Name the kind of request that weighed most for what is decided."""
+        weights = []
+        for kind in self.trained.kinds:
+            share = float(share_served(kind, known)[0])
+            weights.append(signals[kind.name] * (share if p >= self.threshold else 1 - share))
+        kind = self.trained.kinds[int(np.argmax(weights))]
+        if kind.served == "if known":
+            return f"The question {kind.about} that {llm.name} knows with probability {known[0]:.2f}."
+        return f"The question {kind.about} (probability {signals[kind.name]:.2f})."
+
+    def _check(self, evidence: Evidence) -> tuple[str, ...]:
+        """Check that states are of the model that the heads were trained on; returns warnings."""
+        trained, used = self.trained, evidence.made_by(self._states)
+        base = TrainedOn(trained.base_model, trained.fingerprint)
+        warnings = check_fingerprint(self.artifact, base, used.model, used.fingerprint)
+        shape, wanted = evidence[self._states].shape, trained.known_weight.shape
+        if shape != wanted:
+            raise ModelLoadError(
+                f"The gate {self.artifact!r} was trained on {trained.base_model!r} (states of shape {wanted}), but "
+                f"{used.model!r} gives {shape}.",
+                hint=f"Load it with proxy={trained.base_model!r}.",
+            )
+        return warnings
+
+
+def nearest_llm(llms: tuple[KnownLLM, ...], name: str) -> KnownLLM:
+    """Return the LLM whose name is most like the given one; the first if none is like it."""
+    if not name:
+        return llms[0]
+    likeness = [difflib.SequenceMatcher(None, _plain(name), _plain(each.name)).ratio() for each in llms]
+    best = int(np.argmax(likeness))
+    return llms[best] if likeness[best] >= _LEAST_LIKENESS else llms[0]
+
+
+def _plain(name: str) -> str:
+    """Return a model's name without owner, case and punctuation."""
+    return "".join(character for character in name.rpartition("/")[2].casefold() if character.isalnum())

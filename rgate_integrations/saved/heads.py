@@ -1,0 +1,260 @@
+"""Saved heads: several linear readings of the same hidden states of a question."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from rgate_integrations.arrays import Float32Array, Float64Array
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.files import json_text, write_folder
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.saved.card import ModelCard
+from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
+from rgate_integrations.saved.folder import (
+    CARD,
+    HEADS,
+    check_prompt,
+    checked_weights,
+    prompt_facts,
+    saved_folder,
+    unreadable,
+)
+
+AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Served = Literal["always", "if known", "never"]
+"""Whether the LLM alone serves requests of a kind well; see `Kind`."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of requests.
+
+    Attributes:
+        name: Its name, under which decisions carry its probability.
+        served: Whether the LLM alone serves it well: always, if it knows the fact that is asked for, or never.
+        about: What such a request does, to follow "The question …".
+        bias: Added to the sum of its weights times the states.
+    """
+
+    name: str
+    served: Served
+    about: str
+    bias: float = 0.0
+
+
+@dataclass(frozen=True)
+class KnownLLM:
+    """What sets one LLM's knowledge apart from that which all of them share.
+
+    Attributes:
+        name: The LLM, as the labels name it.
+        intercept: Added to the logit of P(known): how much more or less it knows than the first LLM.
+        mix: How much of each of `HeadsArtifact.llm_directions` it has, shape (rank,).
+    """
+
+    name: str
+    intercept: float
+    mix: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class HeadsArtifact:
+    """Heads on the pooled states of a question. L are the layers, H the hidden size, K the kinds, R the rank.
+
+    Attributes:
+        layers: Which hidden states: (layer, span, pooling) each; no draft is read.
+        kinds: The kinds of requests.
+        kind_weight: Shape (K, L, H), float32; the kinds' probabilities are the softmax of the sums.
+        known_weight: Shape (L, H), float32: the logit that the LLM knows the fact, of a question about one.
+        known_bias: Added to it.
+        llms: The LLMs whose labels it was trained on; the first is judged unless another is named.
+        llm_directions: Shape (R, L, H), float32: in what LLMs differ.
+        base_model: The proxy: catalogue name, folder or Hub id.
+        threshold: Default threshold.
+        fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
+        provenance: Where it comes from: data, licences, seed, recipe, metrics, versions; JSON values.
+    """
+
+    layers: tuple[PooledLayer, ...]
+    kinds: tuple[Kind, ...]
+    kind_weight: Float32Array = field(repr=False, compare=False)
+    known_weight: Float32Array = field(repr=False, compare=False)
+    known_bias: float
+    llms: tuple[KnownLLM, ...]
+    llm_directions: Float32Array = field(repr=False, compare=False)
+    base_model: str
+    threshold: float = 0.5
+    fingerprint: str = ""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    def kind_probabilities(self, states: AnyStates) -> Float64Array:
+        """Return the probability of each kind for each of n questions, shape (n, K).
+
+        Args:
+            states: Pooled states, shape (n, L, H).
+        """
+        biases = np.array([kind.bias for kind in self.kinds])
+        logits = _flat(states) @ _flat(self.kind_weight).T + biases
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        found: Float64Array = raised / raised.sum(axis=1, keepdims=True)
+        return found
+
+    def known_logits(self, states: AnyStates, llm: KnownLLM) -> Float64Array:
+        """Return the logit that an LLM knows the fact, shape (n,); see `kind_probabilities`."""
+        weight = self.known_weight + np.tensordot(np.array(llm.mix), self.llm_directions, axes=1)
+        found: Float64Array = _flat(states) @ weight.ravel() + self.known_bias + llm.intercept
+        return found
+
+    def p_known(self, kinds: Float64Array, known: Float64Array) -> Float64Array:
+        """Return P(the LLM alone serves the request well), shape (n,).
+
+        Args:
+            kinds: What `kind_probabilities` returned.
+            known: P(the LLM knows the fact), shape (n,).
+        """
+        shares = np.stack([share_served(kind, known) for kind in self.kinds], axis=1)
+        found: Float64Array = np.minimum((kinds * shares).sum(axis=1), 1.0)
+        return found
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other."""
+        states = (len(self.layers), self.known_weight.shape[-1])
+        wanted = {
+            "kind_weight": (len(self.kinds), *states),
+            "known_weight": states,
+            "llm_directions": (len(self.llms[0].mix) if self.llms else 0, *states),
+        }
+        for name, shape in wanted.items():
+            found = getattr(self, name).shape
+            if found != shape:
+                raise ConfigurationError(f"{name} has the shape {found}, not {shape}.")
+            if not np.isfinite(getattr(self, name)).all():
+                raise ConfigurationError(f"{name} has numbers that are not finite.")
+        if len({len(llm.mix) for llm in self.llms}) > 1:
+            raise ConfigurationError("The LLMs have mixes of different lengths.")
+        if not self.llms:
+            raise ConfigurationError("Heads need an LLM whose knowledge they judge.")
+        unknown = [kind for kind in self.kinds if kind.served not in get_args(Served)]
+        if unknown:
+            raise ConfigurationError(f"The kind {unknown[0].name!r} cannot be served {unknown[0].served!r}.")
+
+
+def share_served(kind: Kind, known: Float64Array) -> Float64Array:
+    """Return how many of the requests of a kind the LLM alone serves well, by P(it knows the fact)."""
+    if kind.served == "if known":
+        return known
+    return np.full_like(known, 1.0 if kind.served == "always" else 0.0)
+
+
+def _flat(states: AnyStates) -> Float64Array:
+    return states.reshape(len(states), -1).astype(np.float64)
+
+
+def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
+    """Save heads; the folder appears whole or not at all, and replaces one that was there.
+
+    Args:
+        artifact: The heads.
+        folder: Where to.
+
+    Returns:
+        The folder.
+    """
+    try:
+        from safetensors.numpy import save
+    except ImportError as error:
+        raise missing_dependency("safetensors", "local") from error
+    names = ("kind_weight", "known_weight", "llm_directions")
+    weights = save({n: np.ascontiguousarray(getattr(artifact, n), dtype=np.float32) for n in names})
+    config = {
+        "format": FORMAT,
+        "method": "heads",
+        "base_model": artifact.base_model,
+        "fingerprint": artifact.fingerprint,
+        "prompt": prompt_facts(ANSWER),
+        "layers": artifact.layers,
+        "kinds": [asdict(kind) for kind in artifact.kinds],
+        "known_bias": artifact.known_bias,
+        "llms": [asdict(llm) for llm in artifact.llms],
+        "threshold": artifact.threshold,
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+        "provenance": artifact.provenance,
+    }
+    card = _card(artifact, Path(folder).name)
+    return write_folder(folder, {HEADS: weights, CONFIG: json_text(config), CARD: card.text()})
+
+
+def read_heads(name: str | Path) -> HeadsArtifact:
+    """Read and check saved heads; every call does so anew.
+
+    Args:
+        name: A local folder, the name of a shipped gate, or a Hub id.
+
+    Raises:
+        ModelLoadError: There are none, a file is damaged, or they were trained with another prompt or format.
+    """
+    folder = saved_folder(name)
+    try:
+        config = parsed_config(folder)
+        if config["method"] != "heads":
+            raise ModelLoadError(
+                f"The gate in {str(folder)!r} is of the method {config['method']!r}, not 'heads'."
+            )
+        weights = checked_weights(folder, config)
+        check_prompt(folder, config["prompt"], ANSWER)
+        return _heads(config, weights)
+    except ConfigurationError as error:  # a ValueError too, but it says by itself what is wrong
+        raise unreadable(folder, error) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(folder, error) from error
+
+
+def _heads(config: dict[str, Any], weights: bytes) -> HeadsArtifact:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+    except ImportError as error:
+        raise missing_dependency("safetensors", "local") from error
+    try:
+        tensors = load(weights)
+    except (SafetensorError, TypeError, AttributeError) as error:  # the last two: a type that numpy has not
+        raise ValueError(f"{HEADS}: {error}") from error
+    llms = [KnownLLM(e["name"], float(e["intercept"]), tuple(map(float, e["mix"]))) for e in config["llms"]]
+    return HeadsArtifact(
+        layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in config["layers"]),
+        kinds=tuple(Kind(**kind) for kind in config["kinds"]),
+        kind_weight=tensors["kind_weight"],
+        known_weight=tensors["known_weight"],
+        known_bias=float(config["known_bias"]),
+        llms=tuple(llms),
+        llm_directions=tensors["llm_directions"],
+        base_model=config["base_model"],
+        threshold=float(config["threshold"]),
+        fingerprint=str(config.get("fingerprint", "")),
+        provenance=config["provenance"],
+    )
+
+
+def _card(artifact: HeadsArtifact, name: str) -> ModelCard:
+    numbers = ", ".join(str(n) for n in sorted({layer for layer, _, _ in artifact.layers}))
+    llms = ", ".join(each.name for each in artifact.llms)
+    method = [
+        f"- **Method**: linear heads on pooled hidden states of layers {numbers}, in one pass.",
+        f"- **Kinds**: {', '.join(kind.name for kind in artifact.kinds)}.",
+        f"- **LLMs that it knows** (`llm_name=`): {llms}.",
+    ]
+    return ModelCard(
+        name=name,
+        base_model=artifact.base_model,
+        reads="no draft",
+        llm=artifact.llms[0].name,
+        threshold=artifact.threshold,
+        method=method,
+        provenance=artifact.provenance,
+    )

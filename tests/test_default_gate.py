@@ -1,0 +1,80 @@
+"""What the default gate does with requests of each kind, and what must not change its decisions."""
+
+import pytest
+
+from rgate_integrations import load_gate
+
+pytestmark = pytest.mark.model
+
+ALONE = [
+    "hello, how are you doing?",
+    "Thanks a lot, that was very helpful!",
+    "What is 17 times 23?",
+    "Write a short poem about the sea.",
+    "Translate 'good evening, my friend' into Italian.",
+    "Rewrite this sentence more politely: give me the report now.",
+    "Write a Python function that adds two numbers.",
+    "What is the capital of Germany?",
+    "Who wrote Romeo and Juliet?",
+    "What is photosynthesis?",
+]
+FOLLOW_UP = "And what about the second one?"
+RETRIEVED = {
+    "What does our travel policy say about hotels?": "has not seen",
+    "When is my electricity bill due?": "has not seen",
+    "Summarise the meeting notes that I uploaded.": "has not seen",
+    "What did Sarah promise the customer on the phone? I have to answer them today.": "has not seen",
+    FOLLOW_UP: "has not seen",
+    "What is the weather in Oslo today?": "changes with time",
+    "What is the current price of gold?": "changes with time",
+    "Who is the prime minister of Japan right now?": "changes with time",
+    "List the headlines of this morning.": "changes with time",
+    "Who was the mayor of Oberhausbach in 1904?": "hardly anybody knows",
+    "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
+    "Quelle est la capitale de la France ?": "not in English",
+    "Wie hoch ist mein Kontostand?": "not in English",
+}
+REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?")
+
+
+@pytest.fixture(scope="module")
+def gate():
+    return load_gate()
+
+
+def test_what_an_llm_serves_alone_is_skipped(gate):
+    decisions = gate.decide_batch(ALONE)
+    assert [d.question for d in decisions if d.retrieve] == []
+    assert {d.draft for d in decisions} == {None}
+
+
+def test_what_needs_a_look_is_retrieved_for_and_the_reason_says_why(gate):
+    decisions = gate.decide_batch(list(RETRIEVED))
+    assert [d.question for d in decisions if not d.retrieve] == []
+    assert [d.reason for d in decisions if RETRIEVED[d.question] not in d.reason] == []
+
+
+@pytest.mark.parametrize("remark", REMARKS)
+def test_a_remark_does_not_turn_it_to_skip(gate, remark):
+    # A bare follow-up is too short to outweigh a whole question that comes with it.
+    asked = [remark.format(question) for question in RETRIEVED if question != FOLLOW_UP]
+    decisions = gate.decide_batch(asked)
+    assert [d.question for d in decisions if not d.retrieve] == []
+
+
+def test_white_space_and_company_change_no_decision(gate):
+    asked = [*ALONE, *RETRIEVED]
+    together = gate.decide_batch(asked)
+    spaced = gate.decide_batch([f"\n {'  '.join(question.split())}\t\n" for question in asked])
+    long = "Please rewrite this. " + "The cat sat on the mat. " * 40
+    for question, first, second in zip(asked, together, spaced, strict=True):
+        alone, _ = gate.decide_batch([question, long])
+        assert alone.retrieve == first.retrieve == second.retrieve
+        assert alone.p_known == pytest.approx(first.p_known, abs=1e-3)
+
+
+def test_a_stronger_llm_knows_more(gate):
+    asked = ["Which river flows through the city of Bern?", "Who directed the film Vertigo?"]
+    own = gate.decide_batch(asked)
+    strong = gate.with_options(llm_name="gpt-4").decide_batch(asked)
+    assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))

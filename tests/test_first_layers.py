@@ -1,0 +1,81 @@
+"""What only reads a question loads the model's first layers; what writes loads the whole model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.proxy.first_layers import first_layers_of, folder_fingerprint
+from rgate_integrations.proxy.local import LocalProxy
+
+pytestmark = pytest.mark.model
+
+LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))
+ASKED = [{"question": "who wrote hamlet?"}, {"question": "where is the tallest tower of all?"}]
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory, tiny) -> str:
+    """Five narrow layers with random weights."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("five")
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(folder)
+    config = json.loads((Path(tiny) / "config.json").read_text())
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**config | {"num_hidden_layers": 5}))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def whole(name):
+    return LocalProxy(name).load()
+
+
+def states(proxy, layers=LAYERS, drafts=None):
+    return np.stack([each.states for each in proxy.hidden(ANSWER, ASKED, drafts, layers)])
+
+
+def test_the_first_layers_see_what_the_whole_model_sees(five):
+    part, all_of_it = LocalProxy(five), whole(five)
+    assert states(part) == pytest.approx(states(all_of_it), abs=1e-5)
+    assert "loaded=False" in repr(part)
+    assert part.calls == 1
+    assert part.fingerprint == all_of_it.fingerprint == folder_fingerprint(five)
+    assert "loaded=False" in repr(part)
+
+
+def test_what_writes_has_the_whole_model(five):
+    part, all_of_it = LocalProxy(five), whole(five)
+    before = states(part)
+    draft, expected = (p.generate(ANSWER, ASKED[:1], tokens=4)[0] for p in (part, all_of_it))
+    assert draft.token_ids == expected.token_ids
+    assert "loaded=True" in repr(part)
+    assert part.num_layers == 5
+    assert states(part) == pytest.approx(before, abs=1e-5)
+    assert part.fingerprint == all_of_it.fingerprint
+
+
+def test_deeper_layers_load_more_of_it(five):
+    part, all_of_it = LocalProxy(five), whole(five)
+    states(part)
+    deeper = (PooledLayer(3, "question", "mean"),)
+    assert states(part, deeper) == pytest.approx(states(all_of_it, deeper), abs=1e-5)
+    assert states(part) == pytest.approx(states(all_of_it), abs=1e-5)
+    last = (PooledLayer(5, "all", "last"),)
+    assert states(part, last) == pytest.approx(states(all_of_it, last), abs=1e-5)
+    assert "loaded=True" in repr(part)
+
+
+def test_how_many_layers_are_enough(five, tmp_path):
+    assert first_layers_of(five, 0) == 1
+    assert first_layers_of(five, 3) == 4
+    assert first_layers_of(five, 4) is None  # these are all
+    assert first_layers_of("someone/on-the-hub", 1) is None
+    config = json.loads((Path(five) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": ["full_attention"] * 5}))
+    assert first_layers_of(str(tmp_path), 1) is None

@@ -1,0 +1,277 @@
+"""Gates of several heads: what they make of hidden states, how they are fitted, and how they are saved."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
+from rgate_integrations.gates.heads import nearest_llm
+from rgate_integrations.proxy.base import HiddenStates, PooledLayer
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, read_heads, save_heads
+from rgate_integrations.training.heads import (
+    HeadExamples,
+    HeadsRecipe,
+    calibrated_heads,
+    fit_heads,
+    logistic,
+)
+from tests.scripted_proxy import ScriptedProxy
+
+KINDS = (
+    Kind("task", "always", "needs nothing"),
+    Kind("fact", "if known", "asks about a fact"),
+    Kind("news", "never", "asks about something that changes with time"),
+)
+LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))
+
+
+@pytest.fixture
+def artifact():
+    """Four numbers a layer: the first three are the kinds' logits, the last is the logit of knowing."""
+    kind_weight = np.zeros((3, 2, 4), np.float32)
+    for kind in range(3):
+        kind_weight[kind, 0, kind] = 1.0
+    known_weight = np.zeros((2, 4), np.float32)
+    known_weight[0, 3] = 1.0
+    direction = np.zeros((1, 2, 4), np.float32)
+    direction[0, 1, 3] = 1.0
+    return HeadsArtifact(
+        layers=LAYERS,
+        kinds=KINDS,
+        kind_weight=kind_weight,
+        known_weight=known_weight,
+        known_bias=0.0,
+        llms=(KnownLLM("Llama-8B", 0.0, (0.0,)), KnownLLM("GPT-4", 1.0, (2.0,))),
+        llm_directions=direction,
+        base_model="scripted",
+        provenance={"data": [], "metrics": {"auc": {"nq": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
+    )
+
+
+class Told(ScriptedProxy):
+    """A proxy whose hidden states are told by question."""
+
+    def __init__(self, states):
+        super().__init__()
+        self.states = states
+        self.asked = []
+
+    def hidden(self, prompt, values, drafts, layers):
+        assert drafts is None
+        self.asked += [each["question"] for each in values]
+        found = [np.asarray(self.states[each["question"]], np.float32) for each in values]
+        return [HiddenStates(states, 3) for states in found]
+
+
+class OtherWeights(Told):
+    """Another model of the same shape."""
+
+    fingerprint = "4567"
+
+
+def told(first, last=(0, 0, 0, 0)):
+    return Told({"q": [first, last]})
+
+
+def softmax(*logits):
+    raised = [math.exp(each) for each in logits]
+    return [each / sum(raised) for each in raised]
+
+
+def sigmoid(logit):
+    return 1 / (1 + math.exp(-logit))
+
+
+def gate_of(artifact, tmp_path, proxy, **options):
+    return load_gate(str(save_heads(artifact, tmp_path / "g")), proxy=proxy, **options)
+
+
+def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(artifact, tmp_path):
+    decision = gate_of(artifact, tmp_path, told((1, 2, -1, 0.5))).decide("q")
+    task, fact, news = softmax(1, 2, -1)
+    assert decision.error is None
+    assert decision.p_known == pytest.approx(task + fact * sigmoid(0.5))
+    assert decision.signals == pytest.approx(
+        {"task": task, "fact": fact, "news": news, "known": sigmoid(0.5)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "retrieve", "reason"),
+    [
+        ((9, 0, 0, -9), False, "The question needs nothing (probability 1.00)."),
+        ((0, 9, 0, 3), False, "The question asks about a fact that Llama-8B knows with probability 0.95."),
+        ((0, 9, 0, -3), True, "The question asks about a fact that Llama-8B knows with probability 0.05."),
+        ((0, 0, 9, 9), True, "The question asks about something that changes with time (probability 1.00)."),
+    ],
+)
+def test_a_decision_names_what_decided(artifact, tmp_path, first, retrieve, reason):
+    decision = gate_of(artifact, tmp_path, told(first)).decide("q")
+    assert (decision.retrieve, decision.reason) == (retrieve, reason)
+
+
+def test_another_llm_knows_other_things(artifact, tmp_path):
+    proxy = told((0, 9, 0, -1), (0, 0, 0, 0.75))
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    own = load_gate(folder, proxy=proxy).decide("q")
+    other = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4-turbo").decide("q")
+    assert own.signals["known"] == pytest.approx(sigmoid(-1))
+    assert other.signals["known"] == pytest.approx(sigmoid(-1 + 1 + 2 * 0.75))
+    assert "GPT-4" in other.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("", "Llama-8B"), ("meta/LLAMA-8b", "Llama-8B"), ("gpt4", "GPT-4"), ("zzz", "Llama-8B")],
+)
+def test_the_nearest_llm_is_judged(artifact, name, nearest):
+    assert nearest_llm(artifact.llms, name).name == nearest
+
+
+def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
+    proxy = Told({"who is it": [(0, 1, 0, 1), (0, 0, 0, 0)]})
+    gate = gate_of(artifact, tmp_path, proxy)
+    first, second = gate.decide_batch(["who is it", " who\n\nis \t it "], drafts=[None, "It is Bo."])
+    assert set(proxy.asked) == {"who is it"}
+    assert (first.p_known, first.reason) == (second.p_known, second.reason)
+    assert second.draft is None
+
+
+def test_decisions_with_signals_can_be_hashed_and_written_as_json(artifact, tmp_path):
+    decision = gate_of(artifact, tmp_path, told((1, 2, -1, 0.5))).decide("q")
+    again = type(decision).model_validate_json(decision.model_dump_json())
+    assert again == decision
+    assert hash(again) == hash(decision)
+
+
+def test_states_that_are_no_numbers_retrieve(artifact, tmp_path):
+    decision = gate_of(artifact, tmp_path, told((math.nan, 0, 0, 0))).decide("q")
+    assert decision.retrieve
+    assert decision.error is not None
+
+
+def test_states_of_another_shape_or_model_retrieve(artifact, tmp_path):
+    proxy = Told({"q": [(0, 0, 0)]})
+    decision = gate_of(artifact, tmp_path, proxy).decide("q")
+    assert decision.retrieve
+    assert decision.error.type == "ModelLoadError"
+    strange = dataclasses.replace(artifact, fingerprint="0123")
+    decision = gate_of(strange, tmp_path, OtherWeights({"q": [(9, 0, 0, 0)] * 2})).decide("q")
+    assert decision.retrieve
+    assert "0123" in decision.reason
+
+
+def test_heads_are_saved_whole_and_checked(artifact, tmp_path):
+    folder = save_heads(artifact, tmp_path / "g")
+    loaded = read_heads(folder)
+    assert loaded == artifact
+    assert loaded.kind_weight.tolist() == artifact.kind_weight.tolist()
+    assert loaded.llm_directions.tolist() == artifact.llm_directions.tolist()
+    assert "GPT-4" in (folder / "README.md").read_text()
+    weights = (folder / "heads.safetensors").read_bytes()
+    (folder / "heads.safetensors").write_bytes(b"x" + weights)
+    with pytest.raises(ModelLoadError, match="damaged"):
+        read_heads(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kinds": [{"name": "task", "served": "sometimes", "about": ""}] * 3}, "sometimes"),
+        ({"kinds": [{"name": "task", "served": "always", "about": ""}]}, "shape"),
+        ({"llms": []}, "shape"),
+        ({"method": "probe"}, "probe"),
+        ({"prompt": {"hash": "0", "version": 0, "name": "answer"}}, "version 0"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(artifact, tmp_path, change, says):
+    folder = save_heads(artifact, tmp_path / "g")
+    config = json.loads((folder / "gate.json").read_text())
+    if change.get("method") == "probe":
+        (folder / "heads.safetensors").rename(folder / "probe.safetensors")
+    (folder / "gate.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelLoadError, match=says):
+        read_heads(folder)
+
+
+# --- fitting -----------------------------------------------------------------------------------------------
+
+
+def test_logistic_finds_the_base_rate_and_the_slope():
+    nothing, one = np.zeros((4, 0)), np.ones((4, 1))
+    target = np.array([0.0, 1.0, 1.0, 1.0])
+    _, (rate,) = logistic(nothing, one, target, np.ones(4), 0.0, np.zeros(4))
+    assert rate == pytest.approx(math.log(3), abs=1e-2)
+    _, (rate,) = logistic(nothing, one, target, np.ones(4), 0.0, np.full(4, 2.0))
+    assert rate == pytest.approx(math.log(3) - 2, abs=1e-2)
+    x = np.linspace(-3, 3, 200)[:, None]
+    soft = 1 / (1 + np.exp(-(2 * x[:, 0] - 0.5)))
+    (slope,), (bias,) = logistic(x, np.ones((200, 1)), soft, np.ones(200), 1e-6, np.zeros(200))
+    assert (slope, bias) == (pytest.approx(2, abs=0.01), pytest.approx(-0.5, abs=0.01))
+
+
+def examples(n=600, seed=0):
+    """Kinds by the first three numbers, knowledge by the fourth; a group of twice the rate that says nothing."""
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(n, 2, 6)).astype(np.float32)
+    number = rng.integers(0, 3, n)
+    states[np.arange(n), 0, number] += 4
+    names = np.array([kind.name for kind in KINDS])
+    selected = rng.random(n) < 0.5
+    known = (states[:, 0, 3] + selected * 1.5 + rng.normal(size=n) * 0.5 > 0).astype(float)
+    return HeadExamples(
+        states=states,
+        kinds=names[number],
+        known=known,
+        llms=np.where(selected, "GPT-4", "Llama-8B"),
+        groups=np.where(selected, "b:nq:GPT-4", "a:nq:Llama-8B"),
+        weights=np.ones(n),
+    )
+
+
+def test_fitted_heads_tell_kinds_and_knowledge_apart():
+    train, test = examples(seed=0), examples(seed=1)
+    heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 1))
+    kinds = heads.kind_probabilities(test.states)
+    names = np.array([kind.name for kind in KINDS])
+    assert kinds.sum(axis=1) == pytest.approx(1.0)
+    assert (names[kinds.argmax(axis=1)] == test.kinds).mean() > 0.95
+    own = test.llms == "Llama-8B"
+    assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], heads.llms[0])) > 0.9
+    gpt = heads.llms[1]
+    assert gpt.name == "GPT-4"
+    logits = [heads.known_logits(test.states, llm).mean() for llm in heads.llms]
+    assert logits[1] > logits[0] + 0.5  # it is right more often
+    assert heads.llms[0] == KnownLLM("Llama-8B", 0.0, (0.0,))  # the head itself is for this one
+
+
+def test_rows_without_a_label_count_only_for_the_other_heads():
+    train = examples()
+    half = dataclasses.replace(
+        train,
+        kinds=np.where(np.arange(600) % 2 == 0, train.kinds, ""),
+        known=np.where(np.arange(600) % 2 == 1, train.known, math.nan),
+    )
+    heads = fit_heads(half, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0))
+    assert np.isfinite(heads.kind_weight).all()
+    assert np.isfinite(heads.known_weight).all()
+    with pytest.raises(DataFormatError, match="news"):
+        fit_heads(train.rows(train.kinds != "news"), LAYERS, KINDS, "Llama-8B", "scripted")
+
+
+def test_calibration_maps_the_logits_by_a_line(artifact):
+    states = np.array([[[0.3, 0.1, 0.2, 0.7], [0, 0, 0, 0.5]]])
+    mapped = calibrated_heads(artifact, 3.0, -1.0)
+    for before, after in zip(artifact.llms, mapped.llms, strict=True):
+        expected = 3 * artifact.known_logits(states, before)[0] - 1
+        assert mapped.known_logits(states, after)[0] == pytest.approx(expected)
+
+
+def test_shapes_that_do_not_fit_are_refused(artifact):
+    with pytest.raises(ConfigurationError, match="kind_weight"):
+        dataclasses.replace(artifact, kind_weight=np.zeros((2, 2, 4), np.float32))
