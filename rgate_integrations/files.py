@@ -49,7 +49,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
 
     Args:
         folder: Where to; folders above it that are missing are made.
-        files: Contents by name.
+        files: Contents by name; a name may begin with a sub-folder.
 
     Returns:
         The folder.
@@ -62,6 +62,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
     try:
         made.mkdir(parents=True)
         for name, content in files.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
             _write(made / name, content)
         rename_folder(made, target)
     except BaseException as error:

@@ -89,6 +89,7 @@ LAYERS = [
     {"request", "judging", "several", "engine", "loading", "calling", "drafting", "answer_first"},
     {"claims", "answer", "pipeline"},
     {"evaluation", "calibration", "training"},
+    {"tuning"},
     {"langchain", "llama_index", "ray", "playground"},
     {"cli"},
 ]

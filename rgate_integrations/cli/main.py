@@ -21,6 +21,7 @@ from rgate_integrations.cli.output import print_error
 from rgate_integrations.cli.playground import playground
 from rgate_integrations.cli.report import monitor, report
 from rgate_integrations.cli.train import train
+from rgate_integrations.cli.tune import tune
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -55,6 +56,7 @@ for command in (
     decide,
     ask,
     playground,
+    tune,
     train,
     collect,
     evaluate,

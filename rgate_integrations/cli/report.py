@@ -37,8 +37,10 @@ def monitor(
     from rgate_integrations.saved.folder import read_config
 
     config = read_config(str(gate))
-    if config["method"] != "calibrated":
-        raise DataFormatError(f"{str(gate)!r} is not a calibrated gate.", hint="rgate calibrate … --out DIR")
+    if config["method"] not in ("calibrated", "tuned"):
+        raise DataFormatError(
+            f"{str(gate)!r} is not a calibrated gate.", hint="rgate tune … or rgate calibrate … --out DIR"
+        )
     logged = []
     for record in read_records(log):
         p_known = record.optional_number("p_known")

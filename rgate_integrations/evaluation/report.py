@@ -65,6 +65,7 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
             "draft": r.get("draft", ""),
             "threshold": r["threshold"] if r.get("threshold") is not None else 0.5,
             "break_even": r.get("break_even"),
+            "notes": list(r.get("notes", ())),
             "questions": [
                 [
                     q["p_known"],

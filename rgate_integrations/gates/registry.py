@@ -38,6 +38,7 @@ _GATES = {
     "semantic_sets": "uncertainty:SemanticSetsGate",
     "slimplm": "slimplm:SlimPLMGate",
     "token_probability": "token_probability:TokenProbabilityGate",
+    "tuned": "tuned:TunedGate",
 }
 _OF_THE_ENGINE = ("on_error", "timeout", "queue_timeout")
 
@@ -134,7 +135,7 @@ def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
 
 
 def _made_of(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
-    if config["method"] in ("probe", "heads"):
+    if config["method"] in ("probe", "heads", "tuned"):
         return make_gate(f"{config['method']}:{name}", **parameters)
     if config["method"] == "calibrated":
         gate = gate_from_config({**config["config"], **parameters})

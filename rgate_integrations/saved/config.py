@@ -100,7 +100,19 @@ class _Calibrated(_SavedGate):
     config: dict[str, Any]
 
 
-_KINDS: dict[Any, type[_SavedGate]] = {"probe": _Probe, "heads": _Heads, "calibrated": _Calibrated}
+class _Tuned(_TrainedGate):
+    layers: list[tuple[_Count, Span, Pooling]]
+    tokens: _Count
+    slope: _Finite
+    bias: _Finite
+
+
+_KINDS: dict[Any, type[_SavedGate]] = {
+    "probe": _Probe,
+    "heads": _Heads,
+    "calibrated": _Calibrated,
+    "tuned": _Tuned,
+}
 
 
 def parsed_config(folder: Path) -> dict[str, Any]:

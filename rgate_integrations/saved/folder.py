@@ -21,7 +21,8 @@ from rgate_integrations.saved.config import CONFIG, parsed_config
 
 CARD = "README.md"
 PROBE, HEADS, ADAPTER = "probe.safetensors", "heads.safetensors", "adapter_model.safetensors"
-_WEIGHTS = {"probe": PROBE, "heads": HEADS}  # every other method has an adapter
+TUNED = "tuned.safetensors"
+_WEIGHTS = {"probe": PROBE, "heads": HEADS, "tuned": TUNED}  # every other method has an adapter
 _SHIPPED = Path(__file__).parent.parent / "weights"
 
 
@@ -181,7 +182,7 @@ def _from_hub(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise missing_dependency("huggingface_hub", "local") from error
-    files = [CONFIG, PROBE, HEADS, CARD, ADAPTER, "adapter_config.json"]
+    files = [CONFIG, PROBE, HEADS, CARD, ADAPTER, "adapter_config.json", TUNED, "prior/*"]
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the Hub client raises errors of several libraries

@@ -1,0 +1,255 @@
+"""``rgate tune``: from the questions of a log to a gate for your LLM."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rgate_integrations.cli.bars import TrainingBar
+from rgate_integrations.cli.gate_options import numbers
+from rgate_integrations.cli.opening import open_index
+from rgate_integrations.cli.options import IndexFolder, PassageCount
+from rgate_integrations.cli.output import Terminal
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
+
+if TYPE_CHECKING:
+    from rgate_integrations.calibration.policies import Policy
+    from rgate_integrations.evaluation.break_even import StageTimes
+    from rgate_integrations.index.embedder import Embedder
+    from rgate_integrations.proxy.base import Proxy
+    from rgate_integrations.tuning.gates import FittedGate
+    from rgate_integrations.tuning.labelling import LabelKind
+    from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
+
+KEY = "RGATE_API_KEY"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What ``rgate tune`` was asked for; see `tune`."""
+
+    questions: Path
+    out: Path
+    llm: str
+    model: str | None
+    index: Path | None
+    k: int
+    answer_tokens: int
+    judge: str | None
+    answers: Path | None
+    limit: int | None
+    update: bool
+    yes: bool
+
+
+def tune(
+    questions: Annotated[
+        Path, typer.Option(help="JSONL with question and, where known, gold_answers a line.")
+    ],
+    llm: Annotated[
+        str, typer.Option(help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the gate.")],
+    model: Annotated[str | None, typer.Option(help="Name of the model on the server.")] = None,
+    index: IndexFolder = None,
+    k: PassageCount = 3,
+    max_loss: Annotated[
+        float | None, typer.Option(help="Lose at most this much against always retrieving; 0.02 by default.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Retrieve for at most this share of the questions.")
+    ] = None,
+    times: Annotated[
+        str | None,
+        typer.Option(help="direct=…,rag=…: what an answer costs. The least cost, unless a promise is asked."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    labels: Annotated[
+        str, typer.Option(help="gold, judge or agreement; auto: gold where there is.")
+    ] = "auto",
+    judge: Annotated[str | None, typer.Option(help="Local model that judges, for --labels judge.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="So many questions, drawn so that they stand for all.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
+    answers: Annotated[
+        Path | None, typer.Option(help="File of the answers; OUT.answers.jsonl when none.")
+    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
+) -> None:
+    """Ask your LLM with and without retrieval, and make a gate for it. Started again it goes on."""
+    from rgate_integrations.tuning.tune import TuneOptions
+
+    stage_times = _stage_times(times)
+    options = TuneOptions(
+        policy=_policy(max_loss, budget, stage_times, confidence),
+        labels=_label_kind(labels),
+        sample=sample,
+        concurrency=concurrency,
+        tokens=tokens,
+        seed=seed,
+        times=stage_times,
+    )
+    asked = _Asked(
+        questions=questions,
+        out=out,
+        llm=llm,
+        model=model,
+        index=index,
+        k=k,
+        answer_tokens=answer_tokens,
+        judge=judge,
+        answers=answers,
+        limit=limit,
+        update=update,
+        yes=yes,
+    )
+    console = Terminal()
+    _print(_tuned(asked, options, console), console)
+
+
+def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
+    from itertools import islice
+
+    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.tuning.arms import ModelArm
+    from rgate_integrations.tuning.questions import read_log
+    from rgate_integrations.tuning.tune import tune as run
+
+    log = list(islice(read_log(asked.questions), asked.limit))
+    given = [{"question": each.text, "gold_answers": list(each.gold)} for each in log]
+    answering = _llm(asked, options.concurrency)
+    notices = Terminal(stderr=True)
+    index = open_index(asked.index, notices)
+
+    bar = TrainingBar()
+
+    def before(plan: Plan) -> None:
+        _confirm(plan, asked, notices)
+        bar.__enter__()
+
+    try:
+        return run(
+            given,
+            direct=ModelArm(answering, tokens=asked.answer_tokens),
+            retrieve=ModelArm(answering, index=index, k=asked.k, tokens=asked.answer_tokens),
+            out=asked.out,
+            options=options,
+            judge=shared_proxy(asked.judge) if asked.judge else None,
+            embedder=_embedder(notices),
+            answers=asked.answers,
+            update=asked.update,
+            before=before,
+            progress=bar,
+        )
+    finally:
+        bar.__exit__()
+
+
+def _llm(asked: _Asked, concurrency: int) -> Proxy:
+    """Return the LLM: one on a server, whose key comes from the environment, or a local one."""
+    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.proxy.served import ServedProxy
+
+    if not asked.llm.startswith(("http://", "https://")):
+        return shared_proxy(asked.llm)
+    if asked.model is None:
+        raise ConfigurationError("Which model on the server?", hint="--model NAME")
+    key = os.environ.get(KEY) or None
+    return ServedProxy(asked.llm, asked.model, api_key=key, max_concurrency=concurrency)
+
+
+def _embedder(notices: Terminal) -> Embedder | None:
+    """Return the embedder, if its model is here."""
+    from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
+    from rgate_integrations.proxy.download import resolve_model
+
+    try:
+        resolve_model(DEFAULT_EMBEDDER)
+    except ModelLoadError as error:
+        notices.print(f"note: without an embedder there are no topics; {error.hint}", style="dim")
+        return None
+    return SentenceEmbedder()
+
+
+def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
+    """Say what will be asked, and wait for a yes."""
+    calls = sum(plan.calls.values())
+    notices.print(
+        f"{plan.questions} questions: {plan.calls['direct']} calls without and {plan.calls['retrieve']} with "
+        f"retrieval to {asked.llm}, about {plan.tokens:,} tokens.",
+        soft_wrap=True,
+    )
+    if calls == 0 or asked.yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigurationError("Nothing was asked: there is nobody to say yes.", hint="--yes")
+    typer.confirm("Go on?", abort=True, err=True)
+
+
+def _policy(
+    max_loss: float | None, budget: float | None, times: StageTimes | None, confidence: float
+) -> Policy:
+    from rgate_integrations.calibration.policies import Budget, LowestCost, MaxLoss
+
+    if max_loss is not None and budget is not None:
+        raise ConfigurationError("Give one promise.", hint="--max-loss or --budget")
+    if budget is not None:
+        return Budget(budget, confidence)
+    if max_loss is None and times is not None:
+        return LowestCost(retrieval=max(times.rag - times.direct, 0.0), answer=times.direct)
+    return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
+
+
+def _stage_times(text: str | None) -> StageTimes | None:
+    from rgate_integrations.evaluation.break_even import StageTimes
+
+    if text is None:
+        return None
+    given = numbers(text, ("direct", "rag"), needed=("direct", "rag"))
+    return StageTimes(gate=0.0, direct=given["direct"], rag=given["rag"])
+
+
+def _label_kind(labels: str) -> LabelKind:
+    from rgate_integrations.tuning.labelling import LABEL_KINDS
+
+    for kind in LABEL_KINDS:
+        if kind == labels:
+            return kind
+    raise ConfigurationError(f"--labels {labels!r} is not known.", hint="gold, judge or agreement")
+
+
+def _print(tuned: Tuned, console: Terminal) -> None:
+    labels = tuned.labels
+    if tuned.failed:
+        console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
+    console.print(f"{len(labels.known)} questions with a label ({labels.kind}). {labels.description}")
+    _print_gate("question alone", tuned.question, console)
+    if tuned.answer_first is None:
+        console.print("No gate for begun answers: too few have log-probabilities.")
+    else:
+        _print_gate("answer first", tuned.answer_first, console)
+    console.print(
+        f'Saved. Use it as load_gate("{tuned.folder}") or --gate {tuned.folder}; '
+        f"the report is {tuned.folder}/report.html.",
+        soft_wrap=True,
+    )
+
+
+def _print_gate(name: str, gate: FittedGate, console: Terminal) -> None:
+    rate = (gate.p < gate.chosen.threshold).mean()
+    console.print(f"{name}: {gate.chosen.promise}", style="bold" if gate.chosen.kept else "bold yellow")
+    console.print(
+        f"threshold {gate.chosen.threshold:.3f}, retrieval rate {rate:.1%} of {len(gate.p)}; held-out AUC "
+        f"{gate.auc:.3f}, shipped {gate.auc_before:.3f}"
+    )

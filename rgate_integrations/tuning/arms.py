@@ -1,0 +1,195 @@
+"""The two arms of an application: how it answers without, and how it answers with retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from rgate_integrations.answer import AnswerRequest, write_answers
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.proxy.served import ServedProxy
+
+_METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex's query engines and LLMs
+_TEXTS = ("answer", "result", "output", "text", "response", "content")
+
+
+@runtime_checkable
+class Arm(Protocol):
+    """Answers questions.
+
+    Attributes:
+        name: What answers.
+        batch: How many questions it takes at once.
+        facts: What decides its answers, as JSON values; a run that differs does not continue an earlier one.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def batch(self) -> int: ...  # noqa: D102
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+    def answer(self, questions: Sequence[str]) -> list[Draft]:
+        """Return one answer a question, with log-probabilities where there are some."""
+
+
+@dataclass(frozen=True)
+class ModelArm:
+    """A model, local or on a server, with passages from an index if there is one.
+
+    Attributes:
+        llm: Answers.
+        index: Finds passages; None answers without. Where it finds none the answer is without, too.
+        k: Passages a question.
+        tokens: Maximum length of an answer.
+    """
+
+    llm: Proxy
+    index: Retriever | None = None
+    k: int = 3
+    tokens: int = 64
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.llm.name
+
+    @property
+    def batch(self) -> int:
+        """A server makes its own batches."""
+        return 1 if isinstance(self.llm, ServedProxy) else 8
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Model, prompt and lengths."""
+        facts: dict[str, Any] = {
+            "llm": self.llm.name,
+            "weights": self.llm.fingerprint,
+            "prompt": ANSWER.hash,
+            "tokens": self.tokens,
+        }
+        if isinstance(self.llm, ServedProxy):
+            facts["server"] = self.llm.url
+        if self.index is not None:
+            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": type(self.index).__name__}
+        return facts
+
+    def answer(self, questions: Sequence[str]) -> list[Draft]:
+        """Search, if there is an index, and answer."""
+        requests = []
+        hits = [[] for _ in questions] if self.index is None else self.index.search(list(questions), self.k)
+        for question, found in zip(questions, hits, strict=True):
+            passages = [hit.passage for hit in found]
+            if passages:
+                requests.append(AnswerRequest.with_passages(question, passages, self.tokens))
+            else:
+                requests.append(AnswerRequest.closed_book(question, self.tokens))
+        return write_answers(self.llm, requests)
+
+
+@dataclass(frozen=True)
+class ObjectArm:
+    """An object of an application: it is given the question, and what it returns is read.
+
+    Attributes:
+        call: Answers one question.
+        name: What is called.
+    """
+
+    call: Callable[[str], Any]
+    name: str
+    batch: int = 1
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def answer(self, questions: Sequence[str]) -> list[Draft]:
+        """Ask one question after the other."""
+        return [read_answer(self.call(question)) for question in questions]
+
+
+def as_arm(given: Any, what: str) -> Arm:
+    """Return what answers as an arm.
+
+    Args:
+        given: An `Arm`; a `rgate_integrations.proxy.Proxy`; a LangChain runnable that takes the question; a
+            LlamaIndex query engine or LLM; or a callable from question to answer.
+        what: Name of the argument, for the error.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(given, Proxy):
+        return ModelArm(given)
+    if isinstance(given, Arm):
+        return given
+    for method in _METHODS:
+        if callable(getattr(given, method, None)):
+            return _object_arm(getattr(given, method), given)
+    if callable(given):
+        return _object_arm(given, given)
+    raise ConfigurationError(
+        f"{what}= cannot answer questions: it is a {type(given).__name__}.",
+        hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
+    )
+
+
+def _object_arm(call: Callable[[str], Any], given: Any) -> ObjectArm:
+    name = str(getattr(given, "model_name", "") or getattr(given, "__name__", "") or type(given).__name__)
+    return ObjectArm(call, name, facts={"object": name})
+
+
+def read_answer(given: Any) -> Draft:
+    """Return what an application's object gave as an answer, with OpenAI's log-probabilities if they are with it.
+
+    Raises:
+        EvidenceError: There is no text in it.
+    """
+    if isinstance(given, Draft):
+        return given
+    text = _text(given)
+    if text is None:
+        raise EvidenceError(f"The answer is a {type(given).__name__}, in which there is no text.")
+    tokens, logprobs = _logprobs(given)
+    return Draft(
+        text=text.strip(),
+        tokens=tokens,
+        logprobs=logprobs or None,
+        source="llm",
+    )
+
+
+def _text(given: Any) -> str | None:
+    """Return the text of an answer: itself, or that of the attribute or key where frameworks put it."""
+    if isinstance(given, str):
+        return given
+    for name in _TEXTS:
+        found = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):  # a message's blocks
+            parts = [part if isinstance(part, str) else part.get("text", "") for part in found]
+            return "".join(parts)
+        if found is not None and not callable(found) and _text(found) is not None:
+            return _text(found)
+    return None
+
+
+def _logprobs(given: Any) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return tokens and log-probabilities as OpenAI's chat API gives them, where LangChain keeps them."""
+    metadata = getattr(given, "response_metadata", None)
+    said = metadata.get("logprobs") if isinstance(metadata, Mapping) else None
+    content = said.get("content") if isinstance(said, Mapping) else None
+    tokens: list[str] = []
+    logprobs: list[float] = []
+    for each in content or []:
+        if each["token"]:  # the end of the turn has none
+            tokens.append(each["token"])
+            logprobs.append(min(float(each["logprob"]), 0.0))
+    return tuple(tokens), tuple(logprobs)

@@ -1,0 +1,226 @@
+"""Asks both arms every question, several at a time, and keeps each answer at once: nothing is asked twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError, ServerError
+from rgate_integrations.files import JsonlLog
+from rgate_integrations.records import Record
+from rgate_integrations.tuning.arms import Arm
+from rgate_integrations.tuning.questions import Question
+
+ArmName = Literal["direct", "retrieve"]
+ARMS: tuple[ArmName, ...] = ("direct", "retrieve")
+STOP_AFTER = 10
+"""So many failures of an arm in a row mean that there is no use in asking on."""
+
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SHORTEST_SECRET = 6
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question with the answers of both arms.
+
+    Attributes:
+        question: The question.
+        direct: The answer without retrieval.
+        retrieve: The answer with retrieval.
+        seconds: How long each took, by arm.
+    """
+
+    question: Question
+    direct: Draft
+    retrieve: Draft
+    seconds: dict[str, float]
+
+
+class Answers:
+    """The file of answers: a line for each answer, and one for each failure, which is asked again next time.
+
+    Args:
+        path: The file; an existing one is continued.
+        arms: What answers, by name.
+
+    Raises:
+        ConfigurationError: Something else gave the answers that are in it.
+        DataFormatError: It holds something else than answers.
+        WriteError: It cannot be written to.
+    """
+
+    def __init__(self, path: Path, arms: dict[ArmName, Arm]) -> None:
+        self.path = path
+        self.arms = arms
+        self.failed: dict[tuple[str, str], str] = {}
+        self._log = JsonlLog(path)
+        self._questions: dict[str, Question] = {}
+        self._found: dict[tuple[str, str], tuple[Draft, float]] = {}
+        made_with: dict[str, Any] = {name: dict(arm.facts) for name, arm in arms.items()}
+        lines = self._log.values()
+        if not lines:
+            self._log.append([{"made_with": made_with}])
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                self._check(line, made_with)
+            else:
+                self._take(Record(f"{path}, line {number}", number, line if isinstance(line, dict) else {}))
+
+    def whole(self) -> list[Answered]:
+        """Return the questions that both arms answered, in the order in which they were asked first."""
+        found = []
+        for key, question in self._questions.items():
+            direct, retrieve = self._found.get((key, "direct")), self._found.get((key, "retrieve"))
+            if direct is not None and retrieve is not None:
+                seconds = {"direct": direct[1], "retrieve": retrieve[1]}
+                found.append(Answered(question, direct[0], retrieve[0], seconds))
+        return found
+
+    def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
+        """Return the questions that an arm has not answered yet."""
+        return [question for question in questions if (question.key, arm) not in self._found]
+
+    def ask(
+        self,
+        questions: Sequence[Question],
+        *,
+        concurrency: int,
+        report: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Ask what is missing. A failure is kept as one, and the others go on.
+
+        Args:
+            questions: The questions.
+            concurrency: Requests at a time.
+            report: Told how many calls are done, and how many there are.
+
+        Raises:
+            ServerError: Ten calls of an arm in a row failed, or all did; what was answered is kept.
+            WriteError: An answer could not be kept, such as on a full disk.
+        """
+        jobs = list(self._jobs(questions))
+        total = sum(len(some) for _, some in jobs)
+        done = 0
+        in_a_row = dict.fromkeys(ARMS, 0)
+        self.failed.clear()
+        for arm, line in self._asked(jobs, concurrency):
+            self._log.append([line])
+            self._take(Record(str(self.path), 0, line))
+            in_a_row[arm] = in_a_row[arm] + 1 if "error" in line else 0
+            done += 1
+            if report is not None:
+                report(done, total)
+            if in_a_row[arm] == STOP_AFTER:
+                raise _of_no_use(self.failed, self.path)
+        if done and len(self.failed) == done:
+            raise _of_no_use(self.failed, self.path)
+
+    def _asked(
+        self, jobs: Sequence[tuple[ArmName, list[Question]]], concurrency: int
+    ) -> Iterator[tuple[ArmName, dict[str, Any]]]:
+        """Yield the line of each call as it ends; no more calls are begun than are waited for."""
+        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rgate-tune")
+        begun: dict[Future[list[tuple[Draft | Exception, float]]], tuple[ArmName, list[Question]]] = {}
+        left = iter(jobs)
+        try:
+            while True:
+                for arm, some in islice(left, concurrency - len(begun)):
+                    begun[pool.submit(self._answer, arm, some)] = (arm, some)
+                if not begun:
+                    return
+                for future in wait(begun, return_when=FIRST_COMPLETED).done:
+                    arm, some = begun.pop(future)
+                    for line in self._lines(future, arm, some):
+                        yield arm, line
+        finally:
+            # Those that are under way are waited for: their threads must not outlive the call.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _jobs(self, questions: Sequence[Question]) -> Iterator[tuple[ArmName, list[Question]]]:
+        """Yield what is to be asked, both arms of a question close to each other."""
+        jobs: list[tuple[int, ArmName, list[Question]]] = []
+        for name in ARMS:
+            missing, batch = self.missing(questions, name), self.arms[name].batch
+            for start in range(0, len(missing), batch):
+                jobs.append((start, name, missing[start : start + batch]))
+        for _, name, some in sorted(jobs, key=lambda job: job[0]):
+            yield name, some
+
+    def _answer(self, arm: ArmName, some: Sequence[Question]) -> list[tuple[Draft | Exception, float]]:
+        """Answer some questions; with an error, one by one, so that only those fail that must."""
+        start = perf_counter()
+        try:
+            drafts = self.arms[arm].answer([question.text for question in some])
+        except Exception as error:  # whatever the user's own object raises
+            if len(some) == 1:
+                return [(error, 0.0)]
+            return [self._answer(arm, [question])[0] for question in some]
+        seconds = (perf_counter() - start) / len(some)
+        return [(draft, seconds) for draft in drafts]
+
+    def _lines(
+        self, future: Future[list[tuple[Draft | Exception, float]]], arm: ArmName, some: Sequence[Question]
+    ) -> Iterator[dict[str, Any]]:
+        for question, (outcome, seconds) in zip(some, future.result(), strict=True):
+            line: dict[str, Any] = {"arm": arm, "question": question.text, "gold_answers": [*question.gold]}
+            if isinstance(outcome, Exception):
+                yield line | {"error": without_secrets(f"{type(outcome).__name__}: {outcome}")}
+                continue
+            line |= {"text": outcome.text, "tokens": [*outcome.tokens], "seconds": round(seconds, 4)}
+            if outcome.logprobs is not None and not outcome.scored_by:
+                line["logprobs"] = [round(logprob, 4) for logprob in outcome.logprobs]
+            yield line
+
+    def _take(self, record: Record) -> None:
+        """Take a line of the file into memory."""
+        question = Question(record.text("question"), tuple(record.texts("gold_answers")))
+        known = self._questions.get(question.key)
+        if known is None or (question.gold and not known.gold):
+            self._questions[question.key] = question
+        place = (question.key, record.text("arm"))
+        if "error" in record.fields:
+            self.failed[place] = record.optional_text("error")
+            return
+        self.failed.pop(place, None)
+        tokens, logprobs = record.texts("tokens"), record.logprobs("logprobs")
+        if logprobs is not None and len(logprobs) != len(tokens):
+            tokens = ()
+        draft = Draft(text=record.optional_text("text"), tokens=tokens, logprobs=logprobs, source="llm")
+        self._found[place] = (draft, record.optional_number("seconds") or 0.0)
+
+    def _check(self, line: Any, made_with: dict[str, Any]) -> None:
+        """Refuse a file that is something else, or whose answers are from elsewhere."""
+        theirs = line.get("made_with") if isinstance(line, dict) else None
+        if not isinstance(theirs, dict):
+            raise DataFormatError(
+                f"{str(self.path)!r} holds something else than answers.", hint="Name another file."
+            )
+        if theirs != made_with:
+            raise ConfigurationError(
+                f"The answers in {str(self.path)!r} were made with {theirs}; now it is {made_with}.",
+                hint="Write to another place: mixed answers would train a wrong gate.",
+            )
+
+
+def _of_no_use(failed: dict[tuple[str, str], str], path: Path) -> RGateError:
+    last = list(failed.values())[-1]
+    return ServerError(
+        f"Asking was given up: {len(failed)} calls failed, the last with: {last}",
+        hint=f"What was answered is kept in {str(path)!r}: repair it, and run the same again.",
+    )
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the secrets of the environment, whoever quotes them."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and name.upper().endswith(_SECRET):
+            text = text.replace(value, "***")
+    return text

@@ -1,0 +1,258 @@
+"""`tune`: from the questions of a log to a gate for one's own LLM, in one call that can be stopped and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rgate_integrations.calibration.policies import MaxLoss, Policy
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evaluation.break_even import StageTimes
+from rgate_integrations.files import existing_folder, write_folder
+from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.loading import DEFAULT_GATES, load_gate
+from rgate_integrations.locks import locked
+from rgate_integrations.proxy.base import PooledLayer, Proxy
+from rgate_integrations.saved.folder import read_config
+from rgate_integrations.saved.tuned import tuned_files
+from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.training.probe import middle_layers
+from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm
+from rgate_integrations.tuning.asking import ARMS, Answers, ArmName
+from rgate_integrations.tuning.gates import (
+    FittedGate,
+    Readings,
+    check_labels,
+    fit_gate,
+    prior_logits,
+    read_states,
+)
+from rgate_integrations.tuning.labelling import LabelKind, Labels, label
+from rgate_integrations.tuning.page import page, summary
+from rgate_integrations.tuning.questions import Question, read_log, sampled
+
+ANSWER_FIRST = "answer-first"
+"""Sub-folder of the gate that judges a begun answer."""
+
+REPORT = "report.html"
+_CARD = "README.md"
+_CHARACTERS_A_TOKEN = 4
+_PROMPT = 40  # tokens of the prompts' own words, about
+_PASSAGE = 150  # tokens of a passage, about
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a gate is tuned.
+
+    Attributes:
+        policy: Chooses the threshold: `MaxLoss`, `Budget` or `LowestCost`.
+        labels: What the labels are made from.
+        sample: How many questions are asked, drawn so that they stand for all; all when None.
+        concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
+        tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
+        folds: Folds of the cross-fitting, at least 2.
+        seed: Seed of everything.
+        prior: The gate that is corrected: the name of a shipped one, or a folder.
+        times: What an answer costs without (``direct``) and with retrieval (``rag``), in any unit, for the report;
+            the seconds that were measured when None.
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
+    labels: LabelKind = "auto"
+    sample: int | None = None
+    concurrency: int = 4
+    tokens: int = 32
+    folds: int = 5
+    seed: int = 0
+    prior: str = DEFAULT_GATES["none"]
+    times: StageTimes | None = None
+
+    def __post_init__(self) -> None:
+        least = {"concurrency": 1, "tokens": 1, "folds": 2, "sample": 1}
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise ConfigurationError(f"{name} is {value}; it must be at least {lowest}.")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be asked.
+
+    Attributes:
+        questions: How many questions.
+        calls: LLM calls that are left to make, by arm.
+        tokens: About how many tokens these take; 0 if that cannot be told.
+    """
+
+    questions: int
+    calls: Mapping[str, int]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What came of it.
+
+    Attributes:
+        folder: The gate for the question alone: ``load_gate(folder)``. Its sub-folder ``answer-first`` has the other.
+        question: The gate for the question alone.
+        answer_first: The gate that judges a begun answer; None where the LLM gives no log-probabilities.
+        labels: What it was fitted to.
+        failed: How many calls failed; the same call asks them again.
+    """
+
+    folder: Path
+    question: FittedGate
+    answer_first: FittedGate | None
+    labels: Labels
+    failed: int
+
+
+def tune(
+    questions: str | Path | Iterable[str | Mapping[str, Any]],
+    *,
+    direct: Any,
+    retrieve: Any,
+    out: str | Path,
+    options: TuneOptions | None = None,
+    judge: Proxy | None = None,
+    embedder: Embedder | None = None,
+    proxy: Proxy | str | None = None,
+    answers: str | Path | None = None,
+    update: bool = False,
+    before: Callable[[Plan], None] | None = None,
+    progress: Progress = silent,
+) -> Tuned:
+    """Ask an LLM the questions of a log without and with retrieval, and fit a gate to what came out.
+
+    Answers are kept as they come. Run again after a kill, it goes on: no call that was answered is made again. The
+    gate is written at the end, whole. It starts from a shipped gate and leaves it only as far as held-out questions
+    say so; its threshold is chosen on scores from fits that have not seen the question.
+
+    Args:
+        questions: The log: a JSONL file, or texts and objects; see `rgate_integrations.tuning.questions.read_log`.
+        direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
+            `rgate_integrations.proxy.Proxy`, or a function of the question.
+        retrieve: Answers with retrieval, likewise.
+        out: Folder for the gate.
+        options: How; the defaults when None.
+        judge: A model that judges answers against gold ones, for ``labels="judge"``.
+        embedder: Embeds questions and answers: for the sample, agreement and topics. They do without when None.
+        proxy: The proxy model, instead of the shipped gate's own.
+        answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
+        update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
+        before: Told what will be asked before it is; what it raises ends the run.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        ConfigurationError: ``out`` exists, an arm cannot answer, or the answers are from elsewhere.
+        DataFormatError: There is no question, or too few or too equal labels.
+        ServerError: An LLM could not be asked.
+        WriteError: A disk is full; what was answered is kept.
+        LockedError: Another process is tuning there.
+    """
+    options = options or TuneOptions()
+    folder = Path(out)
+    kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
+    _check_out(folder, update)
+    arms: dict[ArmName, Arm] = {
+        "direct": as_arm(direct, "direct"),
+        "retrieve": as_arm(retrieve, "retrieve"),
+    }
+    asked = read_log(questions)
+    if options.sample is not None:
+        asked = sampled(asked, options.sample, embedder, options.seed)
+    with locked(kept):
+        log = Answers(kept, arms)
+        if before is not None:
+            before(_plan(asked, log))
+        log.ask(
+            asked,
+            concurrency=options.concurrency,
+            report=lambda done, total: progress("asking the LLM", done, total),
+        )
+        labels = label(log.whole(), options.labels, judge=judge, embedder=embedder)
+        check_labels(labels)
+        return _fitted(
+            labels, arms["direct"].name, folder, options, embedder, proxy, len(log.failed), progress
+        )
+
+
+def _check_out(folder: Path, update: bool) -> None:
+    """Refuse before anything is asked what could not be written afterwards.
+
+    Raises:
+        ConfigurationError: The folder exists and is not to be updated, or is something else than a tuned gate.
+    """
+    there = existing_folder(folder)
+    if not there.exists():
+        return
+    if not update:
+        raise ConfigurationError(
+            f"{str(folder)!r} exists.", hint="--update adds questions to it; or name another folder."
+        )
+    if not there.is_dir() or read_config(str(folder))["method"] != "tuned":
+        raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
+
+
+def _plan(questions: Sequence[Question], log: Answers) -> Plan:
+    """Count the calls that are left; a token is about four characters."""
+    calls: dict[str, int] = {arm: len(log.missing(questions, arm)) for arm in ARMS}
+    tokens = 0
+    for name in ARMS:
+        arm = log.arms[name]
+        if not isinstance(arm, ModelArm):
+            return Plan(len(questions), calls, 0)
+        passages = 0 if arm.index is None else arm.k * _PASSAGE
+        for question in log.missing(questions, name):
+            tokens += len(question.text) // _CHARACTERS_A_TOKEN + _PROMPT + passages + arm.tokens
+    return Plan(len(questions), calls, tokens)
+
+
+def _fitted(
+    labels: Labels,
+    llm: str,
+    folder: Path,
+    options: TuneOptions,
+    embedder: Embedder | None,
+    proxy: Proxy | str | None,
+    failed: int,
+    progress: Progress,
+) -> Tuned:
+    """Read the questions, fit both gates, and write them."""
+    gate = load_gate(options.prior, proxy=proxy)
+    model = gate.get_proxy()
+    texts = [each.question.text for each in labels.answered]
+    layers = tuple(PooledLayer(layer, "question", "mean") for layer in _layers_of(model))
+    readings = Readings(
+        prior_logits(gate, texts, progress), read_states(model, texts, layers, progress), layers, model
+    )
+    facts = {"prior": options.prior, "failed": failed}
+    progress("fitting", 0, 2)
+    common: dict[str, Any] = {"folds": options.folds, "seed": options.seed, "facts": facts, "llm": llm}
+    question = fit_gate(labels, readings, options.policy, **common)
+    progress("fitting", 1, 2)
+    answer_first = fit_gate(labels, readings, options.policy, tokens=options.tokens, **common)
+    progress("fitting", 2, 2)
+    if question is None:
+        raise AssertionError("labels were checked")
+    files = tuned_files(question.artifact, options.prior)
+    if answer_first is not None:
+        for name, content in tuned_files(answer_first.artifact, options.prior).items():
+            files[f"{ANSWER_FIRST}/{name}"] = content
+    files[REPORT] = page(labels, question, answer_first, readings.prior, options.times, embedder)
+    files[_CARD] = summary(folder.name, labels, question, answer_first, failed, options.times)
+    write_folder(folder, files)
+    return Tuned(folder, question, answer_first, labels, failed)
+
+
+def _layers_of(proxy: Proxy) -> tuple[int, ...]:
+    """Return the layers that question probes read best."""
+    return middle_layers(getattr(proxy, "num_layers"), "question")  # noqa: B009  only models with states have it
