@@ -71,6 +71,33 @@ def heads_folder(tmp_path_factory):
     return str(save_heads(artifact, tmp_path_factory.mktemp("heads") / "h"))
 
 
+@pytest.fixture(scope="module")
+def tuned_folder(tmp_path_factory):
+    import numpy as np
+
+    from rgate_integrations.files import write_folder
+    from rgate_integrations.saved.probe import ProbeArtifact, save_probe
+    from rgate_integrations.saved.tuned import TunedArtifact, tuned_files
+
+    layers = ((1, "question", "mean"), (2, "question", "mean"))
+    weight = np.ones((2, 4), dtype=np.float32)
+    prior = ProbeArtifact(weight, -4.0, layers, 0, "proxy", "scripted", "a test", provenance={"data": []})
+    folder = tmp_path_factory.mktemp("tuned")
+    artifact = TunedArtifact(
+        slope=0.8,
+        bias=-1.0,
+        weight=weight / 2,
+        head=np.zeros(0, dtype=np.float32),
+        layers=layers,
+        tokens=0,
+        base_model="scripted",
+        fingerprint="",
+        llm="a test",
+        threshold=0.5,
+    )
+    return str(write_folder(folder / "t", tuned_files(artifact, save_probe(prior, folder / "p"))))
+
+
 class Neighbourless:
     """Stands in for the embedder where no model may be loaded: letters counted."""
 
@@ -129,7 +156,7 @@ class Maker:
 
 
 @pytest.fixture
-def make(labelled, probe_folder, heads_folder):
+def make(labelled, probe_folder, heads_folder, tuned_folder):
     def build(case, proxy=None, **options):
         if case == "slimplm-generate":
             proxy = proxy or ScriptedProxy(fixed="Known(True) because it is.")
@@ -141,6 +168,8 @@ def make(labelled, probe_folder, heads_folder):
             case = probe_folder
         if case == "heads":
             case = heads_folder
+        if case == "tuned":
+            case = tuned_folder
         return load_gate(case, proxy=proxy or ScriptedProxy(), **options)
 
     return Maker(build, QUESTIONS)

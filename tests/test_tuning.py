@@ -5,9 +5,11 @@ import threading
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
 from rgate_integrations.calibration import Budget, LowestCost, MaxLoss
+from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -20,10 +22,10 @@ from rgate_integrations.errors import (
 from rgate_integrations.files import JsonlLog
 from rgate_integrations.locks import locked
 from rgate_integrations.saved.probe import ProbeArtifact, save_probe
-from rgate_integrations.tuning import TuneOptions, tune
 from rgate_integrations.tuning.arms import read_answer
 from rgate_integrations.tuning.asking import STOP_AFTER
 from rgate_integrations.tuning.questions import read_log, sampled
+from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.fake_server import Fake, answer, serving
 from tests.scripted_proxy import ScriptedProxy
 
@@ -328,7 +330,7 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
     assert found.labels.kind == "agreement"
     assert list(found.labels.known) == [known(e.question.text) for e in found.labels.answered]
     assert all(found.labels.rag)
-    assert "not correctness" in (found.folder / "README.md").read_text()
+    assert "is not correctness" in (found.folder / "README.md").read_text()
 
 
 def test_gold_labels_need_gold_answers_and_a_judge_a_judge(tmp_path, prior):
@@ -413,9 +415,10 @@ def test_secrets_of_the_environment_are_in_no_file(tmp_path, prior, monkeypatch)
 
 class Message:
     content = "Paris"
-    response_metadata = {
-        "logprobs": {"content": [{"token": "Par", "logprob": -0.1}, {"token": "is", "logprob": 1e-9}]}
-    }
+
+    def __init__(self):
+        logprobs = [{"token": "Par", "logprob": -0.1}, {"token": "is", "logprob": 1e-9}]
+        self.response_metadata = {"logprobs": {"content": logprobs}}
 
 
 class Response:
@@ -541,3 +544,68 @@ def test_the_key_is_in_no_file_and_no_error(tmp_path, prior, served):
         tuned(tmp_path, prior, direct=served(quotes, api_key="sk-very-secret", retries=0))
     assert "sk-very-secret" not in str(error.value)
     assert "sk-very-secret" not in (tmp_path / "my-gate.answers.jsonl").read_text()
+
+
+# --- the command ---------------------------------------------------------------------------------------------
+
+
+class NothingFound:
+    def search(self, queries, k):
+        return [[] for _ in queries]
+
+
+@pytest.fixture
+def command(tmp_path, prior, served, monkeypatch):
+    """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
+    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder, notices: NothingFound())
+    monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda notices: None)
+    monkeypatch.setattr("rgate_integrations.proxy.local.shared_proxy", lambda name: Reader())
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(each) + "\n" for each in questions()))
+
+    def run(reply, *options):
+        url = served(reply).url
+        fixed = ["--questions", str(log), "--llm", url, "--gate", prior, "--out", str(tmp_path / "my-gate")]
+        return CliRunner().invoke(app, ["tune", *fixed, *options])
+
+    return run
+
+
+def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_API_KEY", "sk-from-outside")
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes")
+    assert done.exit_code == 0, done.output
+    assert f"{N} questions: {N} calls without and {N} with retrieval" in done.output
+    assert "question alone: Retrieves for at most 90.0%" in done.output
+    assert {key for _, _, key in Fake.seen} == {"Bearer sk-from-outside"}
+    assert "sk-from-outside" not in done.output
+    for file in tmp_path.rglob("*"):
+        assert file.is_dir() or b"sk-from-outside" not in file.read_bytes()
+
+
+def test_the_command_limits_and_samples(command):
+    command(by_number, "--model", "m", "--yes", "--limit", "40", "--sample", "25")
+    assert len(Fake.seen) == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--yes"], "Which model"),
+        (["--model", "m"], "nobody to say yes"),
+        (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one promise"),
+        (["--model", "m", "--yes", "--labels", "guess"], "not known"),
+        (["--model", "m", "--yes", "--times", "direct=3"], "rag=… is missing"),
+    ],
+)
+def test_a_command_that_cannot_be_meant(command, options, said):
+    done = command(by_number, *options)
+    assert done.exit_code == 1
+    assert said in str(done.exception)
+    assert Fake.seen == []
+
+
+def test_no_is_an_answer(command, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.cli.tune._is_asked", lambda: True)
+    assert command(by_number, "--model", "m").exit_code == 1
+    assert Fake.seen == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
 
 KEY = "RGATE_API_KEY"
+DEFAULT_QUESTION_GATE = "default-question"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ def tune(
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
+    gate: Annotated[
+        str, typer.Option(help="Gate to start from: a shipped one, or a folder of `rgate train`.")
+    ] = DEFAULT_QUESTION_GATE,
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Started again it goes on."""
@@ -98,6 +103,7 @@ def tune(
         concurrency=concurrency,
         tokens=tokens,
         seed=seed,
+        prior=gate,
         times=stage_times,
     )
     asked = _Asked(
@@ -133,12 +139,12 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
     index = open_index(asked.index, notices)
 
     bar = TrainingBar()
+    with ExitStack() as shown:
 
-    def before(plan: Plan) -> None:
-        _confirm(plan, asked, notices)
-        bar.__enter__()
+        def before(plan: Plan) -> None:
+            _confirm(plan, asked, notices)
+            shown.enter_context(bar)  # not before: a bar would run over the question
 
-    try:
         return run(
             given,
             direct=ModelArm(answering, tokens=asked.answer_tokens),
@@ -152,8 +158,6 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
             before=before,
             progress=bar,
         )
-    finally:
-        bar.__exit__()
 
 
 def _llm(asked: _Asked, concurrency: int) -> Proxy:
@@ -192,9 +196,14 @@ def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
     )
     if calls == 0 or asked.yes:
         return
-    if not sys.stdin.isatty():
+    if not _is_asked():
         raise ConfigurationError("Nothing was asked: there is nobody to say yes.", hint="--yes")
     typer.confirm("Go on?", abort=True, err=True)
+
+
+def _is_asked() -> bool:
+    """Whether a person can be asked."""
+    return sys.stdin.isatty()
 
 
 def _policy(

@@ -1,5 +1,1 @@
-"""Tuning: from the questions of a log to a gate for one's own LLM."""
-
-from rgate_integrations.tuning.tune import Tuned, TuneOptions, tune
-
-__all__ = ["TuneOptions", "Tuned", "tune"]
+"""Tuning: from the questions of a log to a gate for one's own LLM; see `rgate_integrations.tuning.tune`."""

@@ -50,8 +50,8 @@ class Labels:
         return {
             "gold": "An answer is right if it contains a gold answer, word by word.",
             "judge": "A model judged each answer against the gold ones.",
-            "agreement": "No gold answers: one without retrieval counts as right if it says the same as "
-            "the one with retrieval, which always counts as right. It stands in for correctness and is not correctness.",
+            "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
+            "one with retrieval, which always does. That stands in for correctness and is not correctness.",
         }[self.kind]
 
 
