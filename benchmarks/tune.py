@@ -2,10 +2,14 @@
 
     python benchmarks/tune.py --data ../shared/data --cache DIR
 
-For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed: the AUC of P(known) on the rest of a gate
-that is fitted to them alone, of the shipped one, and of the shipped one corrected by them; and, where answers with
-retrieval are recorded, how often the promise of `MaxLoss` is made, and how often it holds on the rest. ``--cache``
-keeps hidden states between runs.
+For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, three tables, all measured on the rest:
+
+- the question alone: the AUC of P(known) of a gate that is fitted to them alone, of the shipped one, and of the
+  shipped one corrected by them; and how often the promise of `MaxLoss` is made, and how often it holds;
+- answer first: the same with the log-probabilities of the answers, where these are recorded;
+- labels by agreement: how often they equal gold labels, and the AUC for gold labels of a gate that is tuned on them.
+
+``--cache`` keeps hidden states and shipped scores between runs.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import argparse
 import gzip
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,17 +28,32 @@ import numpy as np
 
 from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.calibration.policies import MaxLoss
+from rgate_integrations.decision import Draft
 from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.loading import DEFAULT_GATES, load_gate
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.text import is_correct
+from rgate_integrations.tuning.asking import Answered
 from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.labelling import agreeing
+from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
-SIZES = (50, 100, 300, 1_000)
 CHUNK = 256
-_NO_PRIOR = 0.0
+EVOUNA, WACK, REALTIME = (
+    f"more/{name}.jsonl.gz" for name in ("evouna_nq_triviaqa", "wack_base_models", "realtimeqa")
+)
+SOURCES = (
+    (EVOUNA, "text-davinci-003"),
+    (EVOUNA, "ChatGPT-3.5"),
+    (EVOUNA, "GPT-4"),
+    (WACK, "gemma-2-9b"),
+    (REALTIME, "GPT-3 (text-davinci-002)"),
+)
+SONGS = "songs_six_llms.dev.jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -44,64 +64,88 @@ class Recorded:
     prior: Float64Array
     states: Float32Array
     known: BoolArray
-    rag: BoolArray | None
+    features: Float64Array
+    rag: BoolArray | None = None
+
+    def tables(self, fit: Any, seed: int) -> dict[str, Table]:
+        """Return what is fitted from nothing, to the question, and to the begun answer."""
+        components = Basis.of(self.states[fit], seed)(self.states)
+        none = np.zeros((len(self.known), 0))
+        tables = {
+            "nothing": Table(np.zeros(len(self.known)), components, none, self.known),
+            "tuned": Table(self.prior, components, none, self.known),
+        }
+        if self.features.shape[1]:
+            tables["answer first"] = Table(self.prior, components, self.features, self.known)
+        return tables
+
+
+def lines(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file."""
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        for line in opened:
+            yield json.loads(line)
 
 
 def read(file: Path, llm: str, most: int, seed: int) -> list[dict[str, Any]]:
     """Return labelled records of an LLM, a random part of them if there are many, each question once."""
     found: dict[str, dict[str, Any]] = {}
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            # The NQ questions of one source are all answered rightly: nothing can be learned from them.
-            usable = record["closed_book_correct"] is not None and not record["id"].startswith("wack.nq")
-            if usable and record["llm"] == llm:
-                found.setdefault(record["question"].strip(), record)
+    for record in lines(file):
+        # The NQ questions of one source are all answered rightly: nothing can be learned from them.
+        usable = record["closed_book_correct"] is not None and not record["id"].startswith("wack.nq")
+        if usable and record["llm"] == llm:
+            found.setdefault(record["question"].strip(), record)
     records = list(found.values())
     order = np.random.default_rng(seed).permutation(len(records))
     return [records[place] for place in order[:most]]
 
 
-def states_of(questions: Sequence[str], cache: Path) -> Float32Array:
-    """Return hidden states, shape (n, layers, hidden size); those that are not in the cache are read and kept."""
-    names = [
-        hashlib.sha1(question.encode(), usedforsecurity=False).hexdigest()[:16] for question in questions
-    ]
-    known: dict[str, Float32Array] = {}
-    for file in sorted(cache.glob("*.npz")):
+def cached(
+    questions: Sequence[str], folder: Path, compute: Callable[[list[str]], Any], dtype: str = "float32"
+) -> Any:
+    """Return an array with a row a question; rows that are not in the folder are computed and kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [hashlib.sha1(q.encode(), usedforsecurity=False).hexdigest()[:16] for q in questions]
+    known: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.npz")):
         with np.load(file) as kept:
-            known.update(zip(kept["keys"].tolist(), kept["states"].astype(np.float32), strict=True))
-    missing = {name: q for name, q in zip(names, questions, strict=True) if name not in known}
-    if missing:
-        proxy = load_gate(DEFAULT_GATES["none"]).get_proxy()
-        texts = list(missing.items())
-        for start in range(0, len(texts), CHUNK):
-            some = texts[start : start + CHUNK]
-            read_now = proxy.hidden(ANSWER, [{"question": q} for _, q in some], None, LAYERS)
-            states = np.stack([each.states for each in read_now]).astype(np.float16)
-            keys = np.array([name for name, _ in some])
-            np.savez(cache / f"{some[0][0]}.npz", keys=keys, states=states)
-            known.update(zip(keys.tolist(), states.astype(np.float32), strict=True))
+            known.update(zip(kept["keys"].tolist(), kept["rows"].astype(dtype), strict=True))
+    missing = list({name: q for name, q in zip(names, questions, strict=True) if name not in known}.items())
+    for start in range(0, len(missing), CHUNK):
+        some = missing[start : start + CHUNK]
+        rows = compute([question for _, question in some])
+        keys = [name for name, _ in some]
+        np.savez(folder / f"{keys[0]}.npz", keys=np.array(keys), rows=rows)
+        known.update(zip(keys, rows.astype(dtype), strict=True))
     return np.stack([known[name] for name in names])
 
 
+def states_of(questions: Sequence[str], cache: Path) -> Float32Array:
+    """Return hidden states, shape (n, layers, hidden size)."""
+
+    def compute(some: list[str]) -> Any:
+        proxy = load_gate(DEFAULT_GATES["none"]).get_proxy()
+        found = proxy.hidden(ANSWER, [{"question": q} for q in some], None, LAYERS)
+        return np.stack([each.states for each in found]).astype(np.float16)
+
+    states: Float32Array = cached(questions, cache / "states", compute)
+    return states
+
+
 def shipped_logits(questions: Sequence[str], cache: Path) -> Float64Array:
-    """Return the shipped question gate's logits, shape (n,); kept by the gate and the questions."""
+    """Return the shipped question gate's logits, shape (n,)."""
     gate = load_gate(DEFAULT_GATES["none"], on_error="raise")
-    text = gate.to_json() + "\n".join(questions)
-    file = cache / f"prior-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npy"
-    if not file.exists():
-        found: list[float] = []
-        for start in range(0, len(questions), CHUNK):
-            found += [d.p_known for d in gate.decide_batch(questions[start : start + CHUNK])]
-        np.save(file, logits(np.array(found)))
-    kept: Float64Array = np.load(file)
-    return kept
+
+    def compute(some: list[str]) -> Any:
+        return logits(np.array([decision.p_known for decision in gate.decide_batch(some)]))
+
+    found: Float64Array = cached(questions, cache / "shipped", compute, "float64")
+    return found
 
 
-def recorded(file: Path, llm: str, arguments: argparse.Namespace) -> Recorded:
+def recorded(arguments: argparse.Namespace, name: str, llm: str) -> Recorded:
     """Return what is known of an LLM."""
-    records = read(file, llm, arguments.most, arguments.seed)
+    records = read(arguments.data / name, llm, arguments.most, arguments.seed)
     questions = [record["question"].strip() for record in records]
     right = [(record.get("other_rag") or {}).get("fid", record["rag_correct"]) for record in records]
     has_rag = all(isinstance(each, bool) for each in right)
@@ -110,37 +154,91 @@ def recorded(file: Path, llm: str, arguments: argparse.Namespace) -> Recorded:
         shipped_logits(questions, arguments.cache),
         states_of(questions, arguments.cache),
         np.array([record["closed_book_correct"] for record in records], dtype=bool),
+        np.zeros((len(records), 0)),
         np.array(right, dtype=bool) if has_rag else None,
     )
 
 
-def one(data: Recorded, n: int, seed: int, loss: float) -> dict[str, float]:
-    """Tune on ``n`` questions and measure on the rest."""
+def songs(arguments: argparse.Namespace) -> Iterator[Recorded]:
+    """Yield six LLMs whose answers are recorded with the probabilities of their tokens."""
+    records = list(lines(arguments.data / SONGS))
+    questions = [record["question"].strip() for record in records]
+    prior = shipped_logits(questions, arguments.cache)
+    states = states_of(questions, arguments.cache)
+    for llm in records[0]["answers"]:
+        features, known = [], []
+        for record in records:
+            given = record["answers"][llm]
+            logprobs = tuple(math.log(max(p, 1e-9)) for p in given["token_probs"])
+            features.append(features_of(Draft(text=given["text"], logprobs=logprobs)))
+            known.append(given["correct"])
+        yield Recorded(llm, prior, states, np.array(known), np.stack(features))
+
+
+def one(data: Recorded, n: int, seed: int, loss: float) -> dict[str, float] | None:
+    """Tune on ``n`` questions and measure on the rest; None if all ``n`` have one label."""
     order = np.random.default_rng(seed).permutation(len(data.known))
     fit, rest = order[:n], order[n:]
-    basis = Basis.of(data.states[fit], seed)
-    nothing = np.zeros((len(order), 0))
-    table = Table(data.prior, basis(data.states), nothing, data.known)
-    without = Table(np.full(len(order), _NO_PRIOR), table.states, nothing, data.known)
-    tuned = fit_correction(table.part(fit), seed)(table.part(rest))
-    alone = fit_correction(without.part(fit), seed)(without.part(rest))
-    known = data.known[rest]
-    found = {
-        "nothing": auc(alone, known),
-        "shipped": auc(data.prior[rest], known),
-        "tuned": auc(tuned, known),
-    }
+    if data.known[fit].all() or not data.known[fit].any():
+        return None
+    tables, known = data.tables(fit, seed), data.known[rest]
+    scores = {name: fit_correction(t.part(fit), seed)(t.part(rest)) for name, t in tables.items()}
+    found = {name: auc(each, known) for name, each in scores.items()}
+    found["shipped"] = auc(data.prior[rest], known)
     if data.rag is not None:
-        held_out = 1 / (1 + np.exp(-crossfit(table.part(fit), 5, seed)))
+        held_out = 1 / (1 + np.exp(-crossfit(tables["tuned"].part(fit), 5, seed)))
         chosen = MaxLoss(loss).choose(held_out, data.known[fit], data.rag[fit], seed)
-        skipped = 1 / (1 + np.exp(-tuned)) >= chosen.threshold
+        skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
-        found |= {"made": float(chosen.kept), "held": float(lost <= loss), "skipped": float(skipped.mean())}
+        found |= {
+            "promised": float(chosen.kept),
+            "held": float(lost <= loss),
+            "skipped": float(skipped.mean()),
+        }
     return found
 
 
+def table(arguments: argparse.Namespace, data: Sequence[Recorded], columns: Sequence[str]) -> None:
+    """Print a row for each LLM and number of questions: means over the seeds."""
+    print(f"| LLM | n | {' | '.join(columns)} |\n|{'---|' * (2 + len(columns))}")
+    for each in data:
+        for n in arguments.sizes:
+            if 2 * n > len(each.known):
+                continue
+            made = [one(each, n, seed, arguments.loss) for seed in range(arguments.seeds)]
+            runs = [run for run in made if run is not None]
+            cells = [f"{np.mean([r[c] for r in runs]):.3f}" if c in runs[0] else "-" for c in columns]
+            print(f"| {each.llm} | {n} | {' | '.join(cells)} |", flush=True)
+
+
+def agreement(arguments: argparse.Namespace) -> None:
+    """Print how often labels by agreement equal gold labels, and what tuning on them gives for gold labels."""
+    name, llm = SOURCES[-1]
+    records = read(arguments.data / name, llm, arguments.most, arguments.seed)
+    answered = []
+    for record in records:
+        question = Question(record["question"].strip(), tuple(record["gold_answers"]))
+        closed, rag = Draft(text=record["closed_book_answer"] or ""), Draft(text=record["rag_answer"] or "")
+        answered.append(Answered(question, closed, rag, {}))
+    gold = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
+    agree = np.array(agreeing(answered, None))
+    print(f"{llm}: agreement equals gold for {(gold == agree).mean():.1%} of {len(gold)}; "
+          f"known by gold {gold.mean():.1%}, by agreement {agree.mean():.1%}")  # fmt: skip
+    data = recorded(arguments, name, llm)
+    for n in arguments.sizes:
+        by_gold, by_agreement = [], []
+        for seed in range(arguments.seeds):
+            order = np.random.default_rng(seed).permutation(len(gold))
+            fit, rest = order[:n], order[n:]
+            components = Basis.of(data.states[fit], seed)(data.states)
+            for labels, aucs in ((gold, by_gold), (agree, by_agreement)):
+                whole = Table(data.prior, components, np.zeros((len(gold), 0)), labels)
+                aucs.append(auc(fit_correction(whole.part(fit), seed)(whole.part(rest)), gold[rest]))
+        print(f"n = {n}: AUC {np.mean(by_gold):.3f} by gold, {np.mean(by_agreement):.3f} by agreement")
+
+
 def main() -> None:
-    """Print a row for each LLM and number of questions."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,27 +246,16 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most", type=int, default=4_000, help="Questions of an LLM.")
+    parser.add_argument("--most", type=int, default=3_000, help="Questions of an LLM.")
     parser.add_argument("--loss", type=float, default=0.02)
-    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
     arguments = parser.parse_args()
-    arguments.cache.mkdir(parents=True, exist_ok=True)
-    evouna, wack = "evouna_nq_triviaqa.jsonl.gz", "wack_base_models.jsonl.gz"
-    sources = [(evouna, "text-davinci-003"), (evouna, "ChatGPT-3.5"), (evouna, "GPT-4"), (wack, "gemma-2-9b")]
-    print("| LLM | n | from nothing | shipped | tuned | tuned - shipped | promised | held | skipped |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name, llm in sources:
-        data = recorded(arguments.data / "more" / name, llm, arguments)
-        for n in arguments.sizes:
-            runs = [one(data, n, seed, arguments.loss) for seed in range(arguments.seeds)]
-            mean = {key: float(np.mean([run[key] for run in runs])) for key in runs[0]}
-            cells = [llm, str(n), *(f"{mean[key]:.3f}" for key in ("nothing", "shipped", "tuned"))]
-            cells.append(f"{mean['tuned'] - mean['shipped']:+.3f}")
-            if "made" in mean:
-                cells += [f"{mean[key]:.0%}" for key in ("made", "held", "skipped")]
-            else:
-                cells += ["-"] * 3
-            print(f"| {' | '.join(cells)} |", flush=True)
+    data = [recorded(arguments, name, llm) for name, llm in SOURCES]
+    table(arguments, data, ("nothing", "shipped", "tuned", "promised", "held", "skipped"))
+    print()
+    table(arguments, list(songs(arguments)), ("nothing", "shipped", "tuned", "answer first"))
+    print()
+    agreement(arguments)
 
 
 if __name__ == "__main__":

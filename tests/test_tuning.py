@@ -16,15 +16,21 @@ from rgate_integrations.errors import (
     DataFormatError,
     EvidenceError,
     LockedError,
+    ModelLoadError,
     ServerError,
     WriteError,
 )
+from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.files import JsonlLog
+from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.locks import locked
 from rgate_integrations.saved.probe import ProbeArtifact, save_probe
 from rgate_integrations.tuning.arms import read_answer
-from rgate_integrations.tuning.asking import STOP_AFTER
-from rgate_integrations.tuning.questions import read_log, sampled
+from rgate_integrations.tuning.asking import STOP_AFTER, Answered
+from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction, ridge_logistic
+from rgate_integrations.tuning.labelling import agreeing
+from rgate_integrations.tuning.page import topics_of
+from rgate_integrations.tuning.questions import Question, read_log, sampled
 from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.fake_server import Fake, answer, serving
 from tests.scripted_proxy import ScriptedProxy
@@ -609,3 +615,166 @@ def test_no_is_an_answer(command, monkeypatch):
     monkeypatch.setattr("rgate_integrations.cli.tune._is_asked", lambda: True)
     assert command(by_number, "--model", "m").exit_code == 1
     assert Fake.seen == []
+
+
+# --- the report ----------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_one_page_that_fetches_nothing_and_runs_nothing_of_the_log(tmp_path, prior):
+    given = [
+        *questions(),
+        {"question": "</script><script>alert(1)</script> number 62?", "gold_answers": ["n62"]},
+    ]
+    found = tuned(tmp_path, prior, given)
+    page = (found.folder / "report.html").read_text()
+    for name in ("src=", "href=", "@import", "https:", "<script>alert"):
+        assert name not in page
+    assert json.dumps(found.question.chosen.promise) in page
+    assert "tuned, answer first" in page
+    assert '"gate": "shipped"' in page
+
+
+def test_topics_are_named_by_their_words():
+    class Kinds(Spread):
+        def embed(self, texts):
+            return np.array([[1.0, 0.0] if "river" in t else [0.0, 1.0] for t in texts])
+
+    asked = [f"how long is the river {i}?" for i in range(40)] + [
+        f"who painted number {i}?" for i in range(40)
+    ]
+    topics = topics_of(asked, Kinds())
+    assert topics[0] != topics[-1]
+    assert "river" in topics[0]
+    assert "painted" in topics[-1]
+    assert set(topics_of(asked, None)) == {"all questions"}
+
+
+def test_what_is_saved_is_told_at_the_users_prices(tmp_path, prior):
+    times = StageTimes(gate=0.0, direct=100.0, rag=500.0)
+    found = tuned(tmp_path, prior, options={"policy": Budget(0.9), "times": times})
+    rate = float((found.question.p < found.question.chosen.threshold).mean())
+    spent = f"{rate * 500 + (1 - rate) * 100:.3g}"
+    assert f"{spent} (your figures) a question instead of 500" in (found.folder / "README.md").read_text()
+
+
+# --- the fit -------------------------------------------------------------------------------------------------
+
+
+def simulated(n, rng, directions=6):
+    """Questions of which the prior knows a little, and the states a little more."""
+    states = rng.normal(size=(n, directions)) / np.sqrt(directions)
+    prior = rng.normal(size=n)
+    right = rng.random(n) < 1 / (1 + np.exp(-(0.7 * prior + 3 * states[:, 0])))
+    return Table(prior, states, np.zeros((n, 0)), right), rng.random(n) < 0.85
+
+
+def test_the_promise_holds_for_new_questions():
+    broken = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        table, rag = simulated(250, rng)
+        p = 1 / (1 + np.exp(-crossfit(table, 5, seed)))
+        chosen = MaxLoss(0.1, confidence=0.9).choose(p, table.known, rag, seed)
+        new, new_rag = simulated(4_000, rng)
+        skipped = 1 / (1 + np.exp(-fit_correction(table, seed)(new))) >= chosen.threshold
+        broken += np.where(skipped, new_rag.astype(float) - new.known, 0.0).mean() > 0.1
+    assert broken <= 3
+
+
+def test_the_newton_steps_end_at_the_minimum():
+    rng = np.random.default_rng(0)
+    columns, offset = rng.normal(size=(80, 5)), rng.normal(size=80)
+    right = rng.random(80) < 0.5
+    found = ridge_logistic(columns, right, np.full(5, 0.5), offset)
+    p = 1 / (1 + np.exp(-(offset + columns @ found)))
+    assert columns.T @ (p - right) + 0.5 * found == pytest.approx(np.zeros(5), abs=1e-4)
+
+
+def test_separable_labels_have_finite_weights():
+    columns = np.linspace(-1, 1, 40)[:, None] * 1e3
+    found = ridge_logistic(columns, columns[:, 0] > 0, [1e-6], np.zeros(40))
+    assert np.isfinite(found).all()
+
+
+def test_few_questions_leave_the_shipped_order_alone():
+    rng = np.random.default_rng(1)
+    prior = rng.normal(size=40)
+    noise = rng.normal(size=(40, 20)) * 1e-3
+    table = Table(prior, noise, np.zeros((40, 0)), rng.random(40) < 0.5)
+    corrected = fit_correction(table)
+    assert corrected.slope > 0
+
+
+def test_the_components_are_of_variance_one_together_and_fold_back():
+    states = np.random.default_rng(0).normal(size=(50, 2, 8)).astype(np.float32)
+    basis = Basis.of(states)
+    found = basis(states)
+    assert found.var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
+    weight = np.arange(found.shape[1], dtype=float)
+    folded = (weight @ basis.components) / basis.scale
+    flat = states.reshape(50, -1)
+    assert found @ weight == pytest.approx(flat @ folded - basis.mean @ folded)
+
+
+def test_features_of_log_probabilities_by_hand():
+    found = features_of(Draft(text="x", logprobs=(-1.0, -50.0, -3.0)))
+    assert found == pytest.approx([-1.0, -8.0, -20.0, -24.0, np.log(3)])
+    assert features_of(Draft(text="", logprobs=())) == pytest.approx([-20.0, -20.0, -20.0, -20.0, 0.0])
+    with pytest.raises(EvidenceError):
+        features_of(Draft(text="x", logprobs=(-1.0,), scored_by="the proxy"))
+
+
+@pytest.mark.parametrize(
+    ("direct", "retrieve", "same"),
+    [
+        ("Paris", "The answer is Paris.", True),
+        ("no", "I do not know", False),
+        ("", "Paris", False),
+        ("", "", False),
+        ("Lyon", "Paris", False),
+    ],
+)
+def test_agreement_by_words(direct, retrieve, same):
+    each = Answered(Question("where?"), Draft(text=direct), Draft(text=retrieve), {})
+    assert agreeing([each], None) == [same]
+
+
+def test_agreement_by_meaning():
+    class Alike(Spread):
+        def embed(self, texts):
+            return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
+
+    pairs = [("the French capital", "Paris"), ("Lyon", "Paris"), ("", "Paris")]
+    answered = [Answered(Question("where?"), Draft(text=a), Draft(text=b), {}) for a, b in pairs]
+    assert agreeing(answered, Alike()) == [True, False, False]
+
+
+# --- the saved gate ------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_gate_is_refused(tmp_path, prior):
+    folder = tuned(tmp_path, prior).folder
+    weights = folder / "tuned.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(ModelLoadError, match="damaged"):
+        load_gate(str(folder))
+
+
+def test_a_gate_for_another_model_is_refused(tmp_path, prior):
+    folder = tuned(tmp_path, prior).folder
+
+    class Other(Reader):
+        fingerprint = "other"
+
+    decision = load_gate(str(folder), proxy=Other()).decide("what is number 4?")
+    assert decision.retrieve
+    assert decision.error.type == "ModelLoadError"
+
+
+def test_decisions_are_monitored(tmp_path, prior):
+    folder = tuned(tmp_path, prior).folder
+    log = tmp_path / "decided.jsonl"
+    log.write_text("".join(json.dumps({"question": "q", "p_known": i / 100}) + "\n" for i in range(100)))
+    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "100 decisions" in done.output

@@ -21,7 +21,7 @@ STRENGTHS = (10.0, 1_000.0, 100.0, 30.0, 3.0, 1.0)
 """Shrinkage of the states' weights that is tried; the states' components have a total variance of 1. The first is
 taken unless another is clearly better: it was near the best for every recorded LLM, from 50 to 1,000 questions."""
 
-HEAD_STRENGTHS = (10.0, 100.0, 1.0)
+HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 """Shrinkage of the weights of a begun answer's features, likewise; each has a variance of 1."""
 
 _SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not turn its order around
