@@ -1,6 +1,7 @@
 """Tuning: what is asked, kept, labelled, fitted and promised; whatever the log, the server or the disk does."""
 
 import json
+import shutil
 import threading
 
 import numpy as np
@@ -257,6 +258,22 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     with pytest.raises(ConfigurationError, match="no tuned gate"):
         tuned(tmp_path, prior, direct=direct, update=True)
     assert direct.asked == []
+
+
+def test_folders_that_are_missing_are_made(tmp_path, prior):
+    assert load_gate(str(tuned(tmp_path / "a" / "b", prior).folder)).gate.name == "tuned"
+
+
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_a_folder_that_cannot_be_named(out, prior):
+    with pytest.raises(ConfigurationError):
+        tune(questions(), direct=Direct(), retrieve=retrieve, out=out, options=TuneOptions(prior=prior))
+
+
+def test_options_out_of_range_are_refused():
+    for name in ("concurrency", "tokens", "folds", "sample"):
+        with pytest.raises(ConfigurationError, match=name):
+            TuneOptions(**{name: 0})
 
 
 def test_a_full_disk_keeps_what_was_answered(tmp_path, prior, monkeypatch):
@@ -669,16 +686,18 @@ def simulated(n, rng, directions=6):
 
 
 def test_the_promise_holds_for_new_questions():
-    broken = 0
-    for seed in range(30):
+    broken = made = 0
+    for seed in range(20):
         rng = np.random.default_rng(seed)
-        table, rag = simulated(250, rng)
+        table, rag = simulated(200, rng)
         p = 1 / (1 + np.exp(-crossfit(table, 5, seed)))
         chosen = MaxLoss(0.1, confidence=0.9).choose(p, table.known, rag, seed)
+        made += chosen.kept
         new, new_rag = simulated(4_000, rng)
         skipped = 1 / (1 + np.exp(-fit_correction(table, seed)(new))) >= chosen.threshold
         broken += np.where(skipped, new_rag.astype(float) - new.known, 0.0).mean() > 0.1
-    assert broken <= 3
+    assert made >= 10
+    assert broken <= 2
 
 
 def test_the_newton_steps_end_at_the_minimum():
@@ -687,7 +706,7 @@ def test_the_newton_steps_end_at_the_minimum():
     right = rng.random(80) < 0.5
     found = ridge_logistic(columns, right, np.full(5, 0.5), offset)
     p = 1 / (1 + np.exp(-(offset + columns @ found)))
-    assert columns.T @ (p - right) + 0.5 * found == pytest.approx(np.zeros(5), abs=1e-4)
+    assert columns.T @ (p - right) + 0.5 * found == pytest.approx(np.zeros(5), abs=2e-3)
 
 
 def test_separable_labels_have_finite_weights():
@@ -758,6 +777,14 @@ def test_a_damaged_gate_is_refused(tmp_path, prior):
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(ModelLoadError, match="damaged"):
         load_gate(str(folder))
+
+
+def test_a_gate_without_its_prior_is_refused(tmp_path, prior, monkeypatch):
+    tuned(tmp_path, prior)
+    shutil.rmtree(tmp_path / "my-gate" / "prior")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match="no trained gate"):
+        load_gate("my-gate")
 
 
 def test_a_gate_for_another_model_is_refused(tmp_path, prior):

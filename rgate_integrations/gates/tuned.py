@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -62,7 +61,9 @@ class TunedGate(Gate):
 
         trained = values.get("trained") or read_tuned(values["artifact"])
         proxy = values.get("proxy", trained.base_model)
-        prior = make_gate(str(Path(saved_folder(values["artifact"])) / PRIOR), proxy=proxy)
+        # By its whole path: "my-gate/prior" would be looked for on the Hub if it were missing.
+        folder = saved_folder(values["artifact"]).resolve()
+        prior = make_gate(str(folder / PRIOR), proxy=proxy)
         return {"threshold": trained.threshold, **values, "proxy": proxy, "trained": trained, "prior": prior}
 
     @classmethod

@@ -160,8 +160,8 @@ def tune(
     """
     options = options or TuneOptions()
     folder = Path(out)
-    kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
     _check_out(folder, update)
+    kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
