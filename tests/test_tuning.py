@@ -805,3 +805,23 @@ def test_decisions_are_monitored(tmp_path, prior):
     done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
     assert done.exit_code == 0, done.output
     assert "100 decisions" in done.output
+
+
+@pytest.mark.model
+def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
+    found = tune(
+        questions(24),
+        direct=Direct(),
+        retrieve=retrieve,
+        out=tmp_path / "my-gate",
+        options=TuneOptions(policy=Budget(0.9)),
+    )
+    assert found.question.artifact.weight.shape == (3, 576)
+    gate = load_gate(str(found.folder), on_error="raise")
+    asked = [each.question.text for each in found.labels.answered]
+    assert np.isfinite([decision.p_known for decision in gate.decide_batch(asked)]).all()
+    begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
+    (decision,) = load_gate(f"{found.folder}/answer-first", on_error="raise").decide_batch(
+        asked[:1], drafts=[begun]
+    )
+    assert decision.draft == begun
