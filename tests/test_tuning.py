@@ -22,6 +22,7 @@ from rgate_integrations.errors import (
     WriteError,
 )
 from rgate_integrations.evaluation.break_even import StageTimes
+from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.files import JsonlLog
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.locks import locked
@@ -649,6 +650,12 @@ def test_the_report_is_one_page_that_fetches_nothing_and_runs_nothing_of_the_log
     assert json.dumps(found.question.chosen.promise) in page
     assert "tuned, answer first" in page
     assert '"gate": "shipped"' in page
+
+
+@pytest.mark.parametrize("notes", [None, 5, "text", {"a": 1}])
+def test_notes_that_are_none_are_not_shown(notes):
+    result = {"gate": "g", "threshold": 0.5, "questions": [], "notes": notes}
+    assert '"notes": []' in report_page([result])
 
 
 def test_topics_are_named_by_their_words():

@@ -65,7 +65,7 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
             "draft": r.get("draft", ""),
             "threshold": r["threshold"] if r.get("threshold") is not None else 0.5,
             "break_even": r.get("break_even"),
-            "notes": list(r.get("notes", ())),
+            "notes": _notes(r.get("notes")),
             "questions": [
                 [
                     q["p_known"],
@@ -84,3 +84,8 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
     data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.evaluation").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)
+
+
+def _notes(given: Any) -> list[str]:
+    """Return what is said about a result, in sentences; a file may hold something else."""
+    return [str(note) for note in given] if isinstance(given, list) else []
