@@ -32,7 +32,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.evaluation.metrics import auc
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.loading import DEFAULT_GATES, load_gate
+from rgate_integrations.loading import load_gate
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.text import is_correct
@@ -42,6 +42,7 @@ from rgate_integrations.tuning.labelling import agreeing
 from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
+SHIPPED = "default-question"
 CHUNK = 256
 EVOUNA, WACK, REALTIME = (
     f"more/{name}.jsonl.gz" for name in ("evouna_nq_triviaqa", "wack_base_models", "realtimeqa")
@@ -124,7 +125,7 @@ def states_of(questions: Sequence[str], cache: Path) -> Float32Array:
     """Return hidden states, shape (n, layers, hidden size)."""
 
     def compute(some: list[str]) -> Any:
-        proxy = load_gate(DEFAULT_GATES["none"]).get_proxy()
+        proxy = load_gate(SHIPPED).get_proxy()
         found = proxy.hidden(ANSWER, [{"question": q} for q in some], None, LAYERS)
         return np.stack([each.states for each in found]).astype(np.float16)
 
@@ -134,7 +135,7 @@ def states_of(questions: Sequence[str], cache: Path) -> Float32Array:
 
 def shipped_logits(questions: Sequence[str], cache: Path) -> Float64Array:
     """Return the shipped question gate's logits, shape (n,)."""
-    gate = load_gate(DEFAULT_GATES["none"], on_error="raise")
+    gate = load_gate(SHIPPED, on_error="raise")
 
     def compute(some: list[str]) -> Any:
         return logits(np.array([decision.p_known for decision in gate.decide_batch(some)]))

@@ -12,7 +12,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.files import existing_folder, write_folder
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.loading import DEFAULT_GATES, load_gate
+from rgate_integrations.loading import load_gate
 from rgate_integrations.locks import locked
 from rgate_integrations.proxy.base import PooledLayer, Proxy
 from rgate_integrations.saved.folder import read_config
@@ -70,7 +70,7 @@ class TuneOptions:
     tokens: int = 32
     folds: int = 5
     seed: int = 0
-    prior: str = DEFAULT_GATES["none"]
+    prior: str = "default-question"
     times: StageTimes | None = None
 
     def __post_init__(self) -> None:
