@@ -191,11 +191,9 @@ def one(data: Recorded, n: int, seed: int, loss: float) -> dict[str, float] | No
         chosen = MaxLoss(loss).choose(held_out, data.known[fit], data.rag[fit], seed)
         skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
-        found |= {
-            "promised": float(chosen.kept),
-            "held": float(lost <= loss),
-            "skipped": float(skipped.mean()),
-        }
+        found |= {"promised": float(chosen.kept), "skipped": float(skipped.mean())}
+        if chosen.kept:
+            found["held"] = float(lost <= loss)
     return found
 
 
@@ -208,8 +206,12 @@ def table(arguments: argparse.Namespace, data: Sequence[Recorded], columns: Sequ
                 continue
             made = [one(each, n, seed, arguments.loss) for seed in range(arguments.seeds)]
             runs = [run for run in made if run is not None]
-            cells = [f"{np.mean([r[c] for r in runs]):.3f}" if c in runs[0] else "-" for c in columns]
+            cells = [_mean([run[column] for run in runs if column in run]) for column in columns]
             print(f"| {each.llm} | {n} | {' | '.join(cells)} |", flush=True)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.3f}" if values else "-"
 
 
 def agreement(arguments: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ logging.getLogger("ray").setLevel("ERROR")
 # ## Callers that come at once share batches
 
 # %%
-gate = load_gate("default-question")
+gate = load_gate()
 questions = [f"What is the capital of country number {i}?" for i in range(32)]
 gate.decide("Is this a question?")
 
@@ -46,14 +46,14 @@ print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, stric
 # ## A deadline, and a memory
 
 # %%
-hurried = load_gate("default-question", timeout=0.2)
+hurried = load_gate(timeout=0.2)
 found = hurried.decide_batch([f"What is {i} times {i}?" for i in range(200)])
 late = [d for d in found if d.error]
 print(
     f"{len(late)} of {len(found)} had no decision in time, and retrieve: {late[0].error.message if late else ''}"
 )
 
-remembering = load_gate("cached", inner="default-question")
+remembering = load_gate("cached", inner="default-heads")
 print(remembering.decide("Who wrote Hamlet?").cost.model_calls, end=" ")
 print(remembering.decide("who wrote hamlet?").cost.model_calls, "model calls")
 

@@ -101,7 +101,7 @@ class RetrievalGate(GateRunnable):
                 single inputs: of a batch of several only the unknown questions are searched, after the decision.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
                 and is stopped if not. ``llm=`` is not asked then. The default gate is ``default-recorded``, and
-                ``default-question`` takes the first look; `AnswerFirst` has more to choose.
+                the default gate takes the first look; `AnswerFirst` has more to choose.
         """
         options = AnswerFirst.of(answer_first)
         if options is not None:
