@@ -3,9 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
+from rgate_integrations.files import write_folder
+from rgate_integrations.gates.tuned import FEATURES
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.saved.tuned import TunedArtifact, tuned_files
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,10 +49,31 @@ def surroundings():
     }
 
 
+def tune_a_gate(folder):
+    """Put a gate there that `rgate tune` might have made, with its second gate; they correct nothing."""
+    for name, tokens, features in (("my-gate", 0, 0), ("my-gate/answer-first", 32, len(FEATURES))):
+        artifact = TunedArtifact(
+            slope=1.0,
+            bias=0.0,
+            weight=np.zeros((1, 576), np.float32),
+            head=np.zeros(features, np.float32),
+            layers=(PooledLayer(18, "question", "mean"),),
+            tokens=tokens,
+            base_model="smollm2-135m-instruct",
+            fingerprint="",
+            llm="yours",
+            threshold=0.5,
+            provenance={"data": []},
+        )
+        write_folder(folder / name, tuned_files(artifact, "default-question"))
+
+
 @pytest.mark.model
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_the_blocks_of_a_page_run_in_order(page, smollm2, minilm, capsys):
+def test_the_blocks_of_a_page_run_in_order(page, smollm2, minilm, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tune_a_gate(tmp_path)
     names, question = surroundings(), "What is the capital of France?"
     for block in WITH_CODE[page]:
         exec(compile(block, page, "exec"), names)  # noqa: S102

@@ -185,7 +185,7 @@ def test_heads_are_saved_whole_and_checked(artifact, tmp_path):
         ({"kinds": [{"name": "task", "served": "sometimes", "about": ""}] * 3}, "sometimes"),
         ({"kinds": [{"name": "task", "served": "always", "about": ""}]}, "shape"),
         ({"llms": []}, "shape"),
-        ({"method": "probe"}, "probe"),
+        ({"method": "probe"}, "llm: Field required"),  # which a probe has, and heads have not
         ({"prompt": {"hash": "0", "version": 0, "name": "answer"}}, "version 0"),
     ],
 )

@@ -79,7 +79,7 @@ class _Kind(_Part):
     name: str
     served: str
     about: str
-    bias: _Finite
+    bias: _Finite = 0.0
 
 
 class _KnownLLM(_Part):

@@ -10,21 +10,18 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from rgate_integrations.arrays import Float32Array, Float64Array
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.files import json_text, write_folder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.saved.card import ModelCard
-from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
+from rgate_integrations.saved.config import CONFIG, FORMAT
 from rgate_integrations.saved.folder import (
     CARD,
     HEADS,
-    check_prompt,
-    checked_weights,
     prompt_facts,
-    saved_folder,
-    unreadable,
 )
+from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Served = Literal["always", "if known", "never"]
@@ -166,12 +163,8 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
     Returns:
         The folder.
     """
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
     names = ("kind_weight", "known_weight", "llm_directions")
-    weights = save({n: np.ascontiguousarray(getattr(artifact, n), dtype=np.float32) for n in names})
+    weights = tensor_bytes({name: getattr(artifact, name) for name in names})
     config = {
         "format": FORMAT,
         "method": "heads",
@@ -199,32 +192,10 @@ def read_heads(name: str | Path) -> HeadsArtifact:
     Raises:
         ModelLoadError: There are none, a file is damaged, or they were trained with another prompt or format.
     """
-    folder = saved_folder(name)
-    try:
-        config = parsed_config(folder)
-        if config["method"] != "heads":
-            raise ModelLoadError(
-                f"The gate in {str(folder)!r} is of the method {config['method']!r}, not 'heads'."
-            )
-        weights = checked_weights(folder, config)
-        check_prompt(folder, config["prompt"], ANSWER)
-        return _heads(config, weights)
-    except ConfigurationError as error:  # a ValueError too, but it says by itself what is wrong
-        raise unreadable(folder, error) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(folder, error) from error
+    return read_trained(name, "heads", _heads)
 
 
-def _heads(config: dict[str, Any], weights: bytes) -> HeadsArtifact:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
-    try:
-        tensors = load(weights)
-    except (SafetensorError, TypeError, AttributeError) as error:  # the last two: a type that numpy has not
-        raise ValueError(f"{HEADS}: {error}") from error
+def _heads(config: dict[str, Any], tensors: Tensors) -> HeadsArtifact:
     llms = [KnownLLM(e["name"], float(e["intercept"]), tuple(map(float, e["mix"]))) for e in config["llms"]]
     return HeadsArtifact(
         layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in config["layers"]),

@@ -11,21 +11,18 @@ import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.files import json_text, write_folder
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.saved.card import ModelCard
-from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
+from rgate_integrations.saved.config import CONFIG, FORMAT
 from rgate_integrations.saved.folder import (
     CARD,
     PROBE,
-    check_prompt,
-    checked_weights,
     prompt_facts,
-    saved_folder,
-    unreadable,
 )
+from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
 
 
 @dataclass(frozen=True)
@@ -98,15 +95,11 @@ def save_probe(artifact: ProbeArtifact, folder: str | Path) -> Path:
         WriteError: It could not be written.
     """
     _check_weights(artifact)
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
-    tensors = {"weight": np.ascontiguousarray(artifact.weight, dtype=np.float32)}
+    tensors = {"weight": artifact.weight}
     early = artifact.early_exit
     if early is not None:
-        tensors["early_exit"] = np.ascontiguousarray(early.weight, dtype=np.float32)
-    weights = save(tensors)
+        tensors["early_exit"] = early.weight
+    weights = tensor_bytes(tensors)
     config = {
         "format": FORMAT,
         "method": "probe",
@@ -136,35 +129,15 @@ def read_probe(name: str | Path) -> ProbeArtifact:
     Raises:
         ModelLoadError: There is none, a file is damaged, or it was trained with another prompt or format.
     """
-    folder = saved_folder(name)
-    try:
-        config = parsed_config(folder)
-        if config["method"] != "probe":
-            raise ValueError(f"its method is {config['method'][:40]!r}, not 'probe'")
-        weights = checked_weights(folder, config)
-        check_prompt(folder, config["prompt"], ANSWER)
-        artifact = _probe(config, weights)
-        _check_weights(artifact)
-    except (OSError, ValueError, KeyError) as error:
-        raise unreadable(folder, error) from error
-    return artifact
+    return read_trained(name, "probe", _probe)
 
 
-def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
-    try:
-        tensors = load(weights)
-    except (SafetensorError, TypeError, AttributeError) as error:  # the last two: a type that numpy has not
-        raise ValueError(f"{PROBE}: {error}") from error
+def _probe(config: dict[str, Any], tensors: Tensors) -> ProbeArtifact:
     evidence, calibration, early = config["evidence"], config["calibration"], config["early_exit"]
     early_exit = None
     if early is not None:
         early_exit = EarlyExit(tensors["early_exit"], early["bias"], early["p_known"])
-    return ProbeArtifact(
+    artifact = ProbeArtifact(
         weight=tensors["weight"],
         bias=config["bias"],
         layers=tuple(PooledLayer(*layer) for layer in evidence["blocks"]),
@@ -179,6 +152,8 @@ def _probe(config: dict[str, Any], weights: bytes) -> ProbeArtifact:
         fingerprint=config["fingerprint"],
         provenance=config["provenance"],
     )
+    _check_weights(artifact)
+    return artifact
 
 
 def _check_weights(artifact: ProbeArtifact) -> None:

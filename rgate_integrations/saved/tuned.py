@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 
 from rgate_integrations.arrays import Float32Array
-from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.files import json_text
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.saved.config import CONFIG, FORMAT, parsed_config
+from rgate_integrations.saved.config import CONFIG, FORMAT
 from rgate_integrations.saved.folder import (
     TUNED,
-    check_prompt,
-    checked_weights,
     prompt_facts,
     saved_folder,
-    unreadable,
 )
+from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
 
 PRIOR = "prior"
 """Sub-folder of the gate whose logit is corrected."""
@@ -71,11 +69,7 @@ def tuned_files(artifact: TunedArtifact, prior: str | Path) -> dict[str, bytes |
         ModelLoadError: There is no such prior.
     """
     _check(artifact)
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
-    weights = save({"weight": artifact.weight, "head": artifact.head})
+    weights = tensor_bytes({"weight": artifact.weight, "head": artifact.head})
     config = {
         "format": FORMAT,
         "method": "tuned",
@@ -107,31 +101,11 @@ def read_tuned(name: str | Path) -> TunedArtifact:
     Raises:
         ModelLoadError: There is none, a file is damaged, or it was trained with another prompt or format.
     """
-    folder = saved_folder(name)
-    try:
-        config = parsed_config(folder)
-        if config["method"] != "tuned":
-            raise ValueError(f"its method is {config['method'][:40]!r}, not 'tuned'")
-        weights = checked_weights(folder, config)
-        check_prompt(folder, config["prompt"], ANSWER)
-        artifact = _artifact(config, weights)
-        _check(artifact)
-    except (OSError, ValueError, KeyError) as error:
-        raise unreadable(folder, error) from error
-    return artifact
+    return read_trained(name, "tuned", _artifact)
 
 
-def _artifact(config: dict[str, Any], weights: bytes) -> TunedArtifact:
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
-    try:
-        tensors = load(weights)
-    except (SafetensorError, TypeError, AttributeError) as error:  # the last two: a type that numpy has not
-        raise ValueError(f"{TUNED}: {error}") from error
-    return TunedArtifact(
+def _artifact(config: dict[str, Any], tensors: Tensors) -> TunedArtifact:
+    artifact = TunedArtifact(
         slope=config["slope"],
         bias=config["bias"],
         weight=tensors["weight"],
@@ -144,6 +118,8 @@ def _artifact(config: dict[str, Any], weights: bytes) -> TunedArtifact:
         threshold=config["threshold"],
         provenance=config["provenance"],
     )
+    _check(artifact)
+    return artifact
 
 
 def _check(artifact: TunedArtifact) -> None:
