@@ -44,7 +44,7 @@ def as_gate(gate: Any = None) -> DecidesBatches:
     if gate is None or isinstance(gate, str | Gate):
         return load_gate(gate)
     raise ConfigurationError(
-        f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} has not both.",
+        f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
     )
 

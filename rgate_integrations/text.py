@@ -26,7 +26,7 @@ def normalise(text: str) -> str:
 def comparable(answers: Sequence[str]) -> list[str]:
     """Normalise answers that will be compared with each other.
 
-    An answer of nothing is made unlike every other: silence is no agreement.
+    Each empty answer is made different from all others: two LLM samples that say nothing do not agree.
 
     Raises:
         EvidenceError: No answer says anything.

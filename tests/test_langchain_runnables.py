@@ -135,7 +135,7 @@ def test_misspelt_options():
         RetrievalGate("constant:never").configurable_fields(treshold=ConfigurableField(id="t"))
     with pytest.raises(ValidationError, match="tokens"):
         RetrievalGate("constant:never", tokens=0)
-    with pytest.raises(ConfigurationError, match="int has not both"):
+    with pytest.raises(ConfigurationError, match="int lacks one of them"):
         RetrievalGate(3)
 
 

@@ -31,8 +31,8 @@ class ServedProxy(Proxy):
     ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; an
     adapter is the server's name of it (vLLM: ``--lora-modules``). ``score`` asks for one token with the 20 likeliest:
     targets are compared by their first token after their common prefix, which the assistant's turn begins with. A
-    target that is not among the 20 gets the most that it can have: the least of the 20, or what the 20 leave over,
-    whichever is less.
+    target that is not among the 20 gets an upper bound of its probability: that of the least likely of the 20, or
+    what the 20 leave over, whichever is less.
 
     Args:
         url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
