@@ -11,6 +11,7 @@ from langchain_chain import build_chain
 from rgate_integrations import load_gate
 from rgate_integrations.cli.ask import panel
 from rgate_integrations.cli.opening import open_pipeline
+from rgate_integrations.cli.options import DEFAULT_GATE
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.pipeline import Answered
@@ -29,7 +30,7 @@ QUESTIONS = [
 
 def main() -> None:
     console = Terminal()
-    pipeline = open_pipeline("default", console)
+    pipeline = open_pipeline(DEFAULT_GATE, console)
     # What a plain RAG application does: passages for every question, found by the question alone.
     always = replace(pipeline, gate=load_gate("constant:always"), claims=False)
 

@@ -229,7 +229,7 @@ class Switched:
 def test_who_is_let_in_finds_the_base_model_and_the_adapter_is_on_again_afterwards(monkeypatch):
     monkeypatch.setattr("rgate_integrations.proxy.model_runner.fingerprint", lambda model: "")
     turns, model, seen = Turns(), Switched(), []
-    runner = ModelRunner(model, None, "fake", 16, 1_000, turns)
+    runner = ModelRunner(model, None, "fake", 16, 1_000, turns=turns)
 
     def read():
         with turns.turn(), runner.adapted("its own"):
