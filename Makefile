@@ -26,7 +26,7 @@ demo: $(LIGHT)
 
 test: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Full-size runs of what `make test` runs small.
 test-slow: $(STAMP)

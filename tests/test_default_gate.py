@@ -66,11 +66,13 @@ def test_white_space_and_company_change_no_decision(gate):
     asked = [*ALONE, *RETRIEVED]
     together = gate.decide_batch(asked)
     spaced = gate.decide_batch([f"\n {'  '.join(question.split())}\t\n" for question in asked])
-    long = "Please rewrite this. " + "The cat sat on the mat. " * 40
-    for question, first, second in zip(asked, together, spaced, strict=True):
-        alone, _ = gate.decide_batch([question, long])
-        assert alone.retrieve == first.retrieve == second.retrieve
-        assert alone.p_known == pytest.approx(first.p_known, abs=1e-3)
+    assert [d.retrieve for d in spaced] == [d.retrieve for d in together]
+    long = "Please rewrite this. " + "The cat sat on the mat. " * 12
+    for question, first in list(zip(asked, together, strict=True))[::4]:
+        beside_a_long_one, _ = gate.decide_batch([question, long])
+        alone = gate.decide(question)
+        assert alone.retrieve == beside_a_long_one.retrieve == first.retrieve
+        assert [alone.p_known, beside_a_long_one.p_known] == pytest.approx([first.p_known] * 2, abs=1e-3)
 
 
 def test_a_stronger_llm_knows_more(gate):

@@ -48,7 +48,7 @@ def call(request):
     return CALLS[request.param]
 
 
-@pytest.mark.parametrize("threshold", BAD_THRESHOLDS, ids=repr)
+@pytest.mark.parametrize("threshold", BAD_THRESHOLDS, ids=lambda value: f"{value!r}"[:8])
 def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
     gate = load_gate("prompt", proxy=scripted)
     with pytest.raises(ConfigurationError, match="threshold must be a number"):

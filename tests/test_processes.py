@@ -9,6 +9,8 @@ import textwrap
 import pytest
 
 PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
+# In a background job of a shell, Ctrl-C is ignored, and a child would inherit that.
+CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 SCRIPTED = "from tests.scripted_proxy import ScriptedProxy as Model"
 TINY = """
 from rgate_integrations.proxy.local import LocalProxy
@@ -19,7 +21,7 @@ def Model():
 
 def python(code, *, model=SCRIPTED):
     """Begin a script, in a process of its own."""
-    whole = "\n".join((model, textwrap.dedent(code)))
+    whole = "\n".join((CTRL_C, model, textwrap.dedent(code)))
     return subprocess.Popen(
         [sys.executable, "-c", whole], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -81,8 +83,9 @@ def test_a_child_that_is_forked_while_decisions_run_decides():
 @pytest.mark.model
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
-    code, out, err = ended(python(FORKS, model=TINY.format(tiny=tiny)))
-    assert (code, out.split()[:6]) == (0, ["0"] * 6), err
+    few = FORKS.replace("range(6)", "range(3)")
+    code, out, err = ended(python(few, model=TINY.format(tiny=tiny)))
+    assert (code, out.split()[:3]) == (0, ["0"] * 3), err
 
 
 LOCKS = """
@@ -157,11 +160,8 @@ def model(request):
     return SCRIPTED if request.param == "scripted" else TINY.format(tiny=request.getfixturevalue("tiny"))
 
 
-@pytest.mark.parametrize("repeat", range(2))
-def test_a_script_that_ends_while_decisions_run_ends_with_0(model, repeat):
-    code, out, err = ended(
-        python(f"{BUSY}\nthreading.Event().wait(0.1 * {repeat})\nprint('end')", model=model)
-    )
+def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
+    code, out, err = ended(python(f"{BUSY}\nprint('end')", model=model))
     assert (code, out) == (0, "end\n"), err
     assert "Fatal" not in err
     assert "terminate called" not in err
