@@ -355,7 +355,7 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize(("given", "wanted"), FILTERS, ids=lambda value: "function" if callable(value) else str(value)[:40])
+@pytest.mark.parametrize(("given", "wanted"), FILTERS, ids=lambda value: str(value)[:14])
 async def test_filters(store, given, wanted):
     store.add_texts(["abc"], [{"tags": ["x"], "nested": {"a": 1}}], ids=["x"])
     names = [*TEXTS, "x"]
