@@ -17,14 +17,16 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.served import ServedProxy
 from tests.fake_server import Fake, answer, serving
 
+PATIENCE = 600  # seconds for a request: the machine may be busy
 VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrote Hamlet?"}]
 SERVE = """
-import sys, time, xllamacpp
+import sys, xllamacpp
 p = xllamacpp.CommonParams()
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1  # several spin while they wait: slow on a busy machine
 p.model.path, p.n_ctx, p.n_parallel, p.port, p.use_jinja = sys.argv[1], 4096, 4, int(sys.argv[2]), True
 server = xllamacpp.Server(p)
 print(server.listening_address, flush=True)
-time.sleep(600)
+sys.stdin.read()
 """
 
 
@@ -49,7 +51,9 @@ def gguf():
 
 def start_llama_cpp():
     command = [sys.executable, "-c", SERVE, str(gguf()), "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     url = process.stdout.readline().strip()
     if not url.startswith("http"):
         process.kill()
@@ -70,7 +74,7 @@ def llama_cpp():
 @pytest.mark.model
 def test_a_served_model_agrees_with_the_same_model_here(llama_cpp, smollm2):
     """The server computes with 4-bit weights and 8-bit activations, so it agrees roughly."""
-    served = ServedProxy(llama_cpp, "smollm2", max_concurrency=4)
+    served = ServedProxy(llama_cpp, "smollm2", max_concurrency=4, timeout=PATIENCE)
     drafts = served.generate(ANSWER, VALUES, tokens=8)
     assert [len(d.tokens) for d in drafts] <= [8, 8]
     for draft in drafts:
@@ -97,7 +101,7 @@ def test_a_served_model_agrees_with_the_same_model_here(llama_cpp, smollm2):
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["ik", "slimplm", "adapt", "prompt", "token_probability", "self_eval"])
 def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
-    gate = load_gate(name, proxy=ServedProxy(llama_cpp, "smollm2"))
+    gate = load_gate(name, proxy=ServedProxy(llama_cpp, "smollm2", timeout=PATIENCE))
     decisions = gate.decide_batch([v["question"] for v in VALUES])
     assert all(d.error is None and 0 <= d.p_known <= 1 and d.cost.model_calls for d in decisions)
 
@@ -106,7 +110,7 @@ def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
 def test_a_server_that_dies_means_retrieval(smollm2):
     pytest.importorskip("xllamacpp")
     process, url = start_llama_cpp()
-    proxy, answers = ServedProxy(url, "smollm2", retries=1), itertools.count(1)
+    proxy, answers = ServedProxy(url, "smollm2", retries=1, timeout=PATIENCE), itertools.count(1)
     post = proxy._connection.post
 
     def kill_it_after_ten(path, body):
