@@ -1,19 +1,23 @@
 """Answer first on a real llama.cpp server: calls, tokens, time and accuracy of five ways to answer.
 
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
+    python benchmarks/answer_first.py --show [--llm ...]
 
 DIR holds recorded questions, ``adaptive_llama31_8b.*.dev.jsonl``, and passages, ``corpus.{hotpot_2wiki,slimplm}``.
 The ways are: never retrieving, always, `RetrievalGate(llm=)`, which asks the LLM for a draft, answer first, and
-answer first with the search running meanwhile. With one caller they take turns at each question; then each has 8
-callers. The server counts the tokens. Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on
-where it was stopped. The tables are printed.
+answer first with the search running meanwhile. They take turns at each question, and then with 8 callers at each 8
+questions, so that what slows the machine slows all of them: where other things run beside, read the ratios and not
+the seconds. The server counts the tokens.
+
+Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on where it was stopped; ``--show``
+prints the tables of what there is.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,9 +26,11 @@ from typing import Any
 import httpx
 import numpy as np
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -42,10 +48,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import ServedChat, gguf, serving
 
 OUT = Path(__file__).parent / "out" / "answer_first.jsonl"
-CONSOLE = Console(width=150, highlight=False)
+CONSOLE = Console(width=200, highlight=False)
 SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 CORPORA = ("hotpot_2wiki", "slimplm")
 HELD, CALLERS = 32, (1, 8)
+PASSAGES, WORDS = 3, 100  # how many passages are read, and how much of each
+DRAFT = "a draft first (llm=)"
 
 
 @dataclass
@@ -84,7 +92,7 @@ class Ways:
     def __init__(self, data: Path) -> None:
         passages = [p for name in CORPORA for p in read_passages(data / f"corpus.{name}.jsonl.gz")]
         CONSOLE.print(f"{len(passages)} passages")
-        self.retriever = IndexRetriever(index=BM25Index(passages), k=5)
+        self.retriever = IndexRetriever(index=BM25Index(passages), k=PASSAGES)
         self.judge = load_gate("default-recorded")
         self.first_look = load_gate("default-question")
 
@@ -98,9 +106,7 @@ class Ways:
         return {
             "never": never,
             "always": always,
-            "a draft first (llm=)": RetrievalGate(self.judge, llm=chat, tokens=HELD).route(
-                retrieve=always, direct=never
-            ),
+            DRAFT: RetrievalGate(self.judge, llm=chat, tokens=HELD).route(retrieve=always, direct=never),
             "answer first": gate.route(retrieve=always, direct=never, answer_first=first),
             "answer first, speculative": gate.route(
                 retrieve=always, direct=never, answer_first=first, speculative=True
@@ -114,9 +120,18 @@ def closed_book(question: str) -> list[Any]:
 
 def with_passages(found: dict[str, Any]) -> list[Any]:
     user = ANSWER_WITH_PASSAGES.user.format(
-        question=found["question"], passages=format_documents(found["documents"])
+        question=found["question"], passages=format_documents(shortened(found["documents"]))
     )
     return [SystemMessage(ANSWER_WITH_PASSAGES.system), HumanMessage(user)]
+
+
+def shortened(documents: Sequence[Document]) -> list[Document]:
+    """Return the beginnings of documents: two cores read slowly."""
+    found = []
+    for document in documents:
+        words = document.page_content.split()[:WORDS]
+        found.append(Document(page_content=" ".join(words), metadata=document.metadata))
+    return found
 
 
 def answer(
@@ -164,64 +179,101 @@ def run(
     had = {(each.llm, each.way, each.callers, each.id) for each in done}
     names = list(ways.chains(ServedChat(url="")))
     for callers in CALLERS:
-        with serving(gguf(llm), slots=callers, context=4096 * callers, threads=threads) as url:
+        with (
+            serving(gguf(llm), slots=callers, context=4096 * callers, threads=threads) as url,
+            ThreadPoolExecutor(callers) as pool,
+        ):
             chat = ServedChat(url=url)
             answer(ways, chat, "answer first", questions[0], callers, llm)  # loads the models
-            if callers == 1:
-                for number, record in enumerate(questions):
-                    turn = number % len(names)  # no way always comes after the same other one
-                    for way in [*names[turn:], *names[:turn]]:
-                        if (llm, way, callers, record["id"]) not in had:
-                            forget(url, callers)
-                            yield answer(ways, chat, way, record, callers, llm)
-                continue
-            for way in names:
-                left = [record for record in questions if (llm, way, callers, record["id"]) not in had]
-                forget(url, callers)
-                with ThreadPoolExecutor(callers) as pool:
+            for turn, start in enumerate(range(0, len(questions), callers)):
+                block = questions[start : start + callers]
+                first = turn % len(names)  # no way always comes after the same other one
+                for way in [*names[first:], *names[:first]]:
+                    left = [record for record in block if (llm, way, callers, record["id"]) not in had]
+                    if left:
+                        forget(url, callers)
                     jobs = [pool.submit(answer, ways, chat, way, record, callers, llm) for record in left]
                     for job in jobs:
                         yield job.result()
 
 
-def row(way: str, answers: list[Answered], never: dict[str, Answered]) -> list[str]:
-    known = [each for each in answers if not each.retrieved and each.id in never]
-    first, total = [a.first_token for a in answers], [a.total for a in answers]
-    if known and way.startswith("answer first"):
-        ours = float(np.median([a.first_token for a in known]))
-        theirs = float(np.median([never[a.id].held_token for a in known]))
-        against = f"{ours:.2f} / {theirs:.2f}"
-    else:
-        against = ""
+def costs(way: str, answers: list[Answered]) -> list[str]:
     return [
         way,
         f"{np.mean([a.calls for a in answers]):.2f}",
         f"{np.mean([a.prompt for a in answers]):.0f}",
         f"{np.mean([a.written for a in answers]):.0f}",
-        f"{np.percentile(first, 50):.2f} / {np.percentile(first, 95):.2f}",
-        f"{np.percentile(total, 50):.2f} / {np.percentile(total, 95):.2f}",
         f"{np.mean([a.right for a in answers]):.0%}",
         f"{np.mean([a.retrieved for a in answers]):.0%}",
-        against,
     ]
 
 
+def times(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
+    answers = by_way[way]
+    row = [way]
+    for name in ("first_token", "total"):
+        seconds = [getattr(a, name) for a in answers.values()]
+        row.append(f"{np.percentile(seconds, 50):.2f} / {np.percentile(seconds, 95):.2f}")
+        for other in ("never", "always", DRAFT):
+            row.append(ratio(answers, by_way.get(other, {}), name, name))
+    known = {key: a for key, a in answers.items() if not a.retrieved and way.startswith("answer first")}
+    row.append(ratio(known, by_way.get("never", {}), "first_token", "held_token"))
+    return row
+
+
+def ratio(ours: dict[str, Answered], theirs: dict[str, Answered], name: str, other: str) -> str:
+    """Return the median, over the questions that both have, of one way's time by another's."""
+    found = [getattr(ours[key], name) / getattr(theirs[key], other) for key in ours.keys() & theirs.keys()]
+    return f"{np.median(found):.2f}" if found else ""
+
+
 def show(done: list[Answered], llm: str) -> None:
+    """Print the tables of what has been answered in every way."""
     for callers in CALLERS:
         mine = [each for each in done if (each.llm, each.callers) == (llm, callers)]
-        names = list(dict.fromkeys(each.way for each in mine))
-        by_way = {way: [each for each in mine if each.way == way] for way in names}
-        never = {each.id: each for each in by_way.get("never", [])}
-        table = Table(
-            title=f"{llm}, {len(never)} questions, {callers} at a time. Times in seconds, p50 / p95"
+        by_way: dict[str, dict[str, Answered]] = {}
+        for each in mine:
+            by_way.setdefault(each.way, {})[each.id] = each
+        if not by_way:
+            continue
+        whole = set.intersection(*(set(answers) for answers in by_way.values()))
+        by_way = {
+            way: {key: answer for key, answer in answers.items() if key in whole}
+            for way, answers in by_way.items()
+        }
+        if not whole:
+            continue
+        order = ["never", "always", *sorted(set(by_way) - {"never", "always"})]
+        CONSOLE.print(f"\n{llm}, {len(whole)} questions, {callers} at a time\n")
+        CONSOLE.print(
+            table(
+                ["way", "LLM calls", "tokens read", "tokens written", "right", "retrieved"],
+                [costs(way, list(by_way[way].values())) for way in order],
+            )
         )
-        heads = ["way", "LLM calls", "tokens read", "tokens written", "first token", "whole answer", "right"]
-        for head in [*heads, "retrieved", f"known: first token / token {HELD} of never"]:
-            table.add_column(head, justify="left" if head == "way" else "right")
-        for way in ("never", "always", *[n for n in names if n not in ("never", "always")]):
-            if by_way.get(way):
-                table.add_row(*row(way, by_way[way], never))
-        CONSOLE.print(table)
+        against = ["by never", "by always", "by a draft first"]
+        CONSOLE.print(
+            table(
+                [
+                    "way",
+                    "first token, s",
+                    *against,
+                    "whole answer, s",
+                    *against,
+                    f"known: first token by token {HELD} of never",
+                ],
+                [times(way, by_way) for way in order],
+            )
+        )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    found = Table(box=box.MARKDOWN)
+    for place, head in enumerate(heads):
+        found.add_column(head, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        found.add_row(*row)
+    return found
 
 
 def main() -> None:
@@ -232,13 +284,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
+    parser.add_argument("--show", action="store_true", help="print the tables of what has been answered")
     arguments = parser.parse_args()
+    done = [Answered(**record) for _, record in read_jsonl(OUT)] if OUT.exists() else []
+    if arguments.show:
+        show(done, arguments.llm)
+        return
     files = [arguments.data / f"adaptive_llama31_8b.{name}.dev.jsonl" for name in SETS]
     records = [record for file in files for _, record in read_jsonl(file)]
     chosen = np.random.default_rng(0).permutation(len(records))[: arguments.limit]
     questions = [records[place] for place in chosen]
     OUT.parent.mkdir(exist_ok=True)
-    done = [Answered(**record) for _, record in read_jsonl(OUT)] if OUT.exists() else []
     wanted = {record["id"] for record in questions}
     with OUT.open("a", encoding="utf-8") as kept:
         ways = Ways(arguments.data)

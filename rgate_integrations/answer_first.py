@@ -130,12 +130,14 @@ class Written:
         tokens: The text of each token, where the LLM gives log-probabilities.
         logprobs: Their natural log-probabilities.
         model: Name of the LLM; empty when unknown.
+        prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
     """
 
     pieces: list[str] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     model: str = ""
+    prompt_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -158,6 +160,7 @@ class Written:
             finished=finished,
             source="llm",
             model=self.model,
+            prompt_tokens=self.prompt_tokens,
         )
 
 
@@ -420,7 +423,9 @@ def _told(decision: Decision | Exception, attempt: Attempt, clock: Clock) -> Dec
         first_token=None if decision.retrieve else _milliseconds(clock.began),
     )
     # An answer that goes on is the caller's: what was asked for and thrown away is a cost of deciding.
-    spent = Cost(model_calls=1, tokens_out=dropped) if decision.retrieve else Cost()
+    spent = Cost()
+    if decision.retrieve:
+        spent = Cost(model_calls=1, tokens_in=attempt.written.prompt_tokens, tokens_out=dropped)
     return decision.model_copy(update={"beginning": told, "cost": decision.cost + spent})
 
 

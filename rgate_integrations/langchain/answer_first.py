@@ -9,8 +9,7 @@ from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
-from langchain_core.runnables import AddableDict, Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase, RunnableLike
 from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import Input, Output
@@ -27,6 +26,7 @@ from rgate_integrations.answer_first import (
 )
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.questions import FOLLOW_UP
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -34,7 +34,6 @@ from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watc
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
 _TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few
-_ANSWER_KEYS = ("answer", "output", "result", "text")
 
 
 class AnswerFirstRouter(RetrievalRouter[Input, Output]):
@@ -190,7 +189,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             low, _ = self.options.band
             found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
             # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
-            looks = [None if _is_unread(look) else look for look in found]
+            looks = [None if is_unread(look) else look for look in found]
             clock.looked()
         decided: dict[int, Decision | Exception] = {}
         for place, look in enumerate(looks):
@@ -259,7 +258,7 @@ class DirectAnswer(Attempt):
         config = patch_config(batch.configs[place], callbacks=manager)
         config["tags"] = [*config.get("tags", []), "direct"]
         written, cut = Written(), Cut()
-        events = watched(manager, cut, written)
+        events = watched(manager, cut, partial(HeldEvents, written=written))
         asked = [_ArmChunks(form, batch.inputs[place], config, batch.options, events) for form in forms]
         super().__init__(question, written, *asked)
         self._refused = refused
@@ -268,7 +267,7 @@ class DirectAnswer(Attempt):
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a tool call or a parsed object."""
-        text = _text_of(chunk)
+        text = text_of(chunk)
         if text:
             self.written.pieces.append(text)
         return text is not None
@@ -295,7 +294,7 @@ class DirectAnswer(Attempt):
             chunks = yield from self.finishing()
         except Exception as error:  # in a batch it concerns this input only
             return error
-        return _added_up(chunks)
+        return added_up(chunks)
 
 
 class _ArmChunks(Chunks):
@@ -367,7 +366,8 @@ def _retrieving(tasks: Mapping[int, Task]) -> BatchCall:
     return BatchCall(asked[0].arm, inputs, [task.config for task in asked], **asked[0].options)
 
 
-def _is_unread(look: Decision | Exception) -> bool:
+def is_unread(look: Decision | Exception) -> bool:
+    """Whether a first look could not understand a follow-up; the LLM, which sees the earlier turns, can."""
     return isinstance(look, Decision) and FOLLOW_UP in look.warnings
 
 
@@ -377,43 +377,3 @@ def _with_first_look(decision: Decision | Exception, look: Decision | None) -> D
         return decision
     warnings = tuple(dict.fromkeys((*look.warnings, *decision.warnings)))
     return decision.model_copy(update={"cost": look.cost + decision.cost, "warnings": warnings})
-
-
-def _text_of(chunk: Any) -> str | None:
-    """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
-    if isinstance(chunk, str):
-        return chunk
-    if isinstance(chunk, BaseMessage):
-        return None if _calls_tool(chunk) else chunk.text
-    if isinstance(chunk, Mapping):
-        texts = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
-        if texts:
-            return _text_of(texts[0])
-        # Chains with several outputs stream one after another: their answer may come yet.
-        return "" if isinstance(chunk, AddableDict) else None
-    return None
-
-
-def _calls_tool(message: BaseMessage) -> bool:
-    """Whether a message holds a tool call, or a part of one."""
-    if getattr(message, "tool_call_chunks", None) or getattr(message, "tool_calls", None):
-        return True
-    return any(message.additional_kwargs.get(name) for name in ("tool_calls", "function_call"))
-
-
-def _added_up(chunks: Sequence[Any]) -> Any:
-    """Return the answer that chunks add up to: what the arm, invoked, would have returned."""
-    if not chunks:
-        return None
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        total = _added(total, chunk)
-    return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total
-
-
-def _added(total: Any, chunk: Any) -> Any:
-    addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
-    if isinstance(total, list) and isinstance(chunk, list):
-        addable = chunk[: len(total)] != total
-    # Parsers give the whole object anew, each time with more in it.
-    return total + chunk if addable else chunk

@@ -115,17 +115,24 @@ class RetrievalGate(GateRunnable):
         direct: RunnableLike[_Input, _Direct],
         speculative: bool,
     ) -> AnswerFirstRouter[_Input, _Retrieved | _Direct]:
-        # The default gate writes drafts of its own; there is one for drafts that are given.
-        is_default = self._gate_name == DEFAULT_GATE
+        judge, first_look = self.for_begun(options)
         return AnswerFirstRouter(
             self,
-            judge=self._reading_alike(DEFAULT_GATES["llm"]) if is_default else self,
-            first_look=None if options.first_look is None else self._reading_alike(options.first_look),
+            judge=judge,
+            first_look=first_look,
             retrieve=retrieve,
             direct=direct,
             options=options,
             speculative=speculative,
         )
+
+    def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
+        """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one."""
+        # The default gate reads the question alone; there is one for answers that were begun.
+        is_default = self._gate_name == DEFAULT_GATE
+        judge = self._reading_alike(DEFAULT_GATES["llm"]) if is_default else self
+        look = None if options.first_look is None else self._reading_alike(options.first_look)
+        return judge, look
 
     def _reading_alike(self, gate: DecidesBatches | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""

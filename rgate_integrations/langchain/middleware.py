@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, NotRequired
 
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import (
@@ -16,17 +18,21 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.langchain.agent_answers import AgentEvents, AsyncAgentEvents, BegunAnswers
 from rgate_integrations.langchain.events import announcing, event_of
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.questions import question_of
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ToolCallRequest
-    from langchain_core.messages import ToolMessage
+    from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
+    from langchain_core.messages import AIMessage, ToolMessage
+    from langgraph.types import Command
 except ImportError as error:
     raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
 KNOWN = "Search was not needed: answer from what you know."
+ASKED = "The LLM asks for a search itself."
 
 # Types that say how a tool is described and not which one it is.
 _GENERIC_TYPES = ("function", "custom")
@@ -36,11 +42,11 @@ class RetrievalGateState(AgentState[Any]):
     """An agent's state with what was decided for the current user turn, as JSON values.
 
     ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
-    has each middleware's under its name.
+    has each middleware's under its name. With ``answer_first`` it is None until there is one.
     """
 
-    retrieval_decision: NotRequired[dict[str, Any]]
-    retrieval_decisions: NotRequired[Annotated[dict[str, dict[str, Any]], operator.or_]]
+    retrieval_decision: NotRequired[dict[str, Any] | None]
+    retrieval_decisions: NotRequired[Annotated[dict[str, dict[str, Any] | None], operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
@@ -51,12 +57,20 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
     nothing is hidden. An agent may have several, for different tools.
 
+    With ``answer_first`` the model begins to answer without the tools, and its first tokens are held back and judged.
+    Known: the answer goes on. Unknown: the model is stopped, and asked again with the tools, which stay for the rest
+    of the turn. Nobody but tracers hears of an answer that was stopped. A call of another tool is let through, and
+    what the model says after it is judged. Where a form is to be filled in (``response_format``) there is no text to
+    judge: nothing is hidden. Put such a middleware last: others see a stopped model as one that raised.
+
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need its ``condense`` or
             ``llm``: without either they are retrieved for.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself where another middleware may have taken it away by then.
+        answer_first: Let the model begin to answer, and judge that; `AnswerFirst` has more to choose. Only one of an
+            agent's middlewares may do so.
 
     Raises:
         ConfigurationError: ``tools`` is no list of tools, or empty.
@@ -70,7 +84,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     state_schema = RetrievalGateState
 
     def __init__(
-        self, gate: RetrievalGate | DecidesBatches | str | None = None, *, tools: Sequence[Any]
+        self,
+        gate: RetrievalGate | DecidesBatches | str | None = None,
+        *,
+        tools: Sequence[Any],
+        answer_first: bool | AnswerFirst = False,
     ) -> None:
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
@@ -78,6 +96,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         self.gate = as_retrieval_gate(gate)
         self.hidden = frozenset(_name(tool) for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
+        self.first: BegunAnswers | None = None
+        options = AnswerFirst.of(answer_first)
+        if options is not None:
+            judge, first_look = self.gate.for_begun(options)
+            self.first = BegunAnswers(judge, first_look, options)
 
     @property
     def name(self) -> str:
@@ -93,14 +116,14 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return await arun(self._deciding(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
-        """Hide the retrieval tools when the question is known."""
-        return handler(self._visible(request))
+        """Hide the retrieval tools when the question is known, or while it is found out whether it is."""
+        return run(self._asking(request, handler, AgentEvents))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Hide the retrieval tools when the question is known."""
-        return await handler(self._visible(request))
+        """Hide the retrieval tools when the question is known, or while it is found out whether it is."""
+        return await arun(self._asking(request, handler, AsyncAgentEvents))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
         """Answer a stray call to a hidden tool without searching."""
@@ -113,19 +136,62 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._stray(request) or await handler(request)
 
     def _deciding(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
+        if self.first is not None:  # the model begins to answer, then it is decided
+            return self._update(None)
         decision: Decision
         try:
             decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
         except InvalidQuestionError as error:  # an agent may run without a question
             decision = retrieve_instead(error)
         yield from announcing(decision)
-        shown = event_of(decision)
+        return self._update(decision)
+
+    def _update(self, decision: Decision | None) -> dict[str, Any]:
+        """Return what a decision changes in the agent's state."""
+        shown = None if decision is None else event_of(decision)
         return {"retrieval_decision": shown, "retrieval_decisions": {self.name: shown}}
+
+    def _asking(
+        self, request: ModelRequest[Any], handler: Callable[[Any], Any], kind: type[AgentEvents]
+    ) -> Flow[Any]:
+        if self.first is None or not self._is_open(request):
+            return (yield Call(handler, handler, self._visible(request)))
+        self._check_names(request.tools)
+        begin = partial(Call, handler, handler, self._hiding(request))
+        response, decision = yield from self.first.answering(request.messages, begin, kind)
+        if response is None:
+            response = yield Call(handler, handler, request)
+        elif decision is None and self._asks_for_search(response):
+            question = question_of(request.messages)
+            decision = Decision(question=question, retrieve=True, p_known=0.0, reason=ASKED)
+            yield from announcing(decision)
+        if decision is None:  # it called another tool; what it says then will be judged
+            return response
+        return ExtendedModelResponse(response, Command(update=self._update(decision)))
+
+    def _is_open(self, request: ModelRequest[Any]) -> bool:
+        """Whether it is still to be found out if the question of this turn is known."""
+        if request.response_format is not None:
+            return False
+        state: Any = request.state
+        decisions = state.get("retrieval_decisions") or {}
+        return self.name in decisions and decisions[self.name] is None
+
+    def _asks_for_search(self, response: Any) -> bool:
+        """Whether the model called a tool that it was not shown."""
+        calls = [
+            call
+            for message in response.result
+            if isinstance(message, AIMessage)
+            for call in message.tool_calls
+        ]
+        return any(call["name"] in self.hidden for call in calls)
 
     def _visible(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         self._check_names(request.tools)
-        if not self._known(request.state):
-            return request
+        return self._hiding(request) if self._known(request.state) else request
+
+    def _hiding(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         kept = [tool for tool in request.tools if not self.hidden & _names(tool)]
         choice = request.tool_choice
         if isinstance(choice, str | dict) and self.hidden & _names(choice):

@@ -8,8 +8,8 @@ once an answer is released, and never of one that is not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -23,7 +23,7 @@ from rgate_integrations.flow import Call, Flow
 from rgate_integrations.langchain.drafts import token_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
-_EVENTS = {
+EVENTS = {
     "on_llm_start": "ignore_llm",
     "on_chat_model_start": "ignore_chat_model",
     "on_llm_new_token": "ignore_llm",
@@ -53,6 +53,7 @@ class Cut:
     def __init__(self) -> None:
         self.outputs: dict[str, Any] | None = None
         self._open: dict[UUID, BaseTracer] = {}
+        self._ended: set[UUID] = set()
 
     def short(self, reason: str, **facts: Any) -> None:
         """Say that whatever ends from now on was cancelled.
@@ -94,11 +95,14 @@ class Cut:
         self, tracer: BaseTracer, kind: str, name: str, value: Any, /, *, run_id: UUID, **options: Any
     ) -> Any:
         self._open.pop(run_id, None)
+        if run_id in self._ended:  # an awaited chat model that was stopped ends twice
+            return None
         if self.outputs is None or (kind != "chain" and not name.endswith("error")):
             return getattr(tracer, name)(value, run_id=run_id, **options)
         if kind == "chain":
             partly = {} if isinstance(value, BaseException) else {"output": value}
             return tracer.on_chain_end({**self.outputs, **partly}, run_id=run_id)
+        self._ended.add(run_id)
         if kind == "llm":
             response = options.get("response") or LLMResult(generations=[[]])
             told = response.model_copy(update={"llm_output": self.outputs})
@@ -110,6 +114,10 @@ class Cut:
 
 class Stopped(BaseException):
     """Raised in an LLM that writes what nobody wants any more. No error: nothing on the way is to handle it."""
+
+    # An awaited chat model takes whatever is no `Exception` for a result before it raises it.
+    generations: tuple[()] = ()
+    llm_output = None
 
 
 class HeldEvents(BaseCallbackHandler):
@@ -142,7 +150,7 @@ class HeldEvents(BaseCallbackHandler):
         """Tell the listeners what was kept, in order."""
         while self._kept and self.listeners:
             name, values, options = self._kept.pop(0)
-            yield Call(handle_event, ahandle_event, self.listeners, name, _EVENTS[name], *values, **options)
+            yield Call(handle_event, ahandle_event, self.listeners, name, EVENTS[name], *values, **options)
 
     def keep(self, name: str, /, *values: Any, **options: Any) -> None:
         """Keep an event."""
@@ -162,6 +170,7 @@ class HeldEvents(BaseCallbackHandler):
             self._writer = run_id
             self.written.tokens.clear()
             self.written.logprobs.clear()
+            self.written.prompt_tokens = 0
         if not isinstance(chunk, ChatGenerationChunk):
             return
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
@@ -169,6 +178,11 @@ class HeldEvents(BaseCallbackHandler):
         self.written.tokens += tokens
         self.written.logprobs += logprobs or ()
         self.written.model = str(metadata.get("model_name") or self.written.model)
+        usage = getattr(chunk.message, "usage_metadata", None)
+        if (
+            usage
+        ):  # some LLMs tell it with the first chunk, others with the last, which a stopped one never writes
+            self.written.prompt_tokens = max(self.written.prompt_tokens, usage["input_tokens"])
 
 
 def _keeping(name: str) -> Any:
@@ -178,21 +192,23 @@ def _keeping(name: str) -> Any:
     return told
 
 
-for _name in _EVENTS:
+_Held = TypeVar("_Held", bound=HeldEvents)
+
+for _name in EVENTS:
     setattr(HeldEvents, _name, _keeping(_name))
 
 
-def watched(manager: Any, cut: Cut, written: Written) -> HeldEvents:
+def watched(manager: Any, cut: Cut, keeper: Callable[[list[BaseCallbackHandler]], _Held]) -> _Held:
     """Let a callback manager tell tracers at once and keep the rest; returns who keeps it.
 
     Args:
         manager: The manager of a child, as ``get_child`` returns it; it is changed.
         cut: Says whether its runs were cut short.
-        written: Gets what the LLM writes.
+        keeper: Makes the one who keeps it, from the listeners.
     """
     tracers = [handler for handler in manager.handlers if _traces(handler)]
     listeners = [handler for handler in manager.handlers if not _traces(handler)]
-    held = HeldEvents(listeners, written)
+    held = keeper(listeners)
     manager.set_handlers([*cut.views(tracers), held])
     return held
 

@@ -1,0 +1,380 @@
+"""Agents whose model answers first, without its search tool, and is asked again with it if it does not know."""
+
+import asyncio
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRetryMiddleware
+from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.chat_models import generate_from_stream
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import BaseModel, Field
+
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.errors import UnknownNameError
+from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+from rgate_integrations.langchain.answer_first import STOPPED
+from tests.begun_answers import KNOWN, UNSURE, Reader, Runs, Writer
+from tests.langchain_fakes import INVOKES, PATIENCE, each, gathered
+
+searched = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_searched():
+    searched.clear()
+
+
+@tool
+def search_docs(query: str) -> str:
+    """Search the documents."""
+    searched.append(query)
+    return "a passage"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+class Agent(Writer):
+    """Searches where it may; adds first where it is asked for a sum; else writes as a `Writer` does.
+
+    Attributes:
+        shown: The tools of each call.
+        stubborn: Whether it searches also where it may not.
+        fails: How many of its first calls fail, before the third token.
+    """
+
+    shown: list = Field(default_factory=list)
+    stubborn: bool = False
+    fails: int = 0
+
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=[t.name for t in tools], **kwargs)
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        return generate_from_stream(self._tokens(messages, kwargs))
+
+    def _tokens(self, messages, kwargs):
+        tools = kwargs.get("tools") or []
+        self.shown.append(tools)
+        if messages[-1].type == "tool" and messages[-1].name == "search_docs":
+            call, text = None, f"Read {messages[-1].text} ."
+        elif messages[-1].type == "human" and ("search_docs" in tools or self.stubborn):
+            call, text = {"name": "search_docs", "args": '{"query": "q"}', "id": "1", "index": 0}, ""
+        elif messages[-1].type == "human" and "sum" in messages[-1].text:
+            call, text = {"name": "add", "args": '{"a": 1, "b": 2}', "id": "2", "index": 0}, ""
+        else:
+            asked = [m.text for m in messages if m.type == "human"][-1:]
+            call, text = None, UNSURE if "unknown" in str(asked) else KNOWN
+        self.calls.append(kwargs)
+        if call is not None:
+            yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[call]))
+        for number, token in enumerate(text.split()):
+            if number == self.fails_at or (number == 2 and len(self.calls) <= self.fails):
+                raise OSError("connection lost")
+            self.written.append(token)
+            yield ChatGenerationChunk(message=AIMessageChunk(f"{token} "))
+
+
+class Whole(BaseChatModel):
+    """A model that does not stream, and searches where it may."""
+
+    calls: list = Field(default_factory=list)
+
+    @property
+    def _llm_type(self):
+        return "whole"
+
+    def bind_tools(self, tools, **kwargs):
+        return self.bind(tools=[t.name for t in tools], **kwargs)
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        self.calls.append(kwargs.get("tools"))
+        text = UNSURE if "unknown" in messages[-1].text else KNOWN
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+
+
+def agent_of(model, *, judge=None, before=(), gate=None, agent=None, **options):
+    options = {"tokens": 4, "first_look": None} | options
+    middleware = RetrievalGateMiddleware(
+        gate or RetrievalGate(judge or Reader()), tools=["search_docs"], answer_first=AnswerFirst(**options)
+    )
+    return create_agent(model, [search_docs, add], middleware=[*before, middleware], **(agent or {}))
+
+
+def ask(call, agent, question, **config):
+    return call(agent, {"messages": [HumanMessage(question)]}, config)
+
+
+MESSAGES = {
+    "stream": lambda agent, value: list(agent.stream(value, stream_mode="messages")),
+    "astream": lambda agent, value: asyncio.run(gathered(agent.astream(value, stream_mode="messages"))),
+}
+
+
+@each(INVOKES)
+def test_a_known_answer_goes_on_and_an_unknown_one_is_asked_for_again_with_tools(call):
+    model, judge = Agent(), Reader()
+    agent = agent_of(model, judge=judge)
+    known = ask(call, agent, "a known one?")
+    assert [m.text.strip() for m in known["messages"][1:]] == [KNOWN]
+    assert model.shown == [["add"]]
+    assert model.ended == ["whole"]
+    assert known["retrieval_decision"]["retrieve"] is False
+    assert known["retrieval_decision"]["beginning"]["tokens_held"] == 4
+    assert [d.text for (d,) in judge.drafts] == ["It is surely the"]
+
+    model.shown.clear()
+    model.written.clear()
+    unknown = ask(call, agent, "an unknown one?")
+    assert searched == ["q"]
+    assert unknown["messages"][-1].text == "Read a passage . "
+    assert UNSURE[:8] not in str(unknown["messages"])
+    assert model.shown == [["add"], ["search_docs", "add"], ["search_docs", "add"]]
+    assert model.written[:5] == ["Perhaps", "it", "is", "this", "Read"]
+    assert model.ended[1] == "closed"
+    assert unknown["retrieval_decision"]["beginning"]["tokens_dropped"] == 4
+    assert len(judge.calls) == 2
+
+
+@each(MESSAGES)
+def test_nobody_hears_of_an_answer_that_is_stopped(call):
+    def shown(question):
+        found = call(agent, {"messages": [HumanMessage(question)]})
+        return [message.text for message, _ in found if message.type in ("AIMessageChunk", "ai")]
+
+    agent = agent_of(Agent())
+    assert "".join(shown("a known one?")).split() == KNOWN.split()
+    assert len(shown("a known one?")) > 8
+    assert "".join(shown("an unknown one?")).split() == ["Read", "a", "passage", "."]
+
+
+async def test_events_are_those_of_the_answer_that_is_given():
+    async def shown(question):
+        events = agent.astream_events({"messages": [HumanMessage(question)]}, version="v2")
+        found = [event async for event in events]
+        decided = [e["data"]["retrieve"] for e in found if e["event"] == "on_custom_event"]
+        texts = [e["data"]["chunk"].text for e in found if e["event"] == "on_chat_model_stream"]
+        return decided, "".join(texts).split()
+
+    agent = agent_of(Agent())
+    assert await shown("a known one?") == ([False], KNOWN.split())
+    assert await shown("an unknown one?") == ([True], ["Read", "a", "passage", "."])
+
+
+async def test_released_tokens_are_shown_as_they_come():
+    """The model goes on only when what it has written has been shown."""
+    shown, goes_on = [], asyncio.Event()
+
+    def pace(number):
+        return asyncio.wait_for(goes_on.wait(), PATIENCE) if number == 6 else None
+
+    agent = agent_of(Agent(pace=pace))
+    value = {"messages": [HumanMessage("a known one?")]}
+    async for message, _ in agent.astream(value, stream_mode="messages"):
+        shown.append(message.text.strip())
+        if len(shown) == 5:
+            goes_on.set()
+    assert shown[:6] == ["It", "is", "surely", "the", "one", "that"]
+
+
+@each(INVOKES)
+def test_a_stopped_model_is_a_cancelled_run_in_traces(call, caplog):
+    runs = Runs()
+    ask(call, agent_of(Agent()), "an unknown one?", callbacks=[runs])
+    stopped, searching, reading = runs.named("Agent")
+    assert stopped.error is None
+    assert stopped.outputs["llm_output"] == {"cancelled": STOPPED, "tokens": 4}
+    assert "cancelled" not in str(searching.outputs) + str(reading.outputs)
+    assert "callback" not in caplog.text
+
+
+@each(INVOKES)
+def test_calls_of_other_tools_are_let_through_and_what_follows_is_judged(call):
+    model, judge = Agent(), Reader()
+    agent = agent_of(model, judge=judge)
+    found = ask(call, agent, "a known sum?")
+    assert [m.type for m in found["messages"]] == ["human", "ai", "tool", "ai"]
+    assert found["messages"][-1].text.strip() == KNOWN
+    assert model.shown == [["add"], ["add"]]
+    model.shown.clear()
+    found = ask(call, agent, "an unknown sum?")
+    assert model.shown == [["add"], ["add"], ["search_docs", "add"]]
+    assert found["retrieval_decision"]["retrieve"] is True
+    assert [d.text for (d,) in judge.drafts] == ["It is surely the", "Perhaps it is this"]
+
+
+@each(INVOKES)
+def test_a_model_that_asks_for_a_search_itself_gets_it(call):
+    model, judge = Agent(stubborn=True), Reader()
+    found = ask(call, agent_of(model, judge=judge), "a known one?")
+    assert searched == ["q"]
+    assert found["messages"][-1].text == "Read a passage . "
+    assert found["retrieval_decision"]["retrieve"] is True
+    assert found["retrieval_decision"]["question"] == "a known one?"
+    assert model.shown == [["add"], ["search_docs", "add"]]
+    assert judge.calls == []
+
+
+@each(INVOKES)
+def test_a_model_that_does_not_stream_is_judged_by_its_whole_answer(call):
+    model, judge = Whole(), Reader()
+    agent = agent_of(model, judge=judge)
+    assert ask(call, agent, "a known one?")["messages"][-1].text == KNOWN
+    assert model.calls == [["add"]]
+    ask(call, agent, "an unknown one?")
+    assert model.calls == [["add"], ["add"], ["search_docs", "add"]]
+    assert [(d.text, d.finished) for (d,) in judge.drafts] == [(KNOWN, True), (UNSURE, True)]
+
+
+@each(INVOKES)
+def test_the_first_look_shows_the_tools_at_once(call):
+    model, look = Agent(), Reader({"hopeless": 0.05, "open": 0.2})
+    agent = agent_of(model, first_look=look)
+    found = ask(call, agent, "hopeless")
+    assert model.shown == [["search_docs", "add"]] * 2
+    assert found["retrieval_decision"]["p_known"] == 0.05
+    assert ask(call, agent, "open")["messages"][-1].text.strip() == KNOWN
+    ask(call, agent, "a known sum?")
+    assert look.calls == [["hopeless"], ["open"], ["a known sum?"]]  # once a turn
+
+
+# --- what fails ----------------------------------------------------------------------------------------------
+
+
+@each(INVOKES)
+def test_a_model_that_fails_before_it_is_judged_is_asked_with_tools(call):
+    model = Agent(fails=1)
+    found = ask(call, agent_of(model), "a known one?")
+    assert searched == ["q"]
+    assert found["retrieval_decision"]["error"]["type"] == "OSError"
+
+
+@each(INVOKES)
+def test_a_model_that_fails_later_is_the_callers_error(call):
+    with pytest.raises(OSError, match="connection lost"):
+        ask(call, agent_of(Agent(fails_at=6)), "a known one?")
+
+
+@each(INVOKES)
+def test_a_model_that_is_retried_is_judged_by_what_it_says_then(call):
+    judge = Reader()
+    middleware = RetrievalGateMiddleware(
+        RetrievalGate(judge), tools=["search_docs"], answer_first=AnswerFirst(tokens=4, first_look=None)
+    )
+    retry = ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False)
+    model = Agent(fails=1)
+    agent = create_agent(model, [search_docs, add], middleware=[middleware, retry])
+    assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
+    assert [d.text for (d,) in judge.drafts] == ["It is surely the"]
+
+
+@each(INVOKES)
+def test_a_gate_that_fails_shows_the_tools_or_raises(call):
+    judge = Reader()
+    agent = agent_of(Agent(), judge=judge)
+    assert ask(call, agent, "RAISE")["retrieval_decision"]["error"]["type"] == "RuntimeError"
+    assert searched == ["q"]
+    judge.on_error = "raise"
+    with pytest.raises(RuntimeError, match="gate down"):
+        ask(call, agent, "RAISE")
+
+
+@each(INVOKES)
+def test_without_a_question_the_tools_are_shown(call):
+    model = Agent()
+    found = call(agent_of(model, first_look=Reader()), {"messages": [AIMessage("Hello, unknown.")]})
+    assert found["retrieval_decision"]["error"]["type"] == "InvalidQuestionError"
+    assert model.shown[-1] == ["search_docs", "add"]
+
+
+@each(INVOKES)
+def test_a_misspelt_name_is_an_error(call):
+    middleware = RetrievalGateMiddleware(Reader(), tools=["serch_docs"], answer_first=True)
+    agent = create_agent(Agent(), [search_docs, add], middleware=[middleware])
+    with pytest.raises(UnknownNameError, match="serch_docs"):
+        ask(call, agent, "a known one?")
+
+
+class Fact(BaseModel):
+    """A form."""
+
+    name: str
+
+
+@each(INVOKES)
+def test_where_a_form_is_filled_in_nothing_is_hidden(call):
+    model, judge = Agent(), Reader()
+    agent = create_agent(
+        model,
+        [search_docs, add],
+        middleware=[RetrievalGateMiddleware(judge, tools=["search_docs"], answer_first=True)],
+        response_format=Fact,
+    )
+    with pytest.raises(Exception, match=r"."):
+        call(agent, {"messages": [HumanMessage("a known one?")]}, {"recursion_limit": 4})
+    assert "search_docs" in model.shown[0]
+    assert judge.calls == []
+
+
+# --- turns and callers ---------------------------------------------------------------------------------------
+
+
+@each(INVOKES)
+def test_each_turn_is_decided_anew(call):
+    model = Agent()
+    agent = agent_of(model, agent={"checkpointer": InMemorySaver()})
+    config = {"configurable": {"thread_id": "1"}}
+    assert ask(call, agent, "an unknown one?", **config)["retrieval_decision"]["retrieve"] is True
+    model.shown.clear()
+    found = ask(call, agent, "And a known one?", **config)
+    assert found["retrieval_decision"]["retrieve"] is False
+    assert found["messages"][-1].text.strip() == KNOWN
+    assert model.shown == [["add"]]
+
+
+def test_the_default_gates_are_those_for_begun_answers():
+    middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
+    assert middleware.first.judge.gate.gate.artifact == "default-recorded"
+    assert middleware.first.first_look.gate.gate.artifact == "default-heads"
+    assert middleware.first.options == AnswerFirst()
+
+
+async def test_callers_who_are_cancelled_leave_nothing_behind():
+    stuck, waiting = asyncio.Event(), []
+
+    def pace(number):
+        if number != 3:
+            return None
+        waiting.append(number)
+        return stuck.wait()
+
+    model = Agent(pace=pace)
+    agent = agent_of(model)
+    kinds = ["known", "unknown"]
+    tasks = [
+        asyncio.ensure_future(agent.ainvoke({"messages": [HumanMessage(f"{kinds[n % 2]} {n}")]}))
+        for n in range(20)
+    ]
+    while len(waiting) < 20:
+        await asyncio.sleep(0)
+    for task in tasks[:4]:
+        task.cancel()
+    stuck.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in found[:4])
+    texts = [each["messages"][-1].text.strip() for each in found[4:]]
+    assert texts == [KNOWN, "Read a passage ."] * 8
+    assert len(searched) == 8
+    for _ in range(10_000):
+        if asyncio.all_tasks() == {asyncio.current_task()}:
+            break
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert model.ended.count("closed") == 4 + 8
