@@ -2,6 +2,7 @@
 
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
     python benchmarks/answer_first.py --show [--llm ...]
+    python benchmarks/answer_first.py --checkpoints --data DIR
 
 DIR holds recorded questions, ``adaptive_llama31_8b.*.dev.jsonl``, and passages, ``corpus.{hotpot_2wiki,slimplm}``.
 The ways are: never retrieving, always, `RetrievalGate(llm=)`, which asks the LLM for a draft, answer first, and
@@ -10,7 +11,7 @@ questions, so that what slows the machine slows all of them: where other things 
 the seconds. The server counts the tokens.
 
 Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on where it was stopped; ``--show``
-prints the tables of what there is.
+prints the tables of what there is. ``--checkpoints`` asks no LLM: it measures on recorded answers, see `checkpoints`.
 """
 
 import argparse
@@ -285,7 +286,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument("--show", action="store_true", help="print the tables of what has been answered")
+    parser.add_argument("--checkpoints", action="store_true", help="where begun answers should be judged")
     arguments = parser.parse_args()
+    if arguments.checkpoints:
+        from checkpoints import show_checkpoints
+
+        show_checkpoints(arguments.data)
+        return
     done = [Answered(**record) for _, record in read_jsonl(OUT)] if OUT.exists() else []
     if arguments.show:
         show(done, arguments.llm)

@@ -13,6 +13,7 @@ from rgate_integrations.answer_first import AnswerFirst, Attempt, Chunks, Clock,
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.carried import KEY
 from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, PATIENCE, SINGLES, STREAMS, Search, each
 
@@ -256,6 +257,32 @@ def test_a_model_that_refuses_log_probabilities_answers_without(call):
     assert call(router, "a known one?") == WHOLE
     assert [sorted(asked) for asked in writer.calls] == [["logprobs"], [], []]
     assert all(draft.logprobs is None for (draft,) in judge.drafts)
+
+
+class Counting(Writer):
+    """A writer whose server says with the first token how many it has read."""
+
+    def _tokens(self, messages, kwargs):
+        for number, chunk in enumerate(super()._tokens(messages, kwargs)):
+            if number == 0:
+                chunk.message.usage_metadata = {"input_tokens": 17, "output_tokens": 1, "total_tokens": 18}
+            yield chunk
+
+
+@pytest.mark.parametrize(("writer", "read"), [(Counting(), 17), (Writer(), 0)], ids=["told", "not told"])
+@each(SINGLES)
+def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call, writer, read):
+    costs = []
+
+    def reading(question, config):
+        costs.append(config["configurable"][KEY].decision.cost)
+        return "read"
+
+    judge = Reader()
+    call(routed(spoken(writer), judge=judge, retrieve=RunnableLambda(reading)), "an unknown one?")
+    ((draft,),) = judge.drafts
+    assert draft.prompt_tokens == read
+    assert [(cost.model_calls, cost.tokens_in, cost.tokens_out) for cost in costs] == [(1, read, 4)]
 
 
 # --- conversations and claims --------------------------------------------------------------------------------

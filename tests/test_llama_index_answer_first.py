@@ -1,9 +1,10 @@
 """The direct engine answers first: what it has begun is judged, and goes on or is stopped. LlamaIndex."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
-from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
+from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata, LogProb
 from llama_index.core.base.response.schema import (
     AsyncStreamingResponse,
     PydanticResponse,
@@ -13,6 +14,7 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import MockLLM
+from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
@@ -36,8 +38,10 @@ class Writer(MockLLM):
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
         pace: Called before each token with its number; what it returns is awaited.
+        prompt_tokens: What its server says that it has read; None if it does not say.
     """
 
+    prompt_tokens: int | None = None
     calls: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
@@ -66,8 +70,15 @@ class Writer(MockLLM):
             if number == self.fails_at:
                 raise OSError("connection lost")
             text = " ".join(words[: number + 1])
-            yield CompletionResponse(text=text, delta=word if number == 0 else f" {word}")
+            delta = word if number == 0 else f" {word}"
+            yield CompletionResponse(text=text, delta=delta, **self._told(delta, number))
 
+    def _told(self, delta, number):
+        if self.prompt_tokens is None:
+            return {}
+        return {"raw": {"usage": {"prompt_tokens": self.prompt_tokens}}}
+
+    @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
         def written():
             try:
@@ -79,6 +90,7 @@ class Writer(MockLLM):
 
         return written()
 
+    @llm_completion_callback()
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
             try:
@@ -93,6 +105,38 @@ class Writer(MockLLM):
             self.ended.append("whole")
 
         return written()
+
+
+class Telling(Writer):
+    """A writer that can tell log-probabilities, in the server's form or in LlamaIndex's.
+
+    Attributes:
+        logprobs: Whether it is asked for them.
+        refuses: Whether its server refuses.
+        own: Whether they are in LlamaIndex's form.
+        asked: What it was asked for at each call.
+    """
+
+    logprobs: bool | None = None
+    refuses: bool = False
+    own: bool = False
+    asked: list = Field(default_factory=list)
+
+    def _chunks(self, prompt):
+        self.asked.append(self.logprobs)
+        if self.logprobs and self.refuses:
+            raise ValueError("unknown parameter logprobs")
+        yield from super()._chunks(prompt)
+
+    def _told(self, delta, number):
+        if not self.logprobs:
+            return {}
+        value = -0.25 * number
+        if self.own:
+            return {"logprobs": [[LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]]}
+        entry = SimpleNamespace(token=delta, logprob=value)
+        choice = SimpleNamespace(logprobs=SimpleNamespace(content=[entry]))
+        return {"raw": SimpleNamespace(choices=[choice])}
 
 
 class Reader:
@@ -254,6 +298,42 @@ def test_a_gate_that_fails_retrieves_or_raises(call):
     with pytest.raises(RuntimeError, match="gate down"):
         call(gated(llm, judge=judge), "query", "RAISE")
     assert llm.ended == ["closed", "closed"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@every_style
+def test_log_probabilities_are_captured(style, own):
+    llm, judge = Telling(), Reader()
+    llm.own = own
+    engine = gated(llm, judge=judge, streaming=STREAMS[style])
+    assert ask(engine, "a known one?", style)[0] == KNOWN
+    (draft,) = judge.drafts
+    assert draft.tokens == ("It", " is", " surely", " the")
+    assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
+    assert llm.asked == [True]
+    assert llm.logprobs is None  # the user's own is left as it is
+
+
+@both_ways
+def test_an_llm_that_refuses_log_probabilities_answers_without(call):
+    llm, judge = Telling(), Reader()
+    llm.refuses = True
+    engine = gated(llm, judge=judge)
+    assert str(call(engine, "query", "a known one?")) == KNOWN
+    assert str(call(engine, "query", "a known one?")) == KNOWN
+    assert llm.asked == [True, None, None]
+    assert [draft.logprobs for draft in judge.drafts] == [None, None]
+
+
+@both_ways
+def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call):
+    llm = Writer()
+    cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
+    assert (cost["tokens_in"], cost["tokens_out"]) == (0, 4)
+    llm.prompt_tokens = 17
+    cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
+    assert (cost["model_calls"], cost["tokens_in"], cost["tokens_out"]) == (1, 17, 4)
+    assert call(gated(llm), "query", "a known one?").metadata["rgate"]["cost"]["tokens_in"] == 0
 
 
 @both_ways

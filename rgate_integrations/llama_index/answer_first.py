@@ -15,6 +15,7 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
+from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
@@ -24,6 +25,7 @@ from rgate_integrations.flow import Flow
 from rgate_integrations.follow_up import understood
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
+from rgate_integrations.llama_index.watching import Notes, noting
 
 _LATER: Final = object()
 
@@ -38,6 +40,10 @@ class DirectFirst:
         gate: Judges what was begun.
         options: How much is held back, and how it is judged.
         streaming: Whether the response streams; if not, a stream is read to its end.
+
+    Attributes:
+        telling: The engine's LLM, if it is asked for log-probabilities; one that refuses is asked without from then
+            on, so it is to be a copy of the user's.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class DirectFirst:
         self.gate = gate
         self.options = options
         self.streaming = streaming
+        self.telling: LLM | None = None
         self.first_look = None if options.first_look is None else as_gate(options.first_look)
 
     def answering(
@@ -73,7 +80,7 @@ class DirectFirst:
                 at_once = clock.at_once(look)
                 announce(at_once)
                 return at_once, None
-        attempt = _DirectAnswer(self.direct, bundle)
+        attempt = _DirectAnswer(self, bundle)
         decide = partial(self._judging, question, threshold)
         (judged,) = yield from judging([attempt], self.options, decide, clock)
         if isinstance(judged, Exception):
@@ -87,7 +94,7 @@ class DirectFirst:
 
     def asking(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         """Answer directly; there is nothing left to judge."""
-        attempt = _DirectAnswer(self.direct, bundle)
+        attempt = _DirectAnswer(self, bundle)
         yield from attempt.holding(1)
         if attempt.error is not None:
             raise attempt.error
@@ -103,11 +110,20 @@ class DirectFirst:
 class _DirectAnswer(Attempt):
     """One answer of a direct engine; its chunks are texts, or one response that does not stream."""
 
-    def __init__(self, direct: BaseQueryEngine, bundle: QueryBundle) -> None:
+    def __init__(self, first: DirectFirst, bundle: QueryBundle) -> None:
+        self._first = first
         self._given: Any = _LATER
-        self._ask: Callable[[], Any] = partial(direct.query, fresh(bundle))
-        self._aask: Callable[[], Any] = partial(direct.aquery, fresh(bundle))
-        super().__init__(bundle.query_str, Written(), Chunks(self._opened, self._aopened))
+        self._ask: Callable[[], Any] = partial(first.direct.query, fresh(bundle))
+        self._aask: Callable[[], Any] = partial(first.direct.aquery, fresh(bundle))
+        written = Written()
+        forms = [_Watched(self._opened, self._aopened, written)]
+        if first.telling is not None and getattr(first.telling, "logprobs", None):
+            forms.append(_Watched(self._opened, self._aopened, written))
+        super().__init__(bundle.query_str, written, *forms)
+
+    def refused(self) -> None:
+        """Ask the LLM for no log-probabilities from now on."""
+        vars(self._first.telling)["logprobs"] = None
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -144,6 +160,24 @@ class _DirectAnswer(Attempt):
         if isinstance(self._given, StreamingResponse):  # some engines stream in their own threads only
             return _in_threads(iter(self._given.response_gen))
         return _in_threads(iter([self._given]))
+
+
+class _Watched(Chunks):
+    """Chunks of which is noted what the LLM tells beside them."""
+
+    def __init__(
+        self, blocking: Callable[[], Iterator[Any]], awaitable: Callable[[], Any], written: Written
+    ) -> None:
+        super().__init__(blocking, awaitable)
+        self._notes = Notes(written)
+
+    def _next(self) -> Any:
+        with noting(self._notes):
+            return super()._next()
+
+    async def _anext(self) -> Any:
+        with noting(self._notes):
+            return await super()._anext()
 
 
 async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:

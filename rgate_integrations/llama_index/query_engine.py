@@ -26,6 +26,7 @@ from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
+from rgate_integrations.llama_index.watching import telling_logprobs
 from rgate_integrations.loading import DEFAULT_GATES
 
 
@@ -118,8 +119,11 @@ class GatedQueryEngine(BaseQueryEngine):
         options = AnswerFirst.of(answer_first)
         if options is not None and tokens is not None:
             options = replace(options, tokens=tokens)
-        direct = EmptyIndex().as_query_engine(llm=chosen, streaming=streaming or options is not None)
-        return cls(
+        telling = None if options is None else telling_logprobs(chosen)
+        direct = EmptyIndex().as_query_engine(
+            llm=telling or chosen, streaming=streaming or options is not None
+        )
+        engine = cls(
             query_engine,
             direct,
             gate,
@@ -130,6 +134,9 @@ class GatedQueryEngine(BaseQueryEngine):
             answer_first=options or False,
             streaming=streaming,
         )
+        if engine.first is not None:
+            engine.first.telling = telling
+        return engine
 
     def with_threshold(self, threshold: float | None) -> GatedQueryEngine:
         """Return this engine at another threshold, for a query or for good.

@@ -1,0 +1,113 @@
+"""What an LLM tells while an engine streams its answer: tokens, log-probabilities, and how much it has read.
+
+An engine hands on the text alone. LlamaIndex's own events have the LLM's responses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, LLMCompletionInProgressEvent
+from llama_index.core.llms import LLM
+from llama_index_instrumentation import get_dispatcher
+
+from rgate_integrations.answer_first import Written
+
+
+@dataclass
+class Notes:
+    """Who notes what an LLM tells.
+
+    Attributes:
+        written: Gets it.
+        kind: The kind of event that tells it: an LLM that chats by completing sends each response twice.
+    """
+
+    written: Written
+    kind: type[BaseEvent] | None = None
+
+    def take(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
+        """Note a response."""
+        self.kind = self.kind or type(event)
+        if type(event) is not self.kind or event.response is None:
+            return
+        tokens, logprobs = _told(event.response)
+        self.written.tokens += tokens
+        self.written.logprobs += logprobs
+        self.written.prompt_tokens = max(self.written.prompt_tokens, _read(event.response))
+
+
+_notes: ContextVar[Notes | None] = ContextVar("rgate_notes", default=None)
+_lock = threading.Lock()
+
+
+class _Listener(BaseEventHandler):
+    """Hands events to whoever is noting where they are sent."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RetrievalGateListener"
+
+    def handle(self, event: BaseEvent, **options: Any) -> None:
+        notes = _notes.get()
+        if notes is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
+            notes.take(event)
+
+
+@contextlib.contextmanager
+def noting(notes: Notes) -> Iterator[None]:
+    """Note what LLMs tell in this context. LlamaIndex's events get one listener, at the first use."""
+    root = get_dispatcher()
+    with _lock:
+        if not any(isinstance(handler, _Listener) for handler in root.event_handlers):
+            root.add_event_handler(_Listener())
+    before = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(before)
+
+
+def telling_logprobs(llm: LLM) -> LLM | None:
+    """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
+
+    It knows them if it has a field ``logprobs`` that nobody has set, as LlamaIndex's OpenAI LLMs have.
+    """
+    if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
+        return None
+    return llm.model_copy(update={"logprobs": True})
+
+
+def _told(response: Any) -> tuple[list[str], list[float]]:
+    """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
+    # Each position is a list: the token that was written first, then those that were likely too.
+    entries: Any = [position[0] for position in response.logprobs or [] if position]
+    if not entries:
+        choices = _of(response.raw, "choices")
+        first = choices[0] if isinstance(choices, Sequence) and choices else None
+        entries = _of(_of(first, "logprobs"), "content") or []
+    try:
+        tokens = [str(_of(entry, "token")) for entry in entries]
+        logprobs = [float(_of(entry, "logprob")) for entry in entries]
+    except (TypeError, ValueError):
+        return [], []
+    return tokens, logprobs
+
+
+def _read(response: Any) -> int:
+    """Return how many tokens the LLM says that it has read; 0 if it does not say."""
+    usage = _of(response.raw, "usage")
+    told = [_of(usage, "prompt_tokens"), _of(usage, "input_tokens")]
+    told.append(response.additional_kwargs.get("prompt_tokens"))
+    return max((count for count in told if isinstance(count, int)), default=0)
+
+
+def _of(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
