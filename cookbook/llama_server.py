@@ -162,7 +162,11 @@ def _chunk(line: str, call: dict[str, Any]) -> Iterator[ChatGenerationChunk]:
         return
     data = json.loads(line.removeprefix("data: "))
     timings = data.get("timings")
+    usage = None
     if timings:
+        if not call["prompt"]:  # said once, with the first token: LangChain adds up what the chunks say
+            read = timings["prompt_n"] + timings.get("cache_n", 0)
+            usage = {"input_tokens": read, "output_tokens": 0, "total_tokens": read}
         call["prompt"] = timings["prompt_n"] + timings.get("cache_n", 0)
         call["written"] = timings["predicted_n"]
     for choice in data.get("choices", []):
@@ -173,4 +177,6 @@ def _chunk(line: str, call: dict[str, Any]) -> Iterator[ChatGenerationChunk]:
             told["finish_reason"] = choice["finish_reason"]
             call["whole"] = True
         text = choice["delta"].get("content") or ""
-        yield ChatGenerationChunk(message=AIMessageChunk(text), generation_info=told or None)
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(text, usage_metadata=usage), generation_info=told or None
+        )

@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableLambda
 from rgate_integrations import Decision
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.carried import KEY
 from tests.langchain_fakes import SINGLES, STREAMS, each
 
 pytestmark = pytest.mark.model
@@ -113,3 +114,91 @@ async def test_callers_who_leave_free_the_server(chat):
     assert await asyncio.to_thread(freed, chat.url)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert not any(call["whole"] for call in long.calls)
+
+
+def test_what_a_stopped_answer_cost_is_what_the_server_counted(chat):
+    decisions = []
+
+    def reading(question, config):
+        decisions.append(config["configurable"][KEY].decision)
+        return "read"
+
+    long = chat.model_copy(update={"tokens": 1_500, "calls": []})
+    RetrievalGate(Script()).route(
+        retrieve=RunnableLambda(reading),
+        direct=long | StrOutputParser(),
+        answer_first=AnswerFirst(tokens=8, first_look=None),
+    ).invoke(f"{LONG} Its end is unknown.")
+    assert freed(chat.url)
+    (done,), (decision,) = long.calls, decisions
+    assert decision.cost.tokens_in == done["prompt"] > 20
+    assert decision.cost.tokens_out == 8
+    # What the server has of that conversation is its prompt and all that it has written, sent or not.
+    slots = httpx.get(f"{chat.url}/slots").json()
+    (slot,) = [slot for slot in slots if slot.get("n_prompt_tokens", 0) > done["prompt"]]
+    assert slot["n_prompt_tokens"] - done["prompt"] <= 8 + 8
+
+
+def connections(url):
+    """Return how many open connections this process's network has to a server."""
+    port = f":{int(url.rsplit(':', 1)[1]):04X}"
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return sum(remote.endswith(port) and state == "01" for _, _, remote, state, *_ in fields)
+
+
+def threads():
+    """Return the names of the threads, without those that a loop keeps for its own calls."""
+    return sorted(t.name for t in threading.enumerate() if not t.name.startswith("asyncio_"))
+
+
+QUESTIONS = [15, pytest.param(100, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("questions", QUESTIONS)
+async def test_nothing_is_left_of_awaited_calls(chat, questions):
+    """Every other question is unknown, and every fifth caller leaves as soon as it has been asked."""
+    own = chat.model_copy(update={"tokens": 24, "calls": []})
+    router, limit = routed(own), asyncio.Semaphore(4)
+    before = threads()
+
+    async def asked(number):
+        async with limit:
+            return await router.ainvoke(
+                f"{LONG} Its end is {'unknown' if number % 2 else 'known'}: {number}."
+            )
+
+    tasks = [asyncio.ensure_future(asked(number)) for number in range(questions)]
+    for number in range(0, questions, 5):
+        while len(own.calls) <= number and not tasks[number].done():
+            await asyncio.sleep(0.001)
+        tasks[number].cancel()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    for number, answer in enumerate(found):
+        if not isinstance(answer, asyncio.CancelledError):
+            assert answer.startswith("read about") == bool(number % 2)
+    left = sum(isinstance(answer, asyncio.CancelledError) for answer in found)
+    assert 0 < left <= len(range(0, questions, 5))
+    assert await asyncio.to_thread(freed, chat.url)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert sum(not done["whole"] for done in own.calls) >= questions // 2 - left
+    assert connections(chat.url) == 0
+    assert threads() == before
+
+
+@pytest.mark.parametrize("questions", QUESTIONS)
+def test_nothing_is_left_of_blocking_calls(chat, questions):
+    own = chat.model_copy(update={"tokens": 24, "calls": []})
+    router, before = routed(own), threads()
+    for number in range(questions):
+        question = f"{LONG} Its end is {'unknown' if number % 2 else 'known'}: {number}."
+        chunks = router.stream(question)
+        if number % 5 == 0:
+            next(chunks)
+            chunks.close()
+            continue
+        assert "".join(chunks).startswith("read about") == bool(number % 2)
+    assert freed(chat.url)
+    assert len(own.calls) == questions
+    assert connections(chat.url) == 0
+    assert threads() == before
