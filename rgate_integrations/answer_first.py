@@ -44,7 +44,7 @@ class AnswerFirst:
     """
 
     tokens: int | tuple[int, ...] = 32
-    band: tuple[float, float] = (0.1, 0.8)
+    band: tuple[float, float] = (0.15, 0.8)
     first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
 
     def __post_init__(self) -> None:

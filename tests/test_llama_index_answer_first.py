@@ -13,17 +13,19 @@ from llama_index.core.base.response.schema import (
 )
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.empty import EmptyIndex
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine
+from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine, RetrievalGateEvent
 from tests.llama_index_parts import PATIENCE, ask, both_ways, every_style
 
 KNOWN = "It is surely the one that you think of ."
@@ -193,6 +195,24 @@ def gated(llm, *, judge=None, streaming=False, engine=None, **options):
     )
 
 
+class Decisions(BaseEventHandler):
+    """The decisions that were told."""
+
+    found: list = Field(default_factory=list)
+
+    def handle(self, event, **kwargs):
+        if isinstance(event, RetrievalGateEvent):
+            self.found.append(event.decision)
+
+
+@pytest.fixture
+def told():
+    handler, dispatcher = Decisions(), get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    yield handler.found
+    dispatcher.event_handlers.remove(handler)
+
+
 STREAMS = {"query": False, "aquery": False, "stream": True, "astream": True}
 
 
@@ -334,6 +354,14 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call):
     cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
     assert (cost["model_calls"], cost["tokens_in"], cost["tokens_out"]) == (1, 17, 4)
     assert call(gated(llm), "query", "a known one?").metadata["rgate"]["cost"]["tokens_in"] == 0
+
+
+@both_ways
+def test_one_event_says_what_became_of_what_was_begun(call, told):
+    call(gated(Writer()), "query", "an unknown one?")
+    call(gated(Writer(), first_look=Reader({"hopeless": 0.05})), "query", "hopeless")
+    begun = [(d.retrieve, d.beginning.tokens_held, d.beginning.tokens_dropped) for d in told]
+    assert begun == [(True, 4, 4), (True, 0, 0)]
 
 
 @both_ways
