@@ -95,7 +95,7 @@ class Ways:
         CONSOLE.print(f"{len(passages)} passages")
         self.retriever = IndexRetriever(index=BM25Index(passages), k=PASSAGES)
         self.judge = load_gate("default-recorded")
-        self.first_look = load_gate("default-question")
+        self.first_look = load_gate()
 
     def chains(self, chat: ServedChat) -> dict[str, Runnable[Any, Any]]:
         """Return every way to answer with a chat model."""
