@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rgate_integrations.flow import Call, Each, Start, arun, run
+from rgate_integrations.flow import Arrival, Call, Each, Fed, Start, arun, run
 
 DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}
 
@@ -190,3 +190,58 @@ def test_dropped_jobs_that_do_not_end_hold_no_others():
         assert started.acquire(timeout=60)
     assert run(waiting()) == 7
     go.set()
+
+
+def test_a_fed_flow_goes_on_with_what_it_is_brought(drive):
+    def doubling(value):
+        return 2 * value
+
+    def adding():
+        total = 0
+        while (value := (yield Arrival())) is not None:
+            total += yield Call(doubling, None, value)
+        return total
+
+    fed = Fed(adding())
+    drive(fed.starting())
+    for value in (1, 2, 3):
+        drive(fed.feeding(value))
+        assert not fed.done
+    drive(fed.feeding(None))
+    assert (fed.done, fed.result) == (True, 12)
+
+
+def test_a_fed_flow_decides_what_a_failure_means(drive):
+    def failing():
+        raise OSError("no step")
+
+    def patient():
+        reasons = []
+        try:
+            yield Call(failing, None)
+        except OSError as error:
+            reasons.append(str(error))
+        try:
+            yield Arrival()
+        except TimeoutError as error:
+            reasons.append(str(error))
+        return reasons
+
+    fed = Fed(patient())
+    drive(fed.starting())
+    drive(fed.failing(TimeoutError("no arrival")))
+    assert fed.result == ["no step", "no arrival"]
+    impatient = Fed(iter_of(Arrival()))
+    drive(impatient.starting())
+    with pytest.raises(TimeoutError, match="no arrival"):
+        drive(impatient.failing(TimeoutError("no arrival")))
+    assert not impatient.done
+
+
+def iter_of(step):
+    yield step
+
+
+def test_a_flow_that_nobody_feeds_says_so(drive):
+    with pytest.raises(RuntimeError, match="Nobody brings"):
+        drive(iter_of(Arrival()))

@@ -168,6 +168,20 @@ async def test_events_are_those_of_the_answer_that_is_given():
     assert await shown("an unknown one?") == ([True], ["Read", "a", "passage", "."])
 
 
+def test_newer_streams_show_the_answer_that_is_given():
+    """In one piece: LangChain has the model tell its tokens to the handlers of these streams only if it sees them."""
+
+    def shown(question):
+        streamed = agent.stream_events({"messages": [HumanMessage(question)]}, version="v3")
+        return ["".join(map(str, message.text)).split() for message in streamed.messages]
+
+    agent = agent_of(Agent())
+    if not hasattr(agent, "stream_events"):
+        pytest.skip("older LangGraph")
+    assert shown("a known one?") == [KNOWN.split()]
+    assert shown("an unknown one?") == [[], ["Read", "a", "passage", "."]]
+
+
 async def test_released_tokens_are_shown_as_they_come():
     """The model goes on only when what it has written has been shown."""
     shown, goes_on = [], asyncio.Event()
