@@ -4,8 +4,8 @@
 
 What the judge sees are the first 8, 16 and 32 tokens of what an 8B LLM is recorded to have answered. The shipped
 judge was trained on these questions, so each is scored by probes of the same recipe that were fitted without its
-fold, on 32 tokens, as the shipped one. The first look is such a probe of the question alone. Hidden states are kept
-in benchmarks/out/begun: the first run takes half an hour.
+fold: on 32 tokens, as the shipped one, and then on all three lengths. The first look is such a probe of the question
+alone. Hidden states are kept in benchmarks/out/begun: the first run takes half an hour.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,7 @@ LAYERS = [
     for span, pooling, first, last in VIEWS
 ]
 BANDS = ((0.0, 1.0), (0.05, 0.9), (0.1, 0.9), (0.1, 0.8), (0.15, 0.8), (0.2, 0.8), (0.2, 0.7), (0.3, 0.7))
+ONE_LOOK = [(low, 0.8) for low in (0.05, 0.1, 0.15, 0.2, 0.3)]  # a single checkpoint needs no upper end
 CHUNK = 256
 
 
@@ -115,21 +116,29 @@ class Scores:
     judged: np.ndarray
 
     @classmethod
-    def held_out(cls, recorded: Recorded, states: Sequence[np.ndarray]) -> "Scores":
-        """Score each row by probes that were fitted without its fold, and weighted without it."""
+    def held_out(cls, recorded: Recorded, states: Sequence[np.ndarray], fitted_on: Sequence[int]) -> "Scores":
+        """Score each row by probes that were fitted without its fold, and weighted without it.
+
+        Args:
+            recorded: The rows.
+            states: Their hidden states at each of `CUTS`.
+            fitted_on: The places of the cuts that the probes are fitted on, together.
+        """
         known, names = recorded.closed, np.array(recorded.sets)
         ends = np.cumsum([len(view) for view in LAYERS])[:-1]
         views = [np.split(each, ends, axis=1) for each in states]
         logits = np.zeros((len(known), len(CUTS), len(VIEWS)))
         for train, test in question_folds(len(known), FOLDS, SEED):
+            rows = np.tile(train, len(fitted_on))
             for view in range(len(VIEWS)):
-                fitted = views[-1][view][train].astype(np.float32)
-                probe = fit_probe(fitted, known[train], SEED, names[train].tolist())
+                fitted = np.concatenate([views[cut][view][train] for cut in fitted_on]).astype(np.float32)
+                probe = fit_probe(fitted, known[rows], SEED, names[rows].tolist())
                 for cut in range(len(CUTS)):
                     logits[test, cut, view] = probe(views[cut][view][test].astype(np.float32))
         look, judged = np.zeros(len(known)), np.zeros((len(known), len(CUTS)))
         for train, test in question_folds(len(known), FOLDS, SEED):
-            weights, bias = combine(logits[train, -1], known[train])
+            own = np.concatenate([logits[train, cut] for cut in fitted_on])
+            weights, bias = combine(own, known[np.tile(train, len(fitted_on))])
             judged[test] = logits[test] @ weights + bias
             slope, intercept = combine(logits[train, -1, -1:], known[train])
             look[test] = logits[test, -1, -1:] @ slope + intercept
@@ -184,9 +193,15 @@ def show_checkpoints(data: Path) -> None:
     proxy = shared_proxy(DEFAULT_MODEL)
     recorded = Recorded.read(data, proxy)
     states = [recorded.states(cut, proxy) for cut in reversed(range(len(CUTS)))][::-1]
-    scores = Scores.held_out(recorded, states)
     never, always = recorded.closed.mean(), recorded.opened.mean()
-    CONSOLE.print(f"\n{len(recorded.questions)} questions; never {never:.1%}, always {always:.1%} right\n")
+    CONSOLE.print(f"\n{len(recorded.questions)} questions; never {never:.1%}, always {always:.1%} right")
+    last = [len(CUTS) - 1]
+    for title, fitted_on in (("32 tokens", last), ("8, 16 and 32 tokens", range(len(CUTS)))):
+        CONSOLE.print(f"\nA judge fitted on {title}\n")
+        show(recorded, Scores.held_out(recorded, states, fitted_on))
+
+
+def show(recorded: Recorded, scores: Scores) -> None:
     table = made("judged at", "AUC, mean of the sets", "pooled", "right if judged known", "judged known")
     table.add_row("question alone", *quality(recorded, scores.look))
     for at, cut in enumerate(CUTS):
@@ -199,12 +214,10 @@ def show_checkpoints(data: Path) -> None:
         table.add_row(
             str(cuts[0]), "", "", *row(recorded, outcome(recorded, scores, cuts, (0.0, 1.0), False))
         )
-    for cuts in ((32,), (8, 16, 32)):
-        for band in BANDS:
-            found = outcome(recorded, scores, cuts, band, True)
-            table.add_row(
-                ", ".join(map(str, cuts)), "yes", f"{band[0]:.2f}, {band[1]:.2f}", *row(recorded, found)
-            )
+    for cuts, bands in (((32,), ONE_LOOK), ((8, 16, 32), BANDS)):
+        for low, high in bands:
+            found = outcome(recorded, scores, cuts, (low, high), True)
+            table.add_row(", ".join(map(str, cuts)), "yes", f"{low:.2f}, {high:.2f}", *row(recorded, found))
     CONSOLE.print(table)
 
 

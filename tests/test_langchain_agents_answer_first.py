@@ -268,6 +268,7 @@ def test_a_model_that_fails_before_it_is_judged_is_asked_with_tools(call):
     found = ask(call, agent_of(model), "a known one?")
     assert searched == ["q"]
     assert found["retrieval_decision"]["error"]["type"] == "OSError"
+    assert found["retrieval_decision"]["question"] == "a known one?"
 
 
 @each(INVOKES)

@@ -32,6 +32,7 @@ from rgate_integrations.flow import Arrival, Fed, Flow, Step, arun, run
 from rgate_integrations.langchain.answer_first import STOPPED, is_unread
 from rgate_integrations.langchain.chunks import text_of
 from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.langchain.watching import EVENTS, Cut, HeldEvents, Stopped, watched
 
@@ -67,10 +68,10 @@ class BegunAnswers:
 
         Returns:
             What the model answered, and the decision. There is no answer if it is to be asked with the tools, and
-            no decision if it called a tool or wrote nothing.
+            no decision if it called a tool.
         """
         config, clock = ensure_config(), Clock()
-        if isinstance(messages[-1], HumanMessage):
+        if messages and isinstance(messages[-1], HumanMessage):  # the first call of this turn
             look = yield from self._looking(messages, config, clock)
             if look is not None and look.retrieve:
                 yield from announcing(look, config)
@@ -119,7 +120,7 @@ class AgentAnswer(Attempt):
         kind: type[AgentEvents],
     ) -> None:
         written = Written()
-        super().__init__("", written, _Brought(self))
+        super().__init__(_question_in(messages), written, _Brought(self))
         self.how = how
         self.messages = messages
         self.config = config
@@ -278,6 +279,13 @@ def _ahearing(name: str) -> Any:
 for _name in EVENTS:
     setattr(AgentEvents, _name, _hearing(_name))
     setattr(AsyncAgentEvents, _name, _ahearing(_name))
+
+
+def _question_in(messages: Sequence[BaseMessage]) -> str:
+    try:
+        return question_of(messages)
+    except InvalidQuestionError:  # it is the judge's to say so
+        return ""
 
 
 def _retrieving(found: Decision | Exception) -> Decision | Exception:
