@@ -189,7 +189,7 @@ def threads():
     return sorted(t.name for t in threading.enumerate() if not t.name.startswith("asyncio_"))
 
 
-QUESTIONS = [15, pytest.param(100, marks=pytest.mark.slow)]
+QUESTIONS = [10, pytest.param(100, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("questions", QUESTIONS)
