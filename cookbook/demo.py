@@ -72,6 +72,7 @@ class Shown(BaseCallbackHandler):
     retrieved = 0
 
     def on_custom_event(self, name: str, data: Any, **context: Any) -> None:
+        """Take the gate's event, and no other."""
         if name != "retrieval_gate":
             return
         self.retrieved += data["retrieve"]
@@ -143,19 +144,23 @@ def compare(llm: ServedChat, search: WordsThenMeaning) -> None:
 def report(always: Spent, gated: Spent, retrieved: int) -> None:
     """Print what both ways have cost."""
     count = len(QUESTIONS)
-    table = Table(title=f"{count} questions, measured just now", title_justify="left", box=None, padding=(0, 2))
+    table = Table(
+        title=f"{count} questions, measured just now", title_justify="left", box=None, padding=(0, 2)
+    )
     for column in ("", "retrieved", "seconds", "LLM read", "LLM wrote", "right"):
         table.add_column(column, justify="left" if column == "" else "right")
     for name, spent, searches in (("always retrieving", always, count), ("gated", gated, retrieved)):
         tokens = (f"{spent.read:,} tokens", f"{spent.written:,} tokens")
-        table.add_row(name, f"{searches} of {count}", f"{spent.seconds:.1f}", *tokens, f"{spent.right} of {count}")
+        table.add_row(
+            name, f"{searches} of {count}", f"{spent.seconds:.1f}", *tokens, f"{spent.right} of {count}"
+        )
     say()
     Terminal(width=88).print(table)
     say(
-        f"\nGated: {change(gated.seconds, always.seconds)} time, and {change(gated.read, always.read)} tokens read. "
-        "Half of these questions are common\nknowledge; with fewer of them a gate saves less. The seconds are of this "
-        "machine, whose LLM\nis small. The passages are embedded before the clock starts, as in any index. "
-        "Eight questions\nprove nothing about quality: see docs/benchmarks."
+        f"\nGated: {change(gated.seconds, always.seconds)} time, {change(gated.read, always.read)} tokens read."
+        "\nHalf of these questions are common knowledge; with fewer of them, a gate saves less."
+        "\nThe times are those of this machine now. The passages' vectors were made before, as in any index."
+        "\nEight questions say nothing about quality: docs/benchmarks has thousands."
     )
 
 
