@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 STAMP := .venv/.ready
 LIGHT := .venv/.light
-export PYTHONUNBUFFERED = 1  # what is printed is seen at once, in a pipe too
+# What is printed is seen at once, in a pipe too.
+export PYTHONUNBUFFERED = 1
 
 .PHONY: setup demo test test-slow test-extras soak lint type bench cookbook docs clean
 
@@ -15,7 +16,7 @@ $(LIGHT): pyproject.toml constraints.txt
 	@echo "Setting up .venv: 70 packages, 1.5 GB on the disk."
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) transformers safetensors gguf sentence-transformers bm25s xllamacpp
+	$(PIP) transformers accelerate safetensors gguf sentence-transformers bm25s xllamacpp
 	$(PIP) -e ".[langchain]"
 	touch $(LIGHT)
 

@@ -157,7 +157,7 @@ def report(always: Spent, gated: Spent, retrieved: int) -> None:
     say()
     Terminal(width=88).print(table)
     say(
-        f"\nGated: {change(gated.seconds, always.seconds)} time, {change(gated.read, always.read)} tokens read."
+        f"\nGated: {change(gated.seconds, always.seconds)} time; the LLM read {change(gated.read, always.read)}."
         "\nHalf of these questions are common knowledge; with fewer of them, a gate saves less."
         "\nThe times are those of this machine now. The passages' vectors were made before, as in any index."
         "\nEight questions say nothing about quality: docs/benchmarks has thousands."

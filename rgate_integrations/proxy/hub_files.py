@@ -29,8 +29,8 @@ def is_reachable() -> bool:
     """Whether the Hub answers within a few seconds; whatever it answers."""
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return False
-    asked = urllib.request.Request(endpoint(), method="HEAD")  # noqa: S310  the user's own hub
     try:
+        asked = urllib.request.Request(endpoint(), method="HEAD")  # noqa: S310  the user's own hub
         with urllib.request.urlopen(asked, timeout=_SHORT):  # noqa: S310
             return True
     except urllib.error.HTTPError:
