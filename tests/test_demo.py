@@ -1,0 +1,82 @@
+"""The demo's own parts, with an embedder and an LLM that need no model; and the whole of it on the real gate."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from pydantic import Field
+
+from rgate_integrations.index import Passage
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cookbook"))
+
+import demo
+from demo_search import WordsThenMeaning
+
+PASSAGES = [
+    Passage("1", "A river in Siberia, a river, a river.", title="Ob"),
+    Passage("2", "The river of Yakutsk.", title="Lena"),
+    Passage("3", "Bread is baked.", title="Bread"),
+]
+
+
+class ByTitle:
+    """Embeds what is about the Lena in one direction, and all else in another."""
+
+    name = identity = "by title"
+
+    def __init__(self) -> None:
+        self.embedded: list[str] = []
+
+    def embed(self, texts):
+        self.embedded += texts
+        return np.array([[1, 0] if "Lena" in text else [0.6, 0.8] for text in texts], np.float32)
+
+
+def test_what_words_find_is_put_in_order_by_meaning(tmp_path):
+    embedder = ByTitle()
+    search = WordsThenMeaning(PASSAGES, embedder, tmp_path / "kept")
+    (hits,) = search.search(["Is the Lena a river?"], k=5)
+    assert [hit.passage.title for hit in hits] == ["Lena", "Ob"]
+    assert [round(hit.score, 6) for hit in hits] == [1, 0.6]
+    assert not any("Bread" in text for text in embedder.embedded)
+    assert [len(found) for found in search.search(["Is the Lena a river?", "zzz"], k=1)] == [1, 0]
+
+
+def test_a_passage_is_embedded_once_and_kept(tmp_path):
+    WordsThenMeaning(PASSAGES, ByTitle(), tmp_path / "kept").embed_candidates("river")
+    later = ByTitle()
+    search = WordsThenMeaning(PASSAGES, later, tmp_path / "kept")
+    search.search(["river"])
+    assert later.embedded == ["river"]
+
+
+@pytest.mark.parametrize(("now", "before", "said"), [(50, 100, "50% less"), (130, 100, "30% more")])
+def test_a_change_is_said_with_its_sign(now, before, said):
+    assert demo.change(now, before) == said
+
+
+@pytest.mark.model
+def test_the_demo_shows_each_decision_before_its_answer_and_counts(smollm2, tmp_path, capsys):
+    class Answers(GenericFakeChatModel):
+        calls: list[dict[str, int]] = Field(default_factory=list)
+
+        def _generate(self, *arguments, **options):
+            self.calls.append({"prompt": 10, "written": 2})
+            return super()._generate(*arguments, **options)
+
+    def paris():
+        while True:
+            yield AIMessage("It is Paris.")
+
+    llm = Answers(messages=paris())
+    demo.compare(llm, WordsThenMeaning(PASSAGES, ByTitle(), tmp_path / "kept"))
+    shown = capsys.readouterr().out
+    at = [shown.index(text) for text in (demo.QUESTIONS[0], "skip retrieval: ", "  It is Paris.")]
+    assert at == sorted(at)
+    assert "1 of 8" in shown  # right, both ways
+    assert "always retrieving       8 of 8" in shown
+    assert "80 tokens" in shown  # eight calls of the LLM
