@@ -265,3 +265,19 @@ def test_the_key_is_in_no_file_and_no_error(tmp_path, prior, served):
         tuned(tmp_path, prior, direct=served(quotes, api_key="sk-very-secret", retries=0))
     assert "sk-very-secret" not in str(error.value)
     assert "sk-very-secret" not in (tmp_path / "my-gate.answers.jsonl").read_text()
+
+
+def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report_says_so(
+    tmp_path, prior, served
+):
+    def refuses(body):
+        if "logprobs" in body:
+            return (400, "logprobs are not supported")
+        message = by_number(body)["choices"][0]["message"]
+        return {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+    found = tuned(tmp_path, prior, direct=served(refuses))
+    assert (found.failed, found.answer_first) == (0, None)
+    assert found.question.auc > 0.95
+    for report in ("README.md", "report.html"):
+        assert f"0 of {N} answers came with log-probabilities" in (found.folder / report).read_text()

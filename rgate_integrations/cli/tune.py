@@ -239,13 +239,15 @@ def _label_kind(labels: str) -> LabelKind:
 
 
 def _print(tuned: Tuned, console: Terminal) -> None:
+    from rgate_integrations.tuning.page import no_answer_first
+
     labels = tuned.labels
     if tuned.failed:
         console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
     console.print(f"{len(labels.known)} questions with a label ({labels.kind}). {labels.description}")
     _print_gate("question alone", tuned.question, console)
     if tuned.answer_first is None:
-        console.print("No gate for begun answers: too few have log-probabilities.")
+        console.print(no_answer_first(labels), soft_wrap=True)
     else:
         _print_gate("answer first", tuned.answer_first, console)
     console.print(

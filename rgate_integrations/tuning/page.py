@@ -14,7 +14,7 @@ from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.tuning.asking import Answered
-from rgate_integrations.tuning.gates import FittedGate
+from rgate_integrations.tuning.gates import LEAST, FittedGate
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.questions import clusters
 
@@ -55,7 +55,9 @@ def page(
             [*about, *_notes(labels, question, times)],
         )
     ]
-    if answer_first is not None:
+    if answer_first is None:
+        shown[0]["notes"].append(no_answer_first(labels))
+    else:
         notes = [*about, *_notes(labels, answer_first, times)]
         shown.append(_result("tuned, answer first", "begun", labels, answer_first, topics, notes))
     p = 1 / (1 + np.exp(-prior))
@@ -86,10 +88,25 @@ def summary(
     for title, gate in (("Question alone", question), ("Answer first", answer_first)):
         if gate is not None:
             lines += [f"## {title}", "", *(f"- {note}" for note in _notes(labels, gate, times)), ""]
-    lines.append(
-        f'Use it as `load_gate("{name}")`; `load_gate("{name}/answer-first")` judges a begun answer.'
-    )
+    if answer_first is None:
+        lines.append(f'{no_answer_first(labels)} Use the gate as `load_gate("{name}")`.')
+    else:
+        lines.append(
+            f'Use it as `load_gate("{name}")`; `load_gate("{name}/answer-first")` judges a begun answer.'
+        )
     return "\n".join(lines) + "\n"
+
+
+def no_answer_first(labels: Labels) -> str:
+    """Say why there is no gate for begun answers."""
+    n = sum(each.direct.logprobs is not None for each in labels.answered)
+    if n < LEAST:
+        why = (
+            f"{n} of {len(labels.answered)} answers came with log-probabilities, which not every server gives"
+        )
+    else:
+        why = f"the {n} answers with log-probabilities are all right, or all wrong"
+    return f"There is no gate for begun answers: {why}."
 
 
 def topics_of(questions: Sequence[str], embedder: Embedder | None) -> list[str]:
