@@ -11,7 +11,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.tuning.page import topics_of
-from tests.fake_server import Fake, serving
+from tests.fake_server import Fake, answer, serving
 from tests.tuning_parts import (
     N,
     Reader,
@@ -66,6 +66,41 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     assert "sk-from-outside" not in done.output
     for file in tmp_path.rglob("*"):
         assert file.is_dir() or b"sk-from-outside" not in file.read_bytes()
+
+
+def judging(body):
+    """Answer as an LLM that is its own judge: one that says nothing clear of number 4, and breaks at number 6."""
+    text = body["messages"][-1]["content"]
+    if "Answer to judge" not in text:
+        return by_number(body)
+    if "number 4?" in text:
+        return answer("Well, perhaps.")
+    if "number 6?" in text:
+        return (400, "I break")
+    return answer("**Yes**, it does." if "Answer to judge: n" in text else "no")
+
+
+def test_a_served_judge_labels_and_what_it_does_not_say_is_counted(command, served, tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_JUDGE_API_KEY", "sk-of-the-judge")
+    url = served(judging).url
+    done = command(judging, "--model", "m", "--judge", f"org/big@{url}", "--budget", "0.9", "--yes")
+    assert done.exit_code == 0, done.output
+    assert f"{N - 2} questions with a label (judge), 2 without." in done.output
+    assert f"{2 * N} answers at most are judged by org/big@{url}" in done.output
+    judged = [(body["model"], key) for _, body, key in Fake.seen if "Answer to judge" in str(body)]
+    assert set(judged) == {("org/big", "Bearer sk-of-the-judge")}
+
+
+def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(command, served, tmp_path):
+    def refuses(body):
+        return (401, "who are you?") if "Answer to judge" in str(body) else by_number(body)
+
+    url = served(refuses).url
+    done = command(refuses, "--model", "m", "--judge", f"big@{url}", "--yes")
+    assert done.exit_code == 1
+    assert "refused the key" in str(done.exception)
+    assert sum("Answer to judge" in str(body) for _, body, _ in Fake.seen) == 10
+    assert len((tmp_path / "my-gate.answers.jsonl").read_text().splitlines()) == 1 + 2 * N
 
 
 def test_the_command_limits_and_samples(command):

@@ -8,8 +8,9 @@ from rgate_integrations.errors import (
     ConfigurationError,
     DataFormatError,
 )
+from rgate_integrations.training.labels import verdict
 from rgate_integrations.tuning.asking import Answered
-from rgate_integrations.tuning.labelling import agreeing
+from rgate_integrations.tuning.labelling import agreeing, label
 from rgate_integrations.tuning.questions import Question, read_log, sampled
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct, N, Spread, known, questions, retrieve, shipped, tuned
@@ -101,6 +102,32 @@ def test_a_judge_labels(tmp_path, prior):
     found = tuned(tmp_path, prior, options={"labels": "judge"}, judge=judge)
     assert found.labels.kind == "judge"
     assert judge.calls == ["score", "score"]
+    assert found.question.artifact.provenance["judge"]["name"] == "scripted"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("Yes", True),
+        ("**Yes**, it agrees.", True),
+        (" no.", False),
+        ("No, Paris", False),
+        ("Not really", None),
+        ("yesterday", None),
+        ("<think> Yes", None),
+        ("", None),
+    ],
+)
+def test_what_a_reply_of_a_judge_says(reply, said):
+    assert verdict(reply) is said
+
+
+def test_who_refuses_to_answer_is_not_right_whatever_the_judge_says():
+    answered = [
+        Answered(Question("where?", ("Paris",)), Draft(text="I do not know."), Draft(text="Paris"), {})
+    ]
+    found = label(answered, "judge", judge=ScriptedProxy())
+    assert found.known == (False,)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
 
 KEY = "RGATE_API_KEY"
+JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 DEFAULT_QUESTION_GATE = "default-question"
 
 
@@ -72,9 +73,15 @@ def tune(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     labels: Annotated[
-        str, typer.Option(help="gold, judge or agreement; auto: gold where there is.")
+        str,
+        typer.Option(help="gold, judge or agreement; auto: judge if one is named, else gold where there is."),
     ] = "auto",
-    judge: Annotated[str | None, typer.Option(help="Local model that judges, for --labels judge.")] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help=f"NAME of a local model, or NAME@URL of a served one, that judges (key: {JUDGE_KEY})."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="So many questions, drawn so that they stand for all.")
@@ -98,7 +105,7 @@ def tune(
     stage_times = _stage_times(times)
     options = TuneOptions(
         policy=_policy(max_loss, budget, stage_times, confidence),
-        labels=_label_kind(labels),
+        labels=_label_kind(labels, judge),
         sample=sample,
         concurrency=concurrency,
         tokens=tokens,
@@ -127,7 +134,6 @@ def tune(
 def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
     from itertools import islice
 
-    from rgate_integrations.proxy.local import shared_proxy
     from rgate_integrations.tuning.arms import ModelArm
     from rgate_integrations.tuning.questions import read_log
     from rgate_integrations.tuning.tune import tune as run
@@ -151,7 +157,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
             retrieve=ModelArm(answering, index=index, k=asked.k, tokens=asked.answer_tokens),
             out=asked.out,
             options=options,
-            judge=shared_proxy(asked.judge) if asked.judge else None,
+            judge=_judge(asked, options.concurrency),
             embedder=_embedder(notices),
             answers=asked.answers,
             update=asked.update,
@@ -163,14 +169,31 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
 def _llm(asked: _Asked, concurrency: int) -> Proxy:
     """Return the LLM: one on a server, whose key comes from the environment, or a local one."""
     from rgate_integrations.proxy.local import shared_proxy
-    from rgate_integrations.proxy.served import ServedProxy
 
     if not asked.llm.startswith(("http://", "https://")):
         return shared_proxy(asked.llm)
     if asked.model is None:
         raise ConfigurationError("Which model on the server?", hint="--model NAME")
-    key = os.environ.get(KEY) or None
-    return ServedProxy(asked.llm, asked.model, api_key=key, max_concurrency=concurrency)
+    return _served(asked.llm, asked.model, KEY, concurrency)
+
+
+def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
+    """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
+    from rgate_integrations.proxy.local import shared_proxy
+
+    if asked.judge is None:
+        return None
+    name, at, address = asked.judge.partition("@http")
+    if not at:
+        return shared_proxy(asked.judge)
+    return _served(f"http{address}", name, JUDGE_KEY, concurrency)
+
+
+def _served(url: str, model: str, key: str, concurrency: int) -> Proxy:
+    """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
+    from rgate_integrations.proxy.served import ServedProxy
+
+    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
 
 def _embedder(notices: Terminal) -> Embedder | None:
@@ -194,6 +217,10 @@ def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
         f"retrieval to {asked.llm}, about {plan.tokens:,} tokens.",
         soft_wrap=True,
     )
+    if asked.judge is not None:
+        notices.print(
+            f"Then {2 * plan.questions} answers at most are judged by {asked.judge}.", soft_wrap=True
+        )
     if calls == 0 or asked.yes:
         return
     if not _is_asked():
@@ -229,9 +256,11 @@ def _stage_times(text: str | None) -> StageTimes | None:
     return StageTimes(gate=0.0, direct=given["direct"], rag=given["rag"])
 
 
-def _label_kind(labels: str) -> LabelKind:
+def _label_kind(labels: str, judge: str | None) -> LabelKind:
     from rgate_integrations.tuning.labelling import LABEL_KINDS
 
+    if labels == "auto" and judge is not None:
+        return "judge"
     for kind in LABEL_KINDS:
         if kind == labels:
             return kind
@@ -244,7 +273,10 @@ def _print(tuned: Tuned, console: Terminal) -> None:
     labels = tuned.labels
     if tuned.failed:
         console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
-    console.print(f"{len(labels.known)} questions with a label ({labels.kind}). {labels.description}")
+    console.print(
+        f"{len(labels.known)} questions with a label ({labels.kind}), {labels.unknown} without. "
+        f"{labels.description}"
+    )
     _print_gate("question alone", tuned.question, console)
     if tuned.answer_first is None:
         console.print(no_answer_first(labels), soft_wrap=True)

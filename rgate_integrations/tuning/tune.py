@@ -18,6 +18,7 @@ from rgate_integrations.proxy.base import PooledLayer, Proxy
 from rgate_integrations.saved.folder import read_config
 from rgate_integrations.saved.tuned import tuned_files
 from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.training.probe import middle_layers
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm
 from rgate_integrations.tuning.asking import ARMS, Answers, ArmName
@@ -234,7 +235,9 @@ def _fitted(
     readings = Readings(
         prior_logits(gate, texts, progress), read_states(model, texts, layers, progress), layers, model
     )
-    facts = {"prior": options.prior, "failed": failed}
+    facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
+    if labels.judge:
+        facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
     progress("fitting", 0, 2)
     common: dict[str, Any] = {"folds": options.folds, "seed": options.seed, "facts": facts, "llm": llm}
     question = fit_gate(labels, readings, options.policy, **common)
