@@ -8,9 +8,14 @@ from typer.testing import CliRunner
 
 from rgate_integrations.calibration import Budget
 from rgate_integrations.cli.main import app
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.evaluation.report import report_page
+from rgate_integrations.tuning.asking import Answered
+from rgate_integrations.tuning.costs import Costs, Prices, Tokens, tokens_spent
 from rgate_integrations.tuning.page import topics_of
+from rgate_integrations.tuning.questions import Question
 from tests.fake_server import Fake, answer, serving
 from tests.tuning_parts import (
     N,
@@ -115,6 +120,7 @@ def test_the_command_limits_and_samples(command):
         (["--model", "m"], "nobody to say yes"),
         (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one promise"),
         (["--model", "m", "--yes", "--labels", "guess"], "not known"),
+        (["--model", "m", "--yes", "--price-in", "3"], "price is missing"),
         (["--model", "m", "--yes", "--times", "direct=3"], "rag=… is missing"),
     ],
 )
@@ -166,9 +172,44 @@ def test_topics_are_named_by_their_words():
     assert set(topics_of(asked, None)) == {"all questions"}
 
 
+def test_the_command_tells_tokens_at_the_users_prices_and_the_first_look(command, tmp_path):
+    prices = ("--price-in", "2", "--price-out", "10")
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes", *prices)
+    assert done.exit_code == 0, done.output
+    # The server says that each prompt has 7 tokens, and each answer is one token.
+    assert "instead of 7 and 1 with retrieval always. At your prices" in done.output
+    assert "for 1,000 questions instead of 0.024" in done.output
+    assert "AnswerFirst(band=(" in done.output
+    first_look = json.loads((tmp_path / "my-gate" / "answer-first" / "gate.json").read_text())["provenance"]
+    assert 0 <= first_look["first_look"]["low"] <= 1.01
+    assert first_look["first_look"]["n"] == N / 2
+
+
+def test_tokens_by_hand():
+    short = Draft(text="x", tokens=("a",) * 4, prompt_tokens=10)
+    long = Draft(text="x" * 40, prompt_tokens=100)  # whose tokens are not listed: about ten
+    answered = [Answered(Question("?"), short, long, {})] * 2
+    yes, no = np.array([True, True]), np.array([False, False])
+    one = np.array([True, False])
+    assert tokens_spent(answered, yes, no) == Tokens(100, 10)
+    assert tokens_spent(answered, no, no) == Tokens(10, 4)
+    assert tokens_spent(answered, one, no) == Tokens(55, 7)
+    assert tokens_spent(answered, one, one, 3) == Tokens(
+        60, 8.5
+    )  # a begun answer: its prompt and three tokens
+    unknown = [Answered(Question("?"), short, Draft(text="x"), {})]
+    assert tokens_spent(unknown, one[:1], no[:1]) is None
+
+
+@pytest.mark.parametrize("prices", [(-1, 1), (1, float("nan"))])
+def test_prices_below_nothing_are_refused(prices):
+    with pytest.raises(ConfigurationError, match="price"):
+        Prices(*prices)
+
+
 def test_what_is_saved_is_told_at_the_users_prices(tmp_path, prior):
     times = StageTimes(gate=0.0, direct=100.0, rag=500.0)
-    found = tuned(tmp_path, prior, options={"policy": Budget(0.9), "times": times})
+    found = tuned(tmp_path, prior, options={"policy": Budget(0.9), "costs": Costs(times=times)})
     rate = float((found.question.p < found.question.chosen.threshold).mean())
     spent = f"{rate * 500 + (1 - rate) * 100:.3g}"
     assert f"{spent} (your figures) a question instead of 500" in (found.folder / "README.md").read_text()

@@ -19,10 +19,13 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rgate_integrations.calibration.policies import Policy
     from rgate_integrations.evaluation.break_even import StageTimes
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.proxy.base import Proxy
+    from rgate_integrations.tuning.costs import Prices
     from rgate_integrations.tuning.gates import FittedGate
     from rgate_integrations.tuning.labelling import LabelKind
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
@@ -71,6 +74,10 @@ def tune(
         str | None,
         typer.Option(help="direct=…,rag=…: what an answer costs. The least cost, unless a promise is asked."),
     ] = None,
+    price_in: Annotated[
+        float | None, typer.Option(help="Price of a million tokens of prompts, for the report.")
+    ] = None,
+    price_out: Annotated[float | None, typer.Option(help="Price of a million tokens of answers.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     labels: Annotated[
         str,
@@ -100,6 +107,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Started again it goes on."""
+    from rgate_integrations.tuning.costs import Costs
     from rgate_integrations.tuning.tune import TuneOptions
 
     stage_times = _stage_times(times)
@@ -111,7 +119,7 @@ def tune(
         tokens=tokens,
         seed=seed,
         prior=gate,
-        times=stage_times,
+        costs=Costs(stage_times, _prices(price_in, price_out)),
     )
     asked = _Asked(
         questions=questions,
@@ -256,6 +264,16 @@ def _stage_times(text: str | None) -> StageTimes | None:
     return StageTimes(gate=0.0, direct=given["direct"], rag=given["rag"])
 
 
+def _prices(read: float | None, written: float | None) -> Prices | None:
+    from rgate_integrations.tuning.costs import Prices
+
+    if read is None and written is None:
+        return None
+    if read is None or written is None:
+        raise ConfigurationError("One price is missing.", hint="--price-in and --price-out")
+    return Prices(read, written)
+
+
 def _label_kind(labels: str, judge: str | None) -> LabelKind:
     from rgate_integrations.tuning.labelling import LABEL_KINDS
 
@@ -268,20 +286,16 @@ def _label_kind(labels: str, judge: str | None) -> LabelKind:
 
 
 def _print(tuned: Tuned, console: Terminal) -> None:
-    from rgate_integrations.tuning.page import no_answer_first
-
     labels = tuned.labels
     if tuned.failed:
         console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
     console.print(
         f"{len(labels.known)} questions with a label ({labels.kind}), {labels.unknown} without. "
-        f"{labels.description}"
+        f"{labels.description}",
+        soft_wrap=True,
     )
-    _print_gate("question alone", tuned.question, console)
-    if tuned.answer_first is None:
-        console.print(no_answer_first(labels), soft_wrap=True)
-    else:
-        _print_gate("answer first", tuned.answer_first, console)
+    _print_gate("question alone", tuned.question, tuned.notes.question, console)
+    _print_gate("answer first", tuned.answer_first, tuned.notes.answer_first, console)
     console.print(
         f'Saved. Use it as load_gate("{tuned.folder}") or --gate {tuned.folder}; '
         f"the report is {tuned.folder}/report.html.",
@@ -289,10 +303,9 @@ def _print(tuned: Tuned, console: Terminal) -> None:
     )
 
 
-def _print_gate(name: str, gate: FittedGate, console: Terminal) -> None:
-    rate = (gate.p < gate.chosen.threshold).mean()
-    console.print(f"{name}: {gate.chosen.promise}", style="bold" if gate.chosen.kept else "bold yellow")
-    console.print(
-        f"threshold {gate.chosen.threshold:.3f}, retrieval rate {rate:.1%} of {len(gate.p)}; held-out AUC "
-        f"{gate.auc:.3f}, shipped {gate.auc_before:.3f}"
-    )
+def _print_gate(name: str, gate: FittedGate | None, notes: Sequence[str], console: Terminal) -> None:
+    """Print what is said of a gate; the first sentence is its promise."""
+    kept = gate is not None and gate.chosen.kept
+    console.print(f"{name}: {notes[0]}", style="bold" if kept else "bold yellow", soft_wrap=True)
+    for note in notes[1:]:
+        console.print(note, soft_wrap=True)
