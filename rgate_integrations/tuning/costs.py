@@ -149,7 +149,9 @@ def _saved(spent: Tokens, always: Tokens, prices: Prices | None) -> str:
     if prices is None:
         return sentence
     now, before = (_QUESTIONS * _price(each, prices) for each in (spent, always))
-    share = f" ({1 - now / before:.0%} saved)" if before > 0 else ""
+    share = ""
+    if before > 0:
+        share = f" ({abs(now / before - 1):.0%} {'less' if now <= before else 'more'})"
     return f"{sentence} At your prices {now:.3g} for 1,000 questions instead of {before:.3g}{share}."
 
 
