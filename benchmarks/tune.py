@@ -9,6 +9,8 @@ For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, three 
 - answer first: the same with the log-probabilities of the answers, where these are recorded;
 - labels by agreement: how often they equal gold labels, and the AUC for gold labels of a gate that is tuned on them.
 
+A fourth table compares the shipped gates that tuning may start from, on questions that neither was trained on.
+
 ``--cache`` keeps hidden states and shipped scores between runs.
 """
 
@@ -55,6 +57,17 @@ SOURCES = (
     (REALTIME, "GPT-3 (text-davinci-002)"),
 )
 SONGS = "songs_six_llms.dev.jsonl.gz"
+WEB, MULTI_HOP = "more/webqsp_gpt_family.jsonl.gz", "more/dba_multihop_ten_llms.jsonl.gz"
+UNSEEN = (
+    # Neither shipped gate was trained on these questions; `default-heads` was trained on most of SOURCES.
+    (REALTIME, "GPT-3 (text-davinci-002)"),
+    (WEB, "ChatGPT-3.5 (March 2023)"),
+    (WEB, "flan-t5-xxl"),
+    (MULTI_HOP, "gpt-5-1"),
+    (MULTI_HOP, "meta-llama-llama-3-3-70b-instruct"),
+    (MULTI_HOP, "mistralai-mistral-7b-instruct-v0-3"),
+)
+PRIORS = (SHIPPED, "default-heads")
 
 
 @dataclass(frozen=True)
@@ -133,26 +146,26 @@ def states_of(questions: Sequence[str], cache: Path) -> Float32Array:
     return states
 
 
-def shipped_logits(questions: Sequence[str], cache: Path) -> Float64Array:
-    """Return the shipped question gate's logits, shape (n,)."""
-    gate = load_gate(SHIPPED, on_error="raise")
+def shipped_logits(questions: Sequence[str], cache: Path, name: str = SHIPPED) -> Float64Array:
+    """Return a shipped question gate's logits, shape (n,)."""
+    gate = load_gate(name, on_error="raise")
 
     def compute(some: list[str]) -> Any:
         return logits(np.array([decision.p_known for decision in gate.decide_batch(some)]))
 
-    found: Float64Array = cached(questions, cache / "shipped", compute, "float64")
+    found: Float64Array = cached(questions, cache / f"shipped-{name}", compute, "float64")
     return found
 
 
-def recorded(arguments: argparse.Namespace, name: str, llm: str) -> Recorded:
-    """Return what is known of an LLM."""
+def recorded(arguments: argparse.Namespace, name: str, llm: str, prior: str = SHIPPED) -> Recorded:
+    """Return what is known of an LLM; ``prior`` is the shipped gate that is corrected."""
     records = read(arguments.data / name, llm, arguments.most, arguments.seed)
     questions = [record["question"].strip() for record in records]
     right = [(record.get("other_rag") or {}).get("fid", record["rag_correct"]) for record in records]
     has_rag = all(isinstance(each, bool) for each in right)
     return Recorded(
         llm,
-        shipped_logits(questions, arguments.cache),
+        shipped_logits(questions, arguments.cache, prior),
         states_of(questions, arguments.cache),
         np.array([record["closed_book_correct"] for record in records], dtype=bool),
         np.zeros((len(records), 0)),
@@ -210,6 +223,23 @@ def table(arguments: argparse.Namespace, data: Sequence[Recorded], columns: Sequ
             print(f"| {each.llm} | {n} | {' | '.join(cells)} |", flush=True)
 
 
+def priors(arguments: argparse.Namespace) -> None:
+    """Print the AUC of each shipped gate, and tuned from it, on questions that neither was trained on."""
+    print(f"| LLM | n | {' | '.join(f'{name} | tuned from it' for name in PRIORS)} |")
+    print(f"|{'---|' * (2 + 2 * len(PRIORS))}")
+    for file, llm in UNSEEN:
+        data = [recorded(arguments, file, llm, name) for name in PRIORS]
+        for n in arguments.sizes:
+            if 2 * n > len(data[0].known):
+                continue
+            cells = []
+            for each in data:
+                made = [one(each, n, seed, arguments.loss) for seed in range(arguments.seeds)]
+                runs = [run for run in made if run is not None]
+                cells += [_mean([run[column] for run in runs]) for column in ("shipped", "tuned")]
+            print(f"| {llm} | {n} | {' | '.join(cells)} |", flush=True)
+
+
 def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f}" if values else "-"
 
@@ -252,13 +282,19 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3_000, help="Questions of an LLM.")
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
+    parser.add_argument("--priors", action="store_true", help="Print the fourth table alone.")
     arguments = parser.parse_args()
+    if arguments.priors:
+        priors(arguments)
+        return
     data = [recorded(arguments, name, llm) for name, llm in SOURCES]
     table(arguments, data, ("nothing", "shipped", "tuned", "promised", "held", "skipped"))
     print()
     table(arguments, list(songs(arguments)), ("nothing", "shipped", "tuned", "answer first"))
     print()
     agreement(arguments)
+    print()
+    priors(arguments)
 
 
 if __name__ == "__main__":

@@ -88,4 +88,4 @@ draft = Draft(text="Paris.", tokens=("Paris", "."), logprobs=(-0.1, -0.02), sour
 print(gate.decide(questions[0], draft=draft).reason)
 
 # %% [markdown]
-# **Next:** `05_train` trains one for your LLM, `04_calibrate` sets its threshold.
+# **Next:** `05_tune` makes one for your LLM, `04_calibrate` sets its threshold.

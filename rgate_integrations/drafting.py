@@ -7,9 +7,10 @@ connection says nothing about what the model can do, so the next call asks for e
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rgate_integrations.processes import ForkSafeLock
 
 _REFUSED = frozenset({400, 404, 405, 415, 422, 501})
 _UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
@@ -30,7 +31,7 @@ class DraftRequest:
         limited = {"max_tokens": tokens, "logprobs": True}
         self._forms: Sequence[Mapping[str, Any]] = (limited, {"max_tokens": tokens}, {}) if options else ({},)
         self._first = 0
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     @property
     def forms(self) -> list[dict[str, Any]]:

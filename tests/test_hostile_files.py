@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import shutil
 from dataclasses import replace
 
 import huggingface_hub
@@ -35,7 +34,6 @@ from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.training.trainer import prepare
 from tests.scripted_proxy import ScriptedProxy
 
 FUZZ = settings(
@@ -437,54 +435,6 @@ def with_checksum(folder, weights):
     config = json.loads((folder / "gate.json").read_text())
     config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
     (folder / "gate.json").write_text(json.dumps(config))
-
-
-# --- checkpoints -------------------------------------------------------------------------------------------
-
-
-def steps_in(folder):
-    """Whether a checkpoint says after how many steps it was made."""
-    try:
-        steps = json.loads((folder / "trainer_state.json").read_bytes())["global_step"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return False
-    return isinstance(steps, int) and not isinstance(steps, bool)
-
-
-@FUZZ
-@given(
-    state=st.one_of(st.binary(max_size=30), changed({"global_step": 4, "log_history": []}).map(json.dumps))
-)
-def test_only_whole_checkpoints_are_gone_on_from(state, tmp_path):
-    shutil.rmtree(tmp_path / "c", ignore_errors=True)
-    good, other = tmp_path / "c" / "checkpoint-2", tmp_path / "c" / "checkpoint-4"
-    for folder in (good, other):
-        folder.mkdir(parents=True)
-        (folder / "adapter_model.safetensors").write_bytes(save_tensors({"a": np.ones(2, np.float32)}))
-        (folder / "trainer_state.json").write_text('{"global_step": 2}')
-    (tmp_path / "c" / "run.json").write_text("this run")
-    (other / "trainer_state.json").write_bytes(state if isinstance(state, bytes) else state.encode())
-    assert prepare(tmp_path / "c", "this run", resume=True)
-    assert good.is_dir()
-    assert other.is_dir() is steps_in(other)
-
-
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.pt"])
-@pytest.mark.parametrize("size", [0, 5, 60])
-def test_a_checkpoint_with_a_cut_file_is_dropped(tmp_path, file, size):
-    torch = pytest.importorskip("torch")
-    for name in ("checkpoint-2", "checkpoint-4"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text('{"global_step": 2}')
-        (tmp_path / name / "adapter_model.safetensors").write_bytes(
-            save_tensors({"a": np.ones(2, np.float32)})
-        )
-        torch.save({"state": {}}, tmp_path / name / "optimizer.pt")
-    cut = tmp_path / "checkpoint-4" / file
-    cut.write_bytes(cut.read_bytes()[:size])
-    (tmp_path / "run.json").write_text("this run")
-    assert prepare(tmp_path, "this run", resume=True)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2"]
 
 
 @FUZZ

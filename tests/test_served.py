@@ -218,6 +218,32 @@ def test_what_a_server_refuses_is_a_clear_error(fake, reply, error, why):
     assert decision.error.type == error.__name__
 
 
+def no_logprobs_here(said):
+    def reply(body):
+        return (400, said) if "logprobs" in body else answer("Paris", logprobs=False)
+
+    return reply
+
+
+def test_a_server_that_refuses_log_probabilities_answers_without_from_then_on(fake):
+    proxy = fake(no_logprobs_here("logprobs are not supported for this model"))
+    for _ in range(2):
+        (draft,) = proxy.generate(ANSWER, VALUES[:1], tokens=3)
+        assert (draft.text, draft.tokens, draft.logprobs) == ("Paris", (), None)
+    assert ["logprobs" in body for _, body, _ in Fake.seen] == [True, False, False]
+    ((first, second),) = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=3, temperature=1.0, seed=0)
+    assert (first.text, second.logprobs) == ("Paris", None)
+
+
+def test_a_refusal_that_names_no_log_probabilities_is_not_remembered(fake):
+    proxy = fake(no_logprobs_here("bad request"))
+    for _ in range(2):
+        assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "Paris"
+    assert ["logprobs" in body for _, body, _ in Fake.seen] == [True, False, True, False]
+    with pytest.raises(EvidenceError, match="too long"):
+        fake((400, "logprobs: prompt too long")).generate(ANSWER, VALUES[:1], tokens=3)
+
+
 def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
     decision = load_gate("default", proxy=fake(answer())).decide("who?")
     assert decision.retrieve

@@ -1,15 +1,11 @@
 """Labels, pairs, and LoRA fine-tuning: repeatable, resumable, and worth something."""
 
-import dataclasses
 import json
-import shutil
 import signal
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
@@ -25,8 +21,7 @@ from rgate_integrations.training.labels import (
     sampled_certainty,
 )
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.training.target_trainer import Row
-from rgate_integrations.training.trainer import RECIPES, Recipe, Run, prepare
+from rgate_integrations.training.trainer import RECIPES, Recipe
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -240,48 +235,6 @@ def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
 @pytest.mark.parametrize("activated", [False, True])
 def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path, activated):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g", activated=activated))
-
-
-def checkpoint(checkpoints, number, state='{"global_step": 1}'):
-    folder = checkpoints / f"checkpoint-{number}"
-    folder.mkdir()
-    (folder / "adapter_model.safetensors").write_bytes(save_tensors({"a": np.ones(2, np.float32)}))
-    if state is not None:
-        (folder / "trainer_state.json").write_text(state)
-    return folder
-
-
-def test_only_the_very_same_run_is_resumed(tmp_path):
-    """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
-    rows, others = [Row((1,), (2,), 1.0)], [Row((1,), (3,), 1.0)]
-    run, checkpoints = Run("m", "weights", RECIPE, 0, ()), tmp_path / "checkpoints"
-    assert not prepare(checkpoints, run.identity(rows), resume=True)
-    assert not prepare(checkpoints, run.identity(rows), resume=True), "there is nothing to go on from"
-    kept = checkpoint(checkpoints, 1)
-    assert prepare(checkpoints, run.identity(rows), resume=True)
-    for changes in ({"seed": 1}, {"fingerprint": "other"}, {"recipe": RECIPE.with_options(epochs=9)}):
-        with pytest.raises(ConfigurationError, match="other data"):
-            prepare(checkpoints, dataclasses.replace(run, **changes).identity(rows), resume=True)
-    with pytest.raises(ConfigurationError, match="other data") as refused:
-        prepare(checkpoints, run.identity(others), resume=True)
-    assert "--resume" in refused.value.hint
-    assert kept.exists(), "a refusal destroys nothing"
-    assert not prepare(checkpoints, run.identity(others), resume=False)
-    assert not kept.exists()
-
-
-@pytest.mark.parametrize("state", [None, "", '{"global_step": 3'])
-def test_a_checkpoint_that_a_kill_left_half_written_is_not_gone_on_from(tmp_path, state):
-    run, checkpoints = Run("m", "weights", RECIPE, 0, ()), tmp_path / "checkpoints"
-    identity = run.identity([Row((1,), (2,), 1.0)])
-    prepare(checkpoints, identity, resume=False)
-    half = checkpoint(checkpoints, 2, state)
-    whole = checkpoint(checkpoints, 1)
-    assert prepare(checkpoints, identity, resume=True)
-    assert (whole.exists(), half.exists()) == (True, False)
-    shutil.rmtree(whole)
-    checkpoint(checkpoints, 3, state)
-    assert not prepare(checkpoints, identity, resume=True), "nothing is left: begin anew"
 
 
 def test_recipes_follow_the_papers():

@@ -36,6 +36,7 @@ class BandOptions:
         confidence: Of the promise, which is about the loss alone, in (0, 1).
         share: Share of the questions that choose, in (0, 1).
         seed: Seed of the split and of the bootstrap.
+        two_sided: Whether the first gate's "known" may stand, too; otherwise only its "unknown" does.
 
     Raises:
         ConfigurationError: An option is outside of its range.
@@ -46,6 +47,7 @@ class BandOptions:
     confidence: float = 0.95
     share: float = 0.5
     seed: int = 0
+    two_sided: bool = True
 
     def __post_init__(self) -> None:
         in_range = 0 <= self.loss < 1 and 0 < self.confidence < 1 and 0 < self.share < 1
@@ -238,7 +240,8 @@ def _best(questions: _Questions, threshold: float, options: BandOptions) -> tupl
     first, n = questions.first, len(questions.first)
     cuts = np.unique(np.append(np.quantile(first, np.linspace(0, 1, 101)), threshold))
     lows = np.append(0.0, cuts[cuts <= threshold])
-    highs = np.append(cuts[cuts >= threshold], max(ALWAYS, threshold))
+    never = max(ALWAYS, threshold)
+    highs = np.append(cuts[cuts >= threshold], never) if options.two_sided else np.array([never])
     below, above = first[:, None] < lows, first[:, None] >= highs  # no question is both
 
     # What changes against the second gate for all: a question below the band is retrieved for, one above is not.

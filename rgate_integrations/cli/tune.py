@@ -19,15 +19,19 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rgate_integrations.calibration.policies import Policy
     from rgate_integrations.evaluation.break_even import StageTimes
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.proxy.base import Proxy
+    from rgate_integrations.tuning.costs import Prices
     from rgate_integrations.tuning.gates import FittedGate
     from rgate_integrations.tuning.labelling import LabelKind
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
 
 KEY = "RGATE_API_KEY"
+JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 DEFAULT_QUESTION_GATE = "default-question"
 
 
@@ -70,11 +74,21 @@ def tune(
         str | None,
         typer.Option(help="direct=…,rag=…: what an answer costs. The least cost, unless a promise is asked."),
     ] = None,
+    price_in: Annotated[
+        float | None, typer.Option(help="Price of a million tokens of prompts, for the report.")
+    ] = None,
+    price_out: Annotated[float | None, typer.Option(help="Price of a million tokens of answers.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     labels: Annotated[
-        str, typer.Option(help="gold, judge or agreement; auto: gold where there is.")
+        str,
+        typer.Option(help="gold, judge or agreement; auto: judge if one is named, else gold where there is."),
     ] = "auto",
-    judge: Annotated[str | None, typer.Option(help="Local model that judges, for --labels judge.")] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            help=f"NAME of a local model, or NAME@URL of a served one, that judges (key: {JUDGE_KEY})."
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
     sample: Annotated[
         int | None, typer.Option(min=1, help="So many questions, drawn so that they stand for all.")
@@ -93,18 +107,19 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Started again it goes on."""
+    from rgate_integrations.tuning.costs import Costs
     from rgate_integrations.tuning.tune import TuneOptions
 
     stage_times = _stage_times(times)
     options = TuneOptions(
         policy=_policy(max_loss, budget, stage_times, confidence),
-        labels=_label_kind(labels),
+        labels=_label_kind(labels, judge),
         sample=sample,
         concurrency=concurrency,
         tokens=tokens,
         seed=seed,
         prior=gate,
-        times=stage_times,
+        costs=Costs(stage_times, _prices(price_in, price_out)),
     )
     asked = _Asked(
         questions=questions,
@@ -127,7 +142,6 @@ def tune(
 def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
     from itertools import islice
 
-    from rgate_integrations.proxy.local import shared_proxy
     from rgate_integrations.tuning.arms import ModelArm
     from rgate_integrations.tuning.questions import read_log
     from rgate_integrations.tuning.tune import tune as run
@@ -151,7 +165,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
             retrieve=ModelArm(answering, index=index, k=asked.k, tokens=asked.answer_tokens),
             out=asked.out,
             options=options,
-            judge=shared_proxy(asked.judge) if asked.judge else None,
+            judge=_judge(asked, options.concurrency),
             embedder=_embedder(notices),
             answers=asked.answers,
             update=asked.update,
@@ -163,14 +177,31 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
 def _llm(asked: _Asked, concurrency: int) -> Proxy:
     """Return the LLM: one on a server, whose key comes from the environment, or a local one."""
     from rgate_integrations.proxy.local import shared_proxy
-    from rgate_integrations.proxy.served import ServedProxy
 
     if not asked.llm.startswith(("http://", "https://")):
         return shared_proxy(asked.llm)
     if asked.model is None:
         raise ConfigurationError("Which model on the server?", hint="--model NAME")
-    key = os.environ.get(KEY) or None
-    return ServedProxy(asked.llm, asked.model, api_key=key, max_concurrency=concurrency)
+    return _served(asked.llm, asked.model, KEY, concurrency)
+
+
+def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
+    """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
+    from rgate_integrations.proxy.local import shared_proxy
+
+    if asked.judge is None:
+        return None
+    name, at, address = asked.judge.partition("@http")
+    if not at:
+        return shared_proxy(asked.judge)
+    return _served(f"http{address}", name, JUDGE_KEY, concurrency)
+
+
+def _served(url: str, model: str, key: str, concurrency: int) -> Proxy:
+    """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
+    from rgate_integrations.proxy.served import ServedProxy
+
+    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
 
 def _embedder(notices: Terminal) -> Embedder | None:
@@ -194,6 +225,10 @@ def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
         f"retrieval to {asked.llm}, about {plan.tokens:,} tokens.",
         soft_wrap=True,
     )
+    if asked.judge is not None:
+        notices.print(
+            f"Then {2 * plan.questions} answers at most are judged by {asked.judge}.", soft_wrap=True
+        )
     if calls == 0 or asked.yes:
         return
     if not _is_asked():
@@ -229,9 +264,21 @@ def _stage_times(text: str | None) -> StageTimes | None:
     return StageTimes(gate=0.0, direct=given["direct"], rag=given["rag"])
 
 
-def _label_kind(labels: str) -> LabelKind:
+def _prices(read: float | None, written: float | None) -> Prices | None:
+    from rgate_integrations.tuning.costs import Prices
+
+    if read is None and written is None:
+        return None
+    if read is None or written is None:
+        raise ConfigurationError("One price is missing.", hint="--price-in and --price-out")
+    return Prices(read, written)
+
+
+def _label_kind(labels: str, judge: str | None) -> LabelKind:
     from rgate_integrations.tuning.labelling import LABEL_KINDS
 
+    if labels == "auto" and judge is not None:
+        return "judge"
     for kind in LABEL_KINDS:
         if kind == labels:
             return kind
@@ -242,12 +289,13 @@ def _print(tuned: Tuned, console: Terminal) -> None:
     labels = tuned.labels
     if tuned.failed:
         console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
-    console.print(f"{len(labels.known)} questions with a label ({labels.kind}). {labels.description}")
-    _print_gate("question alone", tuned.question, console)
-    if tuned.answer_first is None:
-        console.print("No gate for begun answers: too few have log-probabilities.")
-    else:
-        _print_gate("answer first", tuned.answer_first, console)
+    console.print(
+        f"{len(labels.known)} questions with a label ({labels.kind}), {labels.unknown} without. "
+        f"{labels.description}",
+        soft_wrap=True,
+    )
+    _print_gate("question alone", tuned.question, tuned.notes.question, console)
+    _print_gate("answer first", tuned.answer_first, tuned.notes.answer_first, console)
     console.print(
         f'Saved. Use it as load_gate("{tuned.folder}") or --gate {tuned.folder}; '
         f"the report is {tuned.folder}/report.html.",
@@ -255,10 +303,9 @@ def _print(tuned: Tuned, console: Terminal) -> None:
     )
 
 
-def _print_gate(name: str, gate: FittedGate, console: Terminal) -> None:
-    rate = (gate.p < gate.chosen.threshold).mean()
-    console.print(f"{name}: {gate.chosen.promise}", style="bold" if gate.chosen.kept else "bold yellow")
-    console.print(
-        f"threshold {gate.chosen.threshold:.3f}, retrieval rate {rate:.1%} of {len(gate.p)}; held-out AUC "
-        f"{gate.auc:.3f}, shipped {gate.auc_before:.3f}"
-    )
+def _print_gate(name: str, gate: FittedGate | None, notes: Sequence[str], console: Terminal) -> None:
+    """Print what is said of a gate; the first sentence is its promise."""
+    kept = gate is not None and gate.chosen.kept
+    console.print(f"{name}: {notes[0]}", style="bold" if kept else "bold yellow", soft_wrap=True)
+    for note in notes[1:]:
+        console.print(note, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -19,6 +18,7 @@ from rgate_integrations.index.folder import Contents, read_index, write_index
 from rgate_integrations.index.passages import Passage, PassageStore, Record, as_id, as_records, known_id
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
+from rgate_integrations.processes import ForkSafeLock
 
 EXACT_UP_TO = 100_000
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
@@ -30,7 +30,8 @@ class PassageIndex:
     Search is exact up to 100,000 passages. A larger index is turned into inverted lists by `build` or `optimise`.
 
     Any number of threads may read and write. A write happens as a whole or, if it raises, not at all, and no reader
-    sees half of one. Texts are embedded outside of the lock, for that is slow.
+    sees half of one. Texts are embedded outside of the lock, for that is slow. A fork waits for what is under way, so
+    that the child has a whole index.
 
     Args:
         embedder: Embeds passages and queries.
@@ -58,7 +59,7 @@ class PassageIndex:
         self.approximation: dict[str, Any] | None = None
         self.changes = 0
         # Guards all of the above. Re-entrant, so that a reader may take several looks in one `reading`.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled within the lock, so that no other thread writes between the vectors and the passages.
@@ -69,7 +70,7 @@ class PassageIndex:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
         with self._lock:

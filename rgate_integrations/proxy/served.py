@@ -28,11 +28,11 @@ _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not as
 class ServedProxy(Proxy):
     """A model on a server, asked over HTTP. For gates that judge by text and probabilities; probes cannot use it.
 
-    ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; an
-    adapter is the server's name of it (vLLM: ``--lora-modules``). ``score`` asks for one token with the 20 likeliest:
-    targets are compared by their first token after their common prefix, which the assistant's turn begins with. A
-    target that is not among the 20 gets an upper bound of its probability: that of the least likely of the 20, or
-    what the 20 leave over, whichever is less.
+    ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; a server
+    that refuses requests for these is asked without. An adapter is the server's name of it (vLLM:
+    ``--lora-modules``). ``score`` asks for one token with the 20 likeliest: targets are compared by their first token
+    after their common prefix, which the assistant's turn begins with. A target that is not among the 20 gets an upper
+    bound of its probability: that of the least likely of the 20, or what the 20 leave over, whichever is less.
 
     Args:
         url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
@@ -69,6 +69,7 @@ class ServedProxy(Proxy):
     ) -> None:
         self.url, login = split_login(url)
         self.name = model
+        self._refuses_logprobs = False
         self._connection = ServerConnection(
             self.url,
             Credentials(key=checked_key(api_key), login=login),
@@ -173,7 +174,7 @@ class ServedProxy(Proxy):
         self, prompt: PromptTemplate, values: Values, *, adapter: str | None = None, **options: Any
     ) -> Draft:
         """Write one draft; ``options`` are those of the API."""
-        answer = self._ask(prompt, values, adapter, options)
+        answer = self._written(prompt, values, adapter, options)
         tokens = answer.tokens
         if tokens and not tokens[-1].text:  # the end of the turn
             tokens = tokens[:-1]
@@ -186,6 +187,21 @@ class ServedProxy(Proxy):
             model=self.name,
             prompt_tokens=answer.prompt_tokens,
         )
+
+    def _written(
+        self, prompt: PromptTemplate, values: Values, adapter: str | None, options: dict[str, Any]
+    ) -> Completion:
+        """Ask for a text with log-probabilities, or without, if the server refuses requests for them."""
+        said = ""
+        if not self._refuses_logprobs:
+            try:
+                return self._ask(prompt, values, adapter, options)
+            except EvidenceError as error:  # it refused the request
+                said = error.message
+        answer = self._ask(prompt, values, adapter, options, logprobs=False)
+        # Remembered only where the server named them: another reason may be gone with the next request.
+        self._refuses_logprobs |= "log-prob" in said
+        return answer
 
     def _sample(self, prompt: PromptTemplate, job: tuple[Values, int], **options: Any) -> Draft:
         """Write one sample; a job is values and seed."""
@@ -216,6 +232,8 @@ class ServedProxy(Proxy):
         adapter: str | None,
         options: dict[str, Any],
         prefix: str = "",
+        *,
+        logprobs: bool = True,
     ) -> Completion:
         """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
         clean = {name: without_control_tokens(text) for name, text in values.items()}
@@ -223,8 +241,9 @@ class ServedProxy(Proxy):
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
         if prompt.raw:
-            # Completions have the number of likeliest tokens in `logprobs` itself.
-            body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
+            body["prompt"] = prompt.text(**clean) + prefix
+            if logprobs:  # completions have the number of likeliest tokens in it
+                body["logprobs"] = body.pop("top_logprobs", 1)
             return self._connection.post("/completions", body)
         messages = prompt.messages(**clean)
         if prefix and messages[-1]["role"] == "assistant":
@@ -234,7 +253,10 @@ class ServedProxy(Proxy):
         if messages[-1]["role"] == "assistant":
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        return self._connection.post("/chat/completions", {**body, "messages": messages, "logprobs": True})
+        body["messages"] = messages
+        if logprobs:
+            body["logprobs"] = True
+        return self._connection.post("/chat/completions", body)
 
 
 def _score_of(target: str, logprobs: Mapping[str, float]) -> float:

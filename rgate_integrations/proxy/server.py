@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
+from rgate_integrations.processes import ForkSafeLock
 from rgate_integrations.proxy.completion import Completion, read_completion
 from rgate_integrations.proxy.credentials import Credentials
 
@@ -193,7 +194,7 @@ class ServerConnection:
             return self._client
 
     def _forget_connections(self) -> None:
-        self._lock = threading.Lock()  # guards the four below
+        self._lock = ForkSafeLock()  # guards the four below
         self._pid = -1
         self._client = None
         self._close_client = None
@@ -210,7 +211,7 @@ def no_logprobs(url: str, said: str = "") -> EvidenceError:
 
 
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
-_loops_lock = threading.Lock()
+_loops_lock = ForkSafeLock()
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:

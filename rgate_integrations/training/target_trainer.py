@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from rgate_integrations.proxy.batch import pad_left
+from rgate_integrations.training.checkpoints import seal
 from rgate_integrations.training.drafts import Progress
 
 _NO_LABEL = -100
@@ -47,7 +50,7 @@ def train_on_targets(
         args=arguments,
         train_dataset=list(rows),
         data_collator=Collator(pad),
-        callbacks=[ReportProgress(progress)],
+        callbacks=[ReportProgress(progress), SealCheckpoints()],
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -91,6 +94,15 @@ class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # tra
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell."""
         self.progress(f"training{self.loss}", state.global_step, state.max_steps)
+
+
+class SealCheckpoints(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Seals each checkpoint once all of its files are written."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Seal the checkpoint that was just written."""
+        if state.is_world_process_zero:
+            seal(Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ import importlib.util
 import json
 import shutil
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.files import parsed_json, rename_folder, write_atomically
+from rgate_integrations.files import rename_folder
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.download import resolve_model
-from rgate_integrations.saved.folder import ADAPTER
+from rgate_integrations.training.checkpoints import prepare
 from rgate_integrations.training.drafts import Progress, silent
 
 if TYPE_CHECKING:
@@ -149,52 +148,6 @@ def _check_dependencies() -> None:
     ):
         if importlib.util.find_spec(module) is None:
             raise missing_dependency(module, extra)
-
-
-def prepare(checkpoints: Path, identity: str, resume: bool) -> bool:
-    """Return whether there are checkpoints of this very run to go on from; else make an empty folder for them.
-
-    Raises:
-        ConfigurationError: The checkpoints are of a run with other data, options or weights.
-    """
-    marker = checkpoints / "run.json"
-    if resume and _complete_checkpoints(checkpoints):
-        if marker.is_file() and marker.read_text(encoding="utf-8") == identity:
-            return True
-        raise ConfigurationError(
-            "The run that was stopped had other data, options or another base model.",
-            hint="Leave out --resume to begin anew, or train into another folder.",
-        )
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    write_atomically(marker, identity)
-    return False
-
-
-def _complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """Return the checkpoints that can be gone on from; one that a kill left half written is removed."""
-    complete = []
-    for folder in sorted(checkpoints.glob("checkpoint-*")):
-        if _is_whole(folder):
-            complete.append(folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-    return complete
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint has its state, which is written last, and no file of it is cut."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        state = parsed_json((checkpoint / "trainer_state.json").read_bytes())
-        with safe_open(checkpoint / ADAPTER, "np"):  # looks at the header and at the length
-            pass
-    except (OSError, ValueError, SafetensorError):
-        return False
-    steps = state.get("global_step") if isinstance(state, dict) else None
-    is_number = isinstance(steps, int) and not isinstance(steps, bool)
-    # torch's files are zip archives: their directory stands at the end.
-    return is_number and all(zipfile.is_zipfile(file) for file in checkpoint.glob("*.pt"))
 
 
 @dataclass(frozen=True)

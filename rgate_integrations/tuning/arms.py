@@ -162,6 +162,7 @@ def read_answer(given: Any) -> Draft:
         tokens=tokens,
         logprobs=logprobs or None,
         source="llm",
+        prompt_tokens=_prompt_tokens(given),
     )
 
 
@@ -179,6 +180,13 @@ def _text(given: Any) -> str | None:
         if found is not None and not callable(found) and _text(found) is not None:
             return _text(found)
     return None
+
+
+def _prompt_tokens(given: Any) -> int:
+    """Return the length of the prompt where LangChain's messages have it; 0 where they do not."""
+    usage = getattr(given, "usage_metadata", None)
+    found = usage.get("input_tokens") if isinstance(usage, Mapping) else None
+    return max(found, 0) if isinstance(found, int) else 0
 
 
 def _logprobs(given: Any) -> tuple[tuple[str, ...], tuple[float, ...]]:

@@ -177,6 +177,8 @@ class Answers:
             line |= {"text": outcome.text, "tokens": [*outcome.tokens], "seconds": round(seconds, 4)}
             if outcome.logprobs is not None and not outcome.scored_by:
                 line["logprobs"] = [round(logprob, 4) for logprob in outcome.logprobs]
+            if outcome.prompt_tokens:
+                line["prompt_tokens"] = outcome.prompt_tokens
             yield line
 
     def _take(self, record: Record) -> None:
@@ -193,7 +195,13 @@ class Answers:
         tokens, logprobs = record.texts("tokens"), record.logprobs("logprobs")
         if logprobs is not None and len(logprobs) != len(tokens):
             tokens = ()
-        draft = Draft(text=record.optional_text("text"), tokens=tokens, logprobs=logprobs, source="llm")
+        draft = Draft(
+            text=record.optional_text("text"),
+            tokens=tokens,
+            logprobs=logprobs,
+            source="llm",
+            prompt_tokens=max(int(record.optional_number("prompt_tokens") or 0), 0),
+        )
         self._found[place] = (draft, record.optional_number("seconds") or 0.0)
 
     def _check(self, line: Any, made_with: dict[str, Any]) -> None:

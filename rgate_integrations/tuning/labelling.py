@@ -12,7 +12,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.text import contains_answer, is_correct, normalise
-from rgate_integrations.training.labels import judge_answers
+from rgate_integrations.training.labels import judge_answers, refuses
 from rgate_integrations.tuning.asking import Answered
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
@@ -36,6 +36,7 @@ class Labels:
         known: Whether the answer without retrieval is right, one each.
         rag: Whether the answer with retrieval is right, one each.
         unknown: How many questions have no label.
+        judge: Name of the model that judged them; empty if none did.
     """
 
     kind: str
@@ -43,13 +44,14 @@ class Labels:
     known: tuple[bool, ...]
     rag: tuple[bool, ...]
     unknown: int
+    judge: str = ""
 
     @property
     def description(self) -> str:
         """What the labels are, and what they are not, in a sentence."""
         return {
             "gold": "An answer is right if it contains a gold answer, word by word.",
-            "judge": "A model judged each answer against the gold ones.",
+            "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
             "one with retrieval, which always does. That stands in for correctness and is not correctness.",
         }[self.kind]
@@ -125,10 +127,8 @@ def _both_say_something(each: Answered) -> bool:
 
 
 def _judged(answered: Sequence[Answered], judge: Proxy, unknown: int) -> Labels:
-    questions = [each.question.text for each in answered]
-    gold = [each.question.gold for each in answered]
-    direct = judge_answers(judge, questions, gold, [each.direct.text for each in answered]).labels
-    retrieve = judge_answers(judge, questions, gold, [each.retrieve.text for each in answered]).labels
+    direct = _verdicts(answered, [each.direct.text for each in answered], judge)
+    retrieve = _verdicts(answered, [each.retrieve.text for each in answered], judge)
     kept: list[Answered] = []
     known: list[bool] = []
     rag: list[bool] = []
@@ -138,4 +138,12 @@ def _judged(answered: Sequence[Answered], judge: Proxy, unknown: int) -> Labels:
             known.append(of_direct)
             rag.append(of_retrieve)
     unknown += len(answered) - len(kept)
-    return Labels("judge", tuple(kept), tuple(known), tuple(rag), unknown)
+    return Labels("judge", tuple(kept), tuple(known), tuple(rag), unknown, judge.name)
+
+
+def _verdicts(answered: Sequence[Answered], texts: Sequence[str], judge: Proxy) -> list[bool | None]:
+    """Return whether each text is right; None where the judge does not say. Who refuses to answer is not right."""
+    questions = [each.question.text for each in answered]
+    gold = [each.question.gold for each in answered]
+    judged = judge_answers(judge, questions, gold, texts).labels
+    return [False if refuses(text) else label for text, label in zip(texts, judged, strict=True)]

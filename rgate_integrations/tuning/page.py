@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rgate_integrations.arrays import Float64Array
-from rgate_integrations.evaluation.break_even import StageTimes
+from rgate_integrations.calibration.bands import Band
 from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.tuning.asking import Answered
-from rgate_integrations.tuning.gates import FittedGate
+from rgate_integrations.tuning.costs import Costs, band_note, cost_notes
+from rgate_integrations.tuning.gates import LEAST, FittedGate
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.questions import clusters
 
@@ -23,12 +24,43 @@ _WORD = re.compile(r"[^\W\d_]{4,}")
 _NO_TOPIC = "all questions"
 
 
+@dataclass(frozen=True)
+class Notes:
+    """What is said of the two gates, in sentences.
+
+    Attributes:
+        question: Of the gate for the question alone.
+        answer_first: Of the gate for begun answers; why there is none, if there is none.
+    """
+
+    question: list[str]
+    answer_first: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        labels: Labels,
+        question: FittedGate,
+        answer_first: FittedGate | None,
+        band: Band | None,
+        costs: Costs,
+    ) -> Notes:
+        """Say what each gate promises, how good it is, and what it saves."""
+        about_question = [*_quality(question), *cost_notes(labels, question, costs)]
+        if answer_first is None:
+            return cls(about_question, [no_answer_first(labels)])
+        about_begun = [*_quality(answer_first), *cost_notes(labels, answer_first, costs)]
+        if band is not None:
+            about_begun.append(band_note(labels, question, answer_first, band, costs))
+        return cls(about_question, about_begun)
+
+
 def page(
     labels: Labels,
     question: FittedGate,
     answer_first: FittedGate | None,
     prior: Float64Array,
-    times: StageTimes | None = None,
+    notes: Notes,
     embedder: Embedder | None = None,
 ) -> str:
     """Return the report: one HTML document without any reference to the network.
@@ -40,56 +72,54 @@ def page(
         question: The gate for the question alone.
         answer_first: The gate for begun answers, if there is one.
         prior: Logits of the gate that was corrected.
-        times: What an answer costs without and with retrieval; measured seconds when None.
+        notes: What is said of the gates.
         embedder: Groups the questions by topic; there is one group when None.
     """
     topics = topics_of([each.question.text for each in labels.answered], embedder)
-    about = [labels.description]
-    shown = [
-        _result(
-            "tuned, question alone",
-            "none",
-            labels,
-            question,
-            topics,
-            [*about, *_notes(labels, question, times)],
-        )
-    ]
+    about, about_question = [labels.description], [labels.description, *notes.question]
+    if answer_first is None:
+        about_question += notes.answer_first
+    shown = [_result("tuned, question alone", "none", labels, question, topics, about_question)]
     if answer_first is not None:
-        notes = [*about, *_notes(labels, answer_first, times)]
-        shown.append(_result("tuned, answer first", "begun", labels, answer_first, topics, notes))
+        about_begun = [*about, *notes.answer_first]
+        shown.append(_result("tuned, answer first", "begun", labels, answer_first, topics, about_begun))
     p = 1 / (1 + np.exp(-prior))
     rows = _rows(labels, np.arange(len(p)), p, topics)
     shown.append({"gate": "shipped", "draft": "none", "threshold": 0.5, "questions": rows, "notes": about})
     return report_page(shown)
 
 
-def summary(
-    name: str,
-    labels: Labels,
-    question: FittedGate,
-    answer_first: FittedGate | None,
-    failed: int,
-    times: StageTimes | None = None,
-) -> str:
+def summary(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
     """Return the card of the folder, in Markdown."""
     lines = [
         f"# {name}",
         "",
-        f"A retrieval gate of `rgate-integrations`, tuned on {question.artifact.llm}.",
+        f"A retrieval gate of `rgate-integrations`, tuned on {llm}.",
         "",
         f"- **Labels** ({labels.kind}): {labels.description}",
         f"- **Questions**: {len(labels.known)} with a label, {labels.unknown} without; {failed} calls failed.",
         f"- **Right without retrieval**: {np.mean(labels.known):.1%}; with retrieval: {np.mean(labels.rag):.1%}.",
         "",
     ]
-    for title, gate in (("Question alone", question), ("Answer first", answer_first)):
-        if gate is not None:
-            lines += [f"## {title}", "", *(f"- {note}" for note in _notes(labels, gate, times)), ""]
+    for title, sentences in (("Question alone", notes.question), ("Answer first", notes.answer_first)):
+        lines += [f"## {title}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
-        f'Use it as `load_gate("{name}")`; `load_gate("{name}/answer-first")` judges a begun answer.'
+        f'Use it as `load_gate("{name}")`; where there is an answer-first gate, `load_gate("{name}/answer-first")` '
+        "judges a begun answer."
     )
     return "\n".join(lines) + "\n"
+
+
+def no_answer_first(labels: Labels) -> str:
+    """Say why there is no gate for begun answers."""
+    n = sum(each.direct.logprobs is not None for each in labels.answered)
+    if n < LEAST:
+        why = (
+            f"{n} of {len(labels.answered)} answers came with log-probabilities, which not every server gives"
+        )
+    else:
+        why = f"the {n} answers with log-probabilities are all right, or all wrong"
+    return f"There is no gate for begun answers: {why}."
 
 
 def topics_of(questions: Sequence[str], embedder: Embedder | None) -> list[str]:
@@ -137,29 +167,12 @@ def _rows(labels: Labels, places: Any, p: Float64Array, topics: Sequence[str]) -
     return rows
 
 
-def _notes(labels: Labels, gate: FittedGate, times: StageTimes | None) -> list[str]:
-    """Say in sentences what the gate promises, how good it is, and what it saves."""
+def _quality(gate: FittedGate) -> list[str]:
+    """Say in sentences what the gate promises, and how good it is."""
     rate = float((gate.p < gate.chosen.threshold).mean())
-    notes = [
+    return [
         gate.chosen.promise,
+        f"Threshold {gate.chosen.threshold:.3f}: retrieves for {rate:.1%}.",
         f"AUC of P(known) on held-out questions: {gate.auc:.3f}; of the shipped gate: {gate.auc_before:.3f} "
         f"(n = {len(gate.p)}).",
     ]
-    chosen = [labels.answered[place] for place in gate.places]
-    direct, rag, unit = _prices(chosen, times)
-    if rag > 0:
-        spent = rate * rag + (1 - rate) * direct
-        notes.append(
-            f"Retrieves for {rate:.1%}: {spent:.3g} {unit} a question instead of {rag:.3g} with retrieval always, "
-            "without the gate's own work."
-        )
-    return notes
-
-
-def _prices(answered: Sequence[Answered], times: StageTimes | None) -> tuple[float, float, str]:
-    """Return what an answer costs without and with retrieval, and in which unit."""
-    if times is not None:
-        return times.direct, times.search + times.rag, "(your figures)"
-    direct = float(np.median([each.seconds["direct"] for each in answered]))
-    rag = float(np.median([each.seconds["retrieve"] for each in answered]))
-    return direct, rag, "s (median, as measured)"

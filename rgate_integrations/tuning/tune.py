@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rgate_integrations.calibration.bands import Band, BandOptions, choose_band
 from rgate_integrations.calibration.policies import MaxLoss, Policy
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.files import existing_folder, write_folder
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.loading import load_gate
@@ -18,10 +20,13 @@ from rgate_integrations.proxy.base import PooledLayer, Proxy
 from rgate_integrations.saved.folder import read_config
 from rgate_integrations.saved.tuned import tuned_files
 from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.training.probe import middle_layers
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm
 from rgate_integrations.tuning.asking import ARMS, Answers, ArmName
+from rgate_integrations.tuning.costs import Costs, held_out_of
 from rgate_integrations.tuning.gates import (
+    LEAST,
     FittedGate,
     Readings,
     check_labels,
@@ -30,7 +35,7 @@ from rgate_integrations.tuning.gates import (
     read_states,
 )
 from rgate_integrations.tuning.labelling import LabelKind, Labels, label
-from rgate_integrations.tuning.page import page, summary
+from rgate_integrations.tuning.page import Notes, page, summary
 from rgate_integrations.tuning.questions import Question, read_log, sampled
 
 ANSWER_FIRST = "answer-first"
@@ -39,6 +44,7 @@ ANSWER_FIRST = "answer-first"
 REPORT = "report.html"
 _CARD = "README.md"
 _CHARACTERS_A_TOKEN = 4
+_MORE_RETRIEVAL = 0.02  # that a first look may cost where the band is chosen
 _PROMPT = 40  # tokens of the prompts' own words, about
 _PASSAGE = 150  # tokens of a passage, about
 
@@ -56,8 +62,8 @@ class TuneOptions:
         folds: Folds of the cross-fitting, at least 2.
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
-        times: What an answer costs without (``direct``) and with retrieval (``rag``), in any unit, for the report;
-            the seconds that were measured when None.
+        costs: What answers and tokens cost, for the report: ``times`` of an answer without (``direct``) and with
+            retrieval (``rag``), in any unit, and ``prices`` of a million tokens.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -71,7 +77,7 @@ class TuneOptions:
     folds: int = 5
     seed: int = 0
     prior: str = "default-question"
-    times: StageTimes | None = None
+    costs: Costs = Costs()  # noqa: RUF009  it is frozen
 
     def __post_init__(self) -> None:
         least = {"concurrency": 1, "tokens": 1, "folds": 2, "sample": 1}
@@ -106,6 +112,10 @@ class Tuned:
         answer_first: The gate that judges a begun answer; None where the LLM gives no log-probabilities.
         labels: What it was fitted to.
         failed: How many calls failed; the same call asks them again.
+        band: The first look that goes before a begun answer: below ``low`` the question is retrieved for at once,
+            ``AnswerFirst(first_look=folder, band=(low, 1.0))``; None without an answer-first gate, or with fewer
+            than 40 questions.
+        notes: What the report says of both gates.
     """
 
     folder: Path
@@ -113,6 +123,8 @@ class Tuned:
     answer_first: FittedGate | None
     labels: Labels
     failed: int
+    band: Band | None
+    notes: Notes
 
 
 def tune(
@@ -234,7 +246,9 @@ def _fitted(
     readings = Readings(
         prior_logits(gate, texts, progress), read_states(model, texts, layers, progress), layers, model
     )
-    facts = {"prior": options.prior, "failed": failed}
+    facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
+    if labels.judge:
+        facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
     progress("fitting", 0, 2)
     common: dict[str, Any] = {"folds": options.folds, "seed": options.seed, "facts": facts, "llm": llm}
     question = fit_gate(labels, readings, options.policy, **common)
@@ -244,13 +258,37 @@ def _fitted(
     if question is None:
         raise AssertionError("labels were checked")
     files = tuned_files(question.artifact, options.prior)
+    band = first_look_band(labels, question, answer_first, options)
+    notes = Notes.of(labels, question, answer_first, band, options.costs)
     if answer_first is not None:
+        if band is not None:
+            answer_first.artifact.provenance["first_look"] = asdict(band)
         for name, content in tuned_files(answer_first.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
-    files[REPORT] = page(labels, question, answer_first, readings.prior, options.times, embedder)
-    files[_CARD] = summary(folder.name, labels, question, answer_first, failed, options.times)
+    files[REPORT] = page(labels, question, answer_first, readings.prior, notes, embedder)
+    files[_CARD] = summary(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return Tuned(folder, question, answer_first, labels, failed)
+    return Tuned(folder, question, answer_first, labels, failed, band, notes)
+
+
+def first_look_band(
+    labels: Labels, question: FittedGate, answer_first: FittedGate | None, options: TuneOptions
+) -> Band | None:
+    """Return which questions a first look may send to retrieval before an answer is begun, and what that costs.
+
+    It is chosen on one half of the questions and measured on the other. Both gates' scores are held out.
+    """
+    if answer_first is None or len(answer_first.places) < 2 * LEAST:
+        return None
+    known, rag = (np.array(each, dtype=bool)[answer_first.places] for each in (labels.known, labels.rag))
+    return choose_band(
+        held_out_of(question, answer_first),
+        answer_first.p,
+        answer_first.chosen.threshold,
+        known,
+        rag,
+        BandOptions(more_retrieval=_MORE_RETRIEVAL, seed=options.seed, two_sided=False),
+    )
 
 
 def _layers_of(proxy: Proxy) -> tuple[int, ...]:

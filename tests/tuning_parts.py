@@ -1,0 +1,99 @@
+"""An LLM that knows the even numbers, a proxy that reads which they are, and what tunes a gate with both."""
+
+import numpy as np
+
+from rgate_integrations.calibration import MaxLoss
+from rgate_integrations.decision import Draft
+from rgate_integrations.saved.probe import ProbeArtifact, save_probe
+from rgate_integrations.tuning.tune import TuneOptions, tune
+from tests.fake_server import answer
+from tests.scripted_proxy import ScriptedProxy
+
+N = 60
+
+
+class Reader(ScriptedProxy):
+    """A proxy with states that show whether the answer is known: even numbers are."""
+
+    num_layers = 4
+    fingerprint = "abc"
+
+    def hidden(self, prompt, values, drafts, layers):
+        read = super().hidden(prompt, values, drafts, layers)
+        for each, value in zip(read, values, strict=True):
+            each.states[:, 0] = known(value["question"])
+        return read
+
+
+def known(question):
+    return int(question.rstrip("?").split()[-1]) % 2 == 0
+
+
+def shipped(tmp_path):
+    """Save a gate that says 0.5 of everything: whatever is known afterwards was learned."""
+    probe = ProbeArtifact(
+        weight=np.zeros((1, 4), dtype=np.float32),
+        bias=0.0,
+        layers=((2, "question", "mean"),),
+        tokens=0,
+        source="proxy",
+        base_model="scripted",
+        llm="another LLM",
+        fingerprint="abc",
+        provenance={"data": []},
+    )
+    return str(save_probe(probe, tmp_path / "shipped"))
+
+
+def questions(n=N):
+    return [{"question": f"what is number {i}?", "gold_answers": [f"n{i}"]} for i in range(n)]
+
+
+class Direct:
+    """Knows the even ones, and says so in its log-probabilities."""
+
+    def __init__(self, fails=()):
+        self.asked = []
+        self.fails = fails
+
+    def __call__(self, question):
+        self.asked.append(question)
+        number = int(question.rstrip("?").split()[-1])
+        if number in self.fails:
+            raise RuntimeError(f"no answer to {number}")
+        right = known(question)
+        logprobs = (-0.1, -0.2) if right else (-2.0, -3.0)
+        return Draft(text=f"n{number}" if right else "who knows", tokens=("a", "b"), logprobs=logprobs)
+
+
+def retrieve(question):
+    return f"It is n{question.rstrip('?').split()[-1]}."
+
+
+def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, options=None, **more):
+    options = options or {}
+    return tune(
+        questions() if given is None else given,
+        direct=direct or Direct(),
+        retrieve=retrieve,
+        out=tmp_path / "my-gate",
+        options=TuneOptions(**{"prior": prior, "policy": MaxLoss(0.2), **options}),
+        proxy=Reader(),
+        **more,
+    )
+
+
+class Spread:
+    """Embeds a number at its remainder by two: two clusters, of which one is small."""
+
+    name = identity = "spread"
+
+    def embed(self, texts):
+        return np.array([[1.0, 0.0] if int(t.split()[-1].rstrip("?")) < 900 else [0.0, 1.0] for t in texts])
+
+
+def by_number(body):
+    """Answer as a server does: the number that is asked for, if it is even."""
+    text = body["messages"][-1]["content"]
+    number = text.split("number ")[-1].split("?")[0]
+    return answer(f"n{number}" if int(number) % 2 == 0 else "who knows")
