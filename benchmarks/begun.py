@@ -4,10 +4,11 @@
 
 One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer alike: each recorded answer is
 cut to each of these lengths. ``--compare`` also tries probes that were trained on one length alone. All are
-cross-validated by question cluster. ``--runs`` has recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and
-``questions.PART.jsonl``, see `served.py`): a small head that weighs them is fitted on the part ``train``, whose
-questions are the probe's own (so the probe's held-out scores are used), and measured on the part ``test`` and, if the
-data folder has them, on the answers of six LLMs about songs, which have no licence and train nothing.
+cross-validated by question cluster. ``--runs`` has recorded calls of small LLMs with token log-probabilities
+(``LLM.jsonl`` and ``questions.PART.jsonl``, see `served.py`): a small head that weighs them is fitted on the part
+``train``, whose questions are the probe's own (so the probe's held-out scores are used), and measured on the part
+``test`` and, if the data folder has them, on the answers of six LLMs about songs, which have no licence and train
+nothing.
 """
 
 import argparse
@@ -238,13 +239,21 @@ def _calls(runs: Path) -> Iterator[tuple]:
 def fit_logprobs(
     features: np.ndarray, known: np.ndarray, names: tuple[int, ...] = (0, 1, 2, 3)
 ) -> np.ndarray:
-    """Return weights of the features, shape (4,), and a bias behind them; those that are not named weigh 0."""
+    """Return weights of the features, shape (4,), and a bias behind them; those that are not named weigh 0.
+
+    A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
+    """
     n = features.shape[0] * features.shape[1]
-    scaled = features.reshape(n, 4)[:, names] / np.array(SCALES)[list(names)]
     label, weight = np.repeat(known, features.shape[1]), np.full(n, 1 / features.shape[1])
-    weights, bias = logistic(scaled, np.ones((n, 1)), label, weight, 1.0, np.zeros(n))
+    while True:
+        scales = np.array([SCALES[i] for i in names])
+        scaled = features.reshape(n, 4)[:, names] / scales
+        weights, bias = logistic(scaled, np.ones((n, 1)), label, weight, 1.0, np.zeros(n))
+        if (weights >= 0).all():
+            break
+        names = tuple(name for name, value in zip(names, weights, strict=True) if value > weights.min())
     found = np.zeros(5)
-    found[list(names)] = weights / np.array(SCALES)[list(names)]
+    found[list(names)] = weights / scales
     found[4] = bias[0]
     return found
 
@@ -261,8 +270,13 @@ def judge_runs(
         text[row] = probes[fold_of[runs.answers.questions[row]]](runs.answers.states[[row]])[0]
     features = runs.features(text)
     train = runs.part == "train"
-    table = Table(title="with log-probabilities: AUC over whole answers", title_justify="left", box=None)
-    for column in ("LLM", "questions", "right", "words", "sum", "minimum", "mean", "log-probs", "both"):
+    table = Table(
+        title="AUC over whole answers; what words alone and both would skip, and how much of that is right",
+        title_justify="left",
+        box=None,
+    )
+    names = ("words", "sum", "minimum", "mean", "log-probs", "both", "skipped", "right", "skipped", "right")
+    for column in ("LLM", "questions", "right", *names):
         table.add_column(column, justify="left" if column == "LLM" else "right")
     enough = train.sum() >= 50
     both = fit_logprobs(features[train], runs.answers.known[train]) if enough else np.zeros(5)
@@ -272,7 +286,13 @@ def judge_runs(
             own = (runs.part == part) & (runs.answers.sets == llm)
             known, last = runs.answers.known[own], features[own][:, -1]
             scores = [last[:, i] for i in range(4)] + [last @ alone[:4], last @ both[:4]]
+            if len(np.unique(known)) < 2:
+                continue
             values = [f"{roc_auc_score(known, score):.3f}" for score in scores]
+            for p_logit in (last[:, 0], last @ both[:4] + both[4]):
+                skips = p_logit >= 0
+                right = f"{known[skips].mean():.0%}" if skips.any() else ""
+                values += [f"{skips.mean():.0%}", right]
             table.add_row(f"{llm} ({part})", str(int(own.sum())), f"{known.mean():.0%}", *values)
     CONSOLE.print(table)
     learned = [runs.answers.questions[row] for row in np.flatnonzero(train)]
