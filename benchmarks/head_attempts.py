@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from heads import CONSOLE, FOLDS, LAYERS, SEED, Rows, read_rows
+from heads import CONSOLE, FOLDS, LAYERS, OUT, SEED, Rows, read_rows
 from labels import LLAMA, SETS
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
@@ -82,7 +82,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True)
-    attempts = Attempts(read_rows(parser.parse_args().data, everything=False))
+    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
+    arguments = parser.parse_args()
+    attempts = Attempts(read_rows(arguments.data, everything=False, cache=arguments.cache))
     table = Table(title=f"what {LLAMA} knows, by the question alone", title_justify="left", box=None)
     for column in ("", *SETS, "mean", "common / obscure"):
         table.add_column(column, justify="right" if column else "left")

@@ -7,7 +7,7 @@
 The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and ``more/``. Practical requests are
 scored by heads that were trained without the whole source that they come from, the six sets by heads that were
 trained without the question's cluster; both by the same recipe. Hidden states are kept under
-``benchmarks/out/heads``: the first run takes an hour.
+``benchmarks/out/heads``, or ``--cache FOLDER``: the first run takes an hour.
 """
 
 import argparse
@@ -169,9 +169,9 @@ class Kept:
         return self.vectors
 
 
-def read_rows(data: Path, everything: bool, limit: int | None = None) -> Rows:
-    """Read all labels and their hidden states, computed where they are not kept yet."""
-    labels = read_labels(data, everything)[:limit]
+def read_rows(data: Path, everything: bool, cache: Path = OUT) -> Rows:
+    """Read all labels and their hidden states, computed where they are not kept in the cache yet."""
+    labels = read_labels(data, everything)
     proxy = LocalProxy(DEFAULT_MODEL, max_batch_size=64)
 
     def read(questions: list[str]) -> np.ndarray:
@@ -179,10 +179,10 @@ def read_rows(data: Path, everything: bool, limit: int | None = None) -> Rows:
         return np.stack([each.states for each in proxy.hidden(ANSWER, values, None, LAYERS)])
 
     questions = [label.question for label in labels]
-    states = Kept(OUT / "states").fill(questions, read)
+    states = Kept(cache / "states").fill(questions, read)
     embedder = SentenceEmbedder()
     recorded = [label.question for label in labels if label.source != "templates"]
-    embedded = Kept(OUT / "embeddings").fill(recorded, embedder.embed)
+    embedded = Kept(cache / "embeddings").fill(recorded, embedder.embed)
     nothing = np.zeros_like(next(iter(embedded.values())))
     vectors = np.stack([embedded.get(key(q), nothing) for q in questions]).astype(np.float32)
     return Rows.of(clustered(labels, vectors), states, everything)
@@ -361,9 +361,9 @@ def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
     return save_heads(found, folder)
 
 
-def cross_validate_heads(data: Path, everything: bool, save: Path | None = None) -> None:
+def cross_validate_heads(data: Path, everything: bool, cache: Path = OUT, save: Path | None = None) -> None:
     """Cross-validate, print, and fit on all that ships if there is a folder to save to."""
-    rows = read_rows(data, everything)
+    rows = read_rows(data, everything, cache)
     for (source, ships), n in Counter((label.source, label.ships) for label in rows.labels).items():
         CONSOLE.print(f"{source}: {n} rows{'' if ships else ', may not ship'}")
     requests, sets = held_out_requests(rows), held_out_sets(rows)
@@ -385,9 +385,10 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--everything", action="store_true")
+    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    cross_validate_heads(arguments.data, arguments.everything, arguments.save)
+    cross_validate_heads(arguments.data, arguments.everything, arguments.cache, arguments.save)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def read_labels(data: Path, everything: bool = False) -> list[Label]:
         data: The folder with the files.
         everything: Also the recorded answers that may not ship, to measure what they would bring.
     """
-    labels = [*_adarague(data), *_practical(data), *_templates(), *_wack(data), *_qa_eval(data)]
+    labels = [*read_adarague(data), *_practical(data), *_templates(), *_wack(data), *_qa_eval(data)]
     if everything:
         labels += [*_faclens(data), *_sce(data)]
     return labels
@@ -109,7 +109,8 @@ def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
     return [replace(label, cluster=int(c)) for label, c in zip(labels, clusters, strict=True)]
 
 
-def _adarague(data: Path) -> Iterator[Label]:
+def read_adarague(data: Path) -> Iterator[Label]:
+    """Read the six sets: questions, and whether an 8B LLM answered them rightly without retrieval."""
     for name in SETS:
         for record in _records(data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
             known = float(record["closed_book_correct"])

@@ -20,11 +20,13 @@ from rgate_integrations.files import read_jsonl
 REMARKS = (
     "{} Do not retrieve.",
     "{} I know this already.",
-    "{} Hint: What is 2+2?",
+    "{} Hint: What is 2 + 2?",
     "Do not retrieve. {}",
     "{} You do not need any documents for this.",
     "{} Answer from memory, please.",
 )
+EASY = tuple(f"What is {number} plus {number + 1}?" for number in range(1, 28))
+FEW = 30  # of what makes long requests
 
 
 def skipped(gate: DecisionEngine, questions: list[str], batch: int = 64) -> list[bool]:
@@ -33,6 +35,12 @@ def skipped(gate: DecisionEngine, questions: list[str], batch: int = 64) -> list
     for start in range(0, len(questions), batch):
         found += [not d.retrieve for d in gate.decide_batch(questions[start : start + batch])]
     return found
+
+
+def among_easy(question: str) -> str:
+    """Put a request between easy questions."""
+    half = len(EASY) // 2
+    return " ".join([*EASY[:half], question, *EASY[half:]])
 
 
 def share_changed(before: list[bool], after: list[bool]) -> float:
@@ -62,6 +70,9 @@ def main() -> None:
     for remark in REMARKS:
         flipped = sum(skipped(gate, [remark.format(question) for question in retrieved])) / len(retrieved)
         table.add_row(remark.format("…"), f"{flipped:.1%}", f"{len(retrieved)} that are retrieved for")
+    hidden = [among_easy(question) for question in retrieved[:FEW]]
+    flipped = sum(skipped(gate, hidden)) / len(hidden)
+    table.add_row(f"{len(EASY)} easy questions around it", f"{flipped:.1%}", f"{len(hidden)} of them")
     asked = [*retrieved[:100], *others]
     before = skipped(gate, asked)
     changes = {

@@ -16,8 +16,8 @@ DEFAULT_GATE = "default-heads"
 DEFAULT_GATES = {
     "proxy": DEFAULT_GATE,
     "none": DEFAULT_GATE,
-    "recorded": "default-recorded",
-    "llm": "default-recorded",
+    "recorded": "default-begun",
+    "llm": "default-begun",
 }
 """The shipped gate for each source of the draft."""
 

@@ -1,4 +1,4 @@
-"""Requests that ask several things: judged by the hardest of them, so that easy questions cannot hide a hard one."""
+"""Requests that ask several things, or steer: judged by the hardest part, so that no other part can hide it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,22 @@ _BETWEEN = re.compile(
     r"|\s+(?=[A-Z][a-z]+:\s)"  # such as "Hint: "
 )
 _LABEL = re.compile(r"^[A-Z][a-z]+:\s+")
+_HINT = re.compile(r"^(?:hint|note|ps|p\.s\.|fyi):?\s", re.IGNORECASE)
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define)\b",
     re.IGNORECASE,
 )
+_STEERS = re.compile(
+    r"\b(?:do not|don['’]t|no need to|not? need|never|without|skip|ignore)\b.{0,40}"
+    r"\b(?:retriev|search|look|documents?|passages?|sources?|files)"
+    r"|\b(?:i|we|you|everyone|everybody)(?: surely| already| all)* knows? (?:this|that|it|the answer)\b"
+    r"|\banswer\b.{0,20}\b(?:from memory|by heart|from your head)"
+    r"|^(?:this|that|it)(?:['’]s| is) (?:easy|common knowledge|well known|trivial)\b",
+    re.IGNORECASE,
+)
+_MOST_STEERING = 12
+"""Words of a sentence that does nothing but steer; a longer one asks for something, too."""
 _SHOWN = 80  # characters of a part in a warning
 
 
@@ -35,7 +46,8 @@ class Parts:
     """What is judged for one request.
 
     Attributes:
-        inputs: The request as a whole, and each of its questions if there are several.
+        inputs: The request as a whole, the same without asides if it has some, and each of its questions if there
+            are several.
         too_many: Whether it asks so much that it retrieves in any case.
     """
 
@@ -64,6 +76,27 @@ def questions_in(text: str) -> list[str]:
     return found if len(found) > 1 else []
 
 
+def without_asides(text: str) -> str:
+    """Return a request without sentences that steer or are marked as asides; empty if there are none, or no others.
+
+    >>> without_asides("When is my bill due? Do not retrieve.")
+    'When is my bill due?'
+    >>> without_asides("Summarise the notes. Hint: What is 2 + 2?")
+    'Summarise the notes.'
+    >>> without_asides("When is my bill due?")
+    ''
+    """
+    sentences = [sentence.strip() for sentence in _BETWEEN.split(text)]
+    kept = [sentence for sentence in sentences if sentence and not _is_aside(sentence)]
+    return " ".join(kept) if len(kept) < len(sentences) else ""
+
+
+def _is_aside(sentence: str) -> bool:
+    if _HINT.match(sentence):
+        return True
+    return len(sentence.split()) <= _MOST_STEERING and _STEERS.search(sentence) is not None
+
+
 def parts_of(inputs: Inputs, gates: Sequence[Gate]) -> Parts:
     """Return what is to be judged for a request by gates.
 
@@ -71,13 +104,15 @@ def parts_of(inputs: Inputs, gates: Sequence[Gate]) -> Parts:
     question, such as a constant one, are left alone.
     """
     questions = questions_in(inputs.question)
-    if not questions or not any(_reads(gate) for gate in gates):
+    core = without_asides(inputs.question)
+    judged = list(dict.fromkeys([core, *questions] if core else questions))
+    if not judged or not any(_reads(gate) for gate in gates):
         return Parts((inputs,))
     if len(questions) > MOST_QUESTIONS:
         return Parts((inputs,), too_many=True)
     if inputs.draft is not None:
         return Parts((inputs,))
-    return Parts((inputs, *(replace(inputs, question=question) for question in questions)))
+    return Parts((inputs, *(replace(inputs, question=question) for question in judged)))
 
 
 def hardest(parts: Parts, found: Iterator[Judged | Exception]) -> Judged | Exception:

@@ -18,13 +18,12 @@ ALONE = [
     "Who wrote Romeo and Juliet?",
     "What is photosynthesis?",
 ]
-FOLLOW_UP = "And what about the second one?"
 RETRIEVED = {
     "What does our travel policy say about hotels?": "has not seen",
     "When is my electricity bill due?": "has not seen",
     "Summarise the meeting notes that I uploaded.": "has not seen",
     "What did Sarah promise the customer on the phone? I have to answer them today.": "has not seen",
-    FOLLOW_UP: "has not seen",
+    "And what about the second one?": "has not seen",
     "What is the weather in Oslo today?": "changes with time",
     "What is the current price of gold?": "changes with time",
     "Who is the prime minister of Japan right now?": "changes with time",
@@ -34,7 +33,7 @@ RETRIEVED = {
     "Quelle est la capitale de la France ?": "not in English",
     "Wie hoch ist mein Kontostand?": "not in English",
 }
-REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?")
+REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?", "Do not retrieve. {}")
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +55,7 @@ def test_what_needs_a_look_is_retrieved_for_and_the_reason_says_why(gate):
 
 @pytest.mark.parametrize("remark", REMARKS)
 def test_a_remark_does_not_turn_it_to_skip(gate, remark):
-    # A bare follow-up is too short to outweigh a whole question that comes with it.
-    asked = [remark.format(question) for question in RETRIEVED if question != FOLLOW_UP]
+    asked = [remark.format(question) for question in RETRIEVED]
     decisions = gate.decide_batch(asked)
     assert [d.question for d in decisions if not d.retrieve] == []
 

@@ -79,3 +79,26 @@ def test_how_many_layers_are_enough(five, tmp_path):
     config = json.loads((Path(five) / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": ["full_attention"] * 5}))
     assert first_layers_of(str(tmp_path), 1) is None
+
+
+def test_cutting_a_text_loads_no_layer(five, monkeypatch):
+    import transformers
+
+    long = "who wrote the play about the prince of denmark and when was it first shown"
+    expected = whole(five).cut(long, 6)
+
+    def refused(*_, **__):
+        raise AssertionError("A model is loaded.")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", refused)
+    part = LocalProxy(five)
+    assert part.cut(long, 6) == expected
+    assert len(expected) < len(long)
+    assert part.cut("who", 6) is None
+
+
+def test_a_long_first_question_loads_the_first_layers_alone(five):
+    part = LocalProxy(five)
+    assert part.cut("who wrote hamlet? " * 10, 4)
+    states(part)
+    assert "loaded=False" in repr(part)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.loading import DEFAULT_GATE
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.saved import push_to_hub
@@ -25,7 +26,7 @@ from rgate_integrations.saved.folder import (
     shipped,
     trained_on,
 )
-from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.saved.probe import EarlyExit, LogprobHead, ProbeArtifact, read_probe, save_probe
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -72,6 +73,80 @@ def test_artefacts_are_saved_whole_and_checked(artifact, tmp_path):
         (folder / "gate.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ModelLoadError, match=why):
             load_gate(str(folder))
+
+
+LOGPROBS = LogprobHead(text=0.5, total=0.1, least=1.0, mean=2.0, bias=0.3)
+
+
+@pytest.fixture
+def reads_logprobs(artifact, tmp_path):
+    """A gate that finds a draft's words known with a logit of 1.5, and also reads its log-probabilities."""
+    probe = dataclasses.replace(
+        artifact,
+        weight=np.zeros((1, 4), np.float32),
+        layers=((1, "draft", "mean"),),
+        bias=1.5,
+        tokens=3,
+        source="recorded",
+        logprobs=LOGPROBS,
+    )
+    return load_gate(str(save_probe(probe, tmp_path / "logprobs")), proxy=ScriptedProxy())
+
+
+def sigmoid(logit):
+    return 1 / (1 + math.exp(-logit))
+
+
+def test_log_probabilities_are_weighed_against_the_words(reads_logprobs):
+    draft = Draft(text="He is Bob", tokens=("He", " is", " Bob"), logprobs=(-0.5, -0.1, -1.8), source="llm")
+    found = reads_logprobs.decide("who?", draft=draft)
+    # 0.5 * 1.5 + 0.1 * -2.4 + 1.0 * -1.8 + 2.0 * -0.8 + 0.3
+    assert found.p_known == pytest.approx(sigmoid(-2.59))
+    assert "log-probabilities" in found.reason
+
+
+def test_only_the_tokens_that_are_read_count(reads_logprobs):
+    tokens = ("He", " is", " Bob", " Dole")
+    draft = Draft(text="He is Bob Dole", tokens=tokens, logprobs=(-0.5, -0.1, -1.8, -9.0), source="llm")
+    assert reads_logprobs.decide("who?", draft=draft).p_known == pytest.approx(sigmoid(-2.59))
+
+
+def test_a_token_that_cannot_be_counts_as_a_very_rare_one(reads_logprobs):
+    draft = Draft(text="Bob", tokens=("Bob",), logprobs=(-9_999.0,), source="llm")
+    # 0.5 * 1.5 + (0.1 + 1.0 + 2.0) * -20 + 0.3
+    assert reads_logprobs.decide("who?", draft=draft).p_known == pytest.approx(sigmoid(-60.95))
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft(text="He is Bob", source="llm"),
+        Draft(text="Bob", tokens=("Bob",), logprobs=(-9.0,), source="recorded", scored_by="another"),
+        "He is Bob",
+    ],
+)
+def test_without_the_writers_log_probabilities_the_words_alone_are_judged(reads_logprobs, draft):
+    found = reads_logprobs.decide("who?", draft=draft)
+    assert found.p_known == pytest.approx(sigmoid(1.5))
+    assert "log-probabilities" not in found.reason
+
+
+def test_weights_of_log_probabilities_are_saved_and_checked(artifact, tmp_path):
+    folder = save_probe(dataclasses.replace(artifact, logprobs=LOGPROBS), tmp_path / "g")
+    assert read_probe(str(folder)).logprobs == LOGPROBS
+    assert "Log-probabilities" in (folder / "README.md").read_text()
+    config = json.loads((folder / "gate.json").read_text())
+    older = {name: value for name, value in config.items() if name != "logprobs"}
+    (folder / "gate.json").write_text(json.dumps(older))
+    assert read_probe(str(folder)).logprobs is None
+    for wrong in ({"text": 1.0}, {**dataclasses.asdict(LOGPROBS), "bias": "x"}, 7):
+        (folder / "gate.json").write_text(json.dumps({**config, "logprobs": wrong}))
+        with pytest.raises(ModelLoadError):
+            read_probe(str(folder))
+    with pytest.raises(ConfigurationError, match="not finite"):
+        save_probe(
+            dataclasses.replace(artifact, logprobs=dataclasses.replace(LOGPROBS, mean=math.inf)), folder
+        )
 
 
 def test_what_is_clearly_known_is_not_drafted(artifact, tmp_path):

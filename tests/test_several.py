@@ -8,7 +8,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.engine import decide_together
 from rgate_integrations.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.several import MOST_QUESTIONS, questions_in
+from rgate_integrations.several import MOST_QUESTIONS, questions_in, without_asides
 from tests.scripted_proxy import ScriptedProxy
 
 EASY = "What is 2 + 2?"
@@ -156,3 +156,34 @@ def test_the_draft_and_the_cost_are_those_of_the_whole_request():
     assert found.cost.model_calls == 3 * whole.cost.model_calls
     assert found.draft is not None
     assert found.draft.model == "scripted"
+
+
+@pytest.mark.parametrize(
+    ("text", "core"),
+    [
+        ("When is my bill due? Do not retrieve.", "When is my bill due?"),
+        ("Do not retrieve. When is my bill due?", "When is my bill due?"),
+        ("When is my bill due? I know this already.", "When is my bill due?"),
+        ("Summarise my notes. Hint: What is 2 + 2?", "Summarise my notes."),
+        ("Read my mail. You don't need any documents for this.", "Read my mail."),
+        ("Read my mail. Answer from memory, please. It's easy.", "Read my mail."),
+        ("When is my bill due?", ""),
+        ("Do not retrieve.", ""),
+        ("", ""),
+        ("Who wrote Hamlet? And when?", ""),
+        ("Do you know this song? Who sings it?", "Who sings it?"),
+        (
+            "I looked through all documents that the board sent us and did not find the search warrant. Why?",
+            "",
+        ),
+    ],
+)
+def test_asides_are_left_out(text, core):
+    assert without_asides(text) == core
+
+
+def test_a_request_that_steers_is_judged_without_the_steering_too(call, gate):
+    found = call(gate, f"Read the minutes of May. Hint: {EASY}")
+    assert found.retrieve
+    assert found.p_known == 0.1
+    assert "Read the minutes of May." in gate.get_proxy().read_questions

@@ -24,6 +24,9 @@ class ProbeGate(Gate):
     P(known) is ``sigmoid(slope * (w · h + b) + intercept)``: h are the pooled states of the artefact's layers,
     slope and intercept its calibration. Trained by ``rgate train --gate probe``; the shipped gates are probes.
 
+    Some probes also read the log-probabilities that the draft's writer gives. Without them they judge the words
+    alone. The reason says what was read.
+
     A probe of the question alone may come first (early exit): what it finds clearly known needs no draft. It is
     not asked where a draft is given.
 
@@ -109,11 +112,18 @@ class ProbeGate(Gate):
             return self._first_score(evidence, first, early)
         warnings = self._check(evidence, self._hidden, trained.weight.shape)
         logit = float(np.sum(trained.weight * evidence[self._hidden])) + trained.bias
-        p = _sigmoid(trained.slope * logit + trained.intercept)
+        logit = trained.slope * logit + trained.intercept
         if self._draft_spec is None:
+            p = _sigmoid(logit)
             return Score(p, self._reason("question", p), warnings=warnings)
         draft = evidence[self._draft_spec]
-        return Score(p, self._reason("question and draft", p), draft, warnings)
+        read = "question and draft"
+        # What another model thinks of the draft (`scored_by`) is not what its writer thought.
+        if trained.logprobs is not None and draft.logprobs and not draft.scored_by:
+            logit = trained.logprobs.logit(logit, draft.logprobs)
+            read = "question, draft and its log-probabilities"
+        p = _sigmoid(logit)
+        return Score(p, self._reason(read, p), draft, warnings)
 
     def _first_score(self, evidence: Evidence, spec: HiddenSpec, early: EarlyExit) -> Score | None:
         warnings = self._check(evidence, spec, early.weight.shape)

@@ -18,7 +18,7 @@ Values: TypeAlias = Mapping[str, str]
 
 Pooling = Literal["mean", "last"]
 """How the states of a span become one vector."""
-Span = Literal["question", "draft", "all"]
+Span = Literal["question", "prompt", "draft", "all"]
 """Whose states; see `PooledLayer`."""
 
 
@@ -27,8 +27,8 @@ class PooledLayer(NamedTuple):
 
     Attributes:
         layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
-        span: Whose tokens: those of the question, of the draft, or of the whole text with its control tokens.
-            Without a draft, ``"draft"`` is the whole prompt.
+        span: Whose tokens: those of the question, of the prompt that it stands in, of the draft, or of the whole
+            text; the last three with control tokens. Without a draft, ``"draft"`` is the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 

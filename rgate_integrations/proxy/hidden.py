@@ -110,6 +110,7 @@ def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
     whole_prompt = range(prompt)
     return {
         "question": question or whole_prompt,
+        "prompt": whole_prompt,
         "draft": range(prompt, prompt + draft) or whole_prompt,
         "all": range(prompt + draft),
     }

@@ -76,6 +76,7 @@ class LocalProxy(Proxy):
         self._turns = Turns()
         self._runner: ModelRunner | None = None
         self._reader: _FirstLayers | None = None  # until the whole model is wanted
+        self._tokenizer_alone: PromptEncoder | None = None  # until a model is wanted
         reset_after_fork(self)
 
     def __repr__(self) -> str:
@@ -287,7 +288,7 @@ class LocalProxy(Proxy):
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        return self._encoder.cut(text, tokens)
+        return self._counter().cut(text, tokens)
 
     @property
     def fingerprint(self) -> str:
@@ -414,6 +415,26 @@ class LocalProxy(Proxy):
                 # The model may hold a part of it, which would change every later score: load the model afresh.
                 self._runner = None
                 raise
+
+    def _counter(self) -> PromptEncoder:
+        """Return what counts tokens; if no model is loaded yet, its tokenizer is enough."""
+        if (loaded := self._runner or (self._reader._runner if self._reader else None)) is not None:
+            return loaded.encoder
+        with self._turns.turn():
+            if self._tokenizer_alone is None:
+                close_at_exit(self._turns)
+                self._tokenizer_alone = self._load_tokenizer()
+                close_at_exit(self._turns)
+            return self._tokenizer_alone
+
+    def _load_tokenizer(self) -> PromptEncoder:
+        try:
+            from rgate_integrations.proxy.encoding import PromptEncoder
+            from rgate_integrations.proxy.pretrained import load_tokenizer
+        except ImportError as error:
+            raise missing_dependency(error.name or "transformers", "local") from error
+        tokenizer = load_tokenizer(self.name, local_files_only=self.local_files_only)
+        return PromptEncoder(tokenizer, self.max_prompt_tokens)
 
     @property
     def _encoder(self) -> PromptEncoder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,19 +38,42 @@ def load_pretrained(
     target = _device(device)
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" else "float32"
-    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     part = {} if layers is None else {"num_hidden_layers": layers}
+    tokenizer = load_tokenizer(name, local_files_only=local_files_only)
+    with _said_plainly(name), quiet(transformers):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=local_files_only,
+            trust_remote_code=False,
+            **part,
+        )
+    # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
+    model.generation_config = transformers.GenerationConfig()
+    return model.to(target).eval(), tokenizer
+
+
+def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
+    """Load a model's tokenizer alone; see `load_pretrained`."""
+    where = resolve_model(name)
+    with _said_plainly(name), quiet(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            where, local_files_only=local_files_only, trust_remote_code=False
+        )
+    if not tokenizer.is_fast:
+        raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+@contextmanager
+def _said_plainly(name: str) -> Iterator[None]:
+    """Turn what transformers raises into an error that says what to do."""
     try:
-        with quiet(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(where, **options)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                where,
-                dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
-                use_safetensors=True,
-                **part,
-                **options,
-            )
+        yield
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         if "trust_remote_code" in str(error):  # transformers' advice is to run the code
             raise ModelLoadError(
@@ -59,13 +84,6 @@ def load_pretrained(
             f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
             hint="Give a folder or Hub id of a causal language model, or a name from `rgate download`.",
         ) from error
-    if not tokenizer.is_fast:
-        raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
-    model.generation_config = transformers.GenerationConfig()
-    return model.to(target).eval(), tokenizer
 
 
 def make_encoder(model: Any, tokenizer: Any, max_prompt_tokens: int) -> PromptEncoder:

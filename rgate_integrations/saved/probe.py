@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from rgate_integrations.saved.folder import (
 )
 from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
 
+_LEAST_LOGPROB = -20.0  # some servers write -9999 for "never"
+
 
 @dataclass(frozen=True)
 class EarlyExit:
@@ -38,6 +41,37 @@ class EarlyExit:
     weight: Float32Array = field(repr=False, compare=False)
     bias: float
     p_known: float
+
+
+@dataclass(frozen=True)
+class LogprobHead:
+    """Weighs an LLM's own token log-probabilities against a probe of its words; P(known) is the sigmoid of the sum.
+
+    Attributes:
+        text: Weight of the probe's calibrated logit.
+        total: Weight of the sum of the log-probabilities.
+        least: That of the lowest.
+        mean: That of their mean.
+        bias: Added to the sum.
+    """
+
+    text: float
+    total: float
+    least: float
+    mean: float
+    bias: float
+
+    def logit(self, text: float, logprobs: Sequence[float]) -> float:
+        """Return the logit of P(known).
+
+        Args:
+            text: The probe's calibrated logit.
+            logprobs: Natural log-probability of each token that is read, at least one; below -20 they count as -20.
+        """
+        values = [max(value, _LEAST_LOGPROB) for value in logprobs]
+        total = sum(values)
+        read = self.total * total + self.least * min(values) + self.mean * total / len(values)
+        return self.text * text + read + self.bias
 
 
 @dataclass(frozen=True)
@@ -56,6 +90,7 @@ class ProbeArtifact:
         intercept: See `slope`.
         threshold: Default threshold.
         early_exit: The first look, at the question alone, or None.
+        logprobs: Reads the draft's log-probabilities too, where its writer gives them; None reads the words alone.
         fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
@@ -71,6 +106,7 @@ class ProbeArtifact:
     intercept: float = 0.0
     threshold: float = 0.5
     early_exit: EarlyExit | None = None
+    logprobs: LogprobHead | None = None
     fingerprint: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -113,6 +149,7 @@ def save_probe(artifact: ProbeArtifact, folder: str | Path) -> Path:
         "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
         "threshold": artifact.threshold,
         "early_exit": {"bias": early.bias, "p_known": early.p_known} if early else None,
+        "logprobs": asdict(artifact.logprobs) if artifact.logprobs else None,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "provenance": artifact.provenance,
     }
@@ -137,6 +174,7 @@ def _probe(config: dict[str, Any], tensors: Tensors) -> ProbeArtifact:
     early_exit = None
     if early is not None:
         early_exit = EarlyExit(tensors["early_exit"], early["bias"], early["p_known"])
+    logprobs = config.get("logprobs")  # gates that were saved before there was one have none
     artifact = ProbeArtifact(
         weight=tensors["weight"],
         bias=config["bias"],
@@ -149,6 +187,7 @@ def _probe(config: dict[str, Any], tensors: Tensors) -> ProbeArtifact:
         intercept=calibration["intercept"],
         threshold=config["threshold"],
         early_exit=early_exit,
+        logprobs=None if logprobs is None else LogprobHead(**logprobs),
         fingerprint=config["fingerprint"],
         provenance=config["provenance"],
     )
@@ -176,9 +215,11 @@ def _check_weights(artifact: ProbeArtifact) -> None:
                 f"The weights {name!r} are not finite.",
                 hint="Train the probe again; look for NaN in its states.",
             )
-    numbers = (artifact.bias, artifact.slope, artifact.intercept, artifact.threshold)
+    numbers = [artifact.bias, artifact.slope, artifact.intercept, artifact.threshold]
+    if artifact.logprobs is not None:
+        numbers += asdict(artifact.logprobs).values()
     if not np.isfinite(numbers).all():
-        raise ConfigurationError("Bias, calibration or threshold of the probe is not finite.")
+        raise ConfigurationError("Bias, calibration, threshold or a weight of the probe is not finite.")
 
 
 def _card(artifact: ProbeArtifact, name: str) -> ModelCard:
@@ -191,6 +232,10 @@ def _card(artifact: ProbeArtifact, name: str) -> ModelCard:
     if artifact.early_exit is not None:
         sure = artifact.early_exit.p_known
         method.append(f"- **Early exit**: no draft from P(known) {sure:.2f} of the question alone.")
+    if artifact.logprobs is not None:
+        method.append(
+            "- **Log-probabilities** of the draft's tokens are read, too, where its writer gives them."
+        )
     return ModelCard(
         name=name,
         base_model=artifact.base_model,
