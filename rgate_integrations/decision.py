@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 DraftSource = Literal["proxy", "llm", "recorded"]
+Outcome = Literal["alone", "passages", "neither"]
 _LEAST_LOGPROB = -9_999.0  # what APIs send for "never"; JSON has no infinity
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
@@ -165,7 +166,8 @@ class Decision(Frozen):
 
     Attributes:
         question: The question as it was judged.
-        retrieve: Whether to retrieve: ``p_known < threshold``, or the gate failed.
+        retrieve: Whether to retrieve: ``p_known < threshold``, or the gate failed. After a look at what was found, as
+            `outcome` says.
         p_known: Probability in [0, 1] that the LLM answers rightly without retrieval. Higher means skip.
             0.0 when the gate failed; `error` then says why.
         threshold: What `p_known` was compared with.
@@ -177,6 +179,10 @@ class Decision(Frozen):
         warnings: What was noticed on the way, such as a question that was cut.
         beginning: What became of the begun answer, where the direct arm answers first.
         signals: Probabilities in [0, 1] that `p_known` was made of, by name; empty for most gates.
+        p_helps: Probability in [0, 1] that the LLM answers rightly with the passages that were found; None where
+            nothing was found, or nobody looked.
+        outcome: What `p_known` and `p_helps` say together: answer ``"alone"``, answer with the ``"passages"``, or
+            ``"neither"`` is likely to be right; None without `p_helps`.
     """
 
     question: str
@@ -191,6 +197,8 @@ class Decision(Frozen):
     warnings: tuple[str, ...] = ()
     beginning: Beginning | None = None
     signals: dict[str, float] = Field(default_factory=dict)
+    p_helps: Probability | None = None
+    outcome: Outcome | None = None
 
     def __hash__(self) -> int:
         # Without the signals, which are a dict: decisions that are equal still hash alike.

@@ -23,6 +23,8 @@ def event_of(decision: Decision) -> dict[str, Any]:
     shown = decision.model_dump(mode="json", include=_SHOWN)
     if decision.beginning is not None:
         shown["beginning"] = decision.beginning.model_dump(mode="json")
+    if decision.outcome is not None:
+        shown |= {"p_helps": decision.p_helps, "outcome": decision.outcome}
     return shown
 
 

@@ -10,13 +10,16 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
+from rgate_integrations.langchain.look_first import LookFirstRouter
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES
+from rgate_integrations.look_first import LookFirst
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -91,6 +94,7 @@ class RetrievalGate(GateRunnable):
         direct: RunnableLike[_Input, _Direct],
         speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
+        look_first: bool | LookFirst = False,
     ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
         """Return a runnable that sends each input to one of two arms.
 
@@ -102,8 +106,22 @@ class RetrievalGate(GateRunnable):
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
                 and is stopped if not. ``llm=`` is not asked then. The default gate is ``default-begun``, and
                 the default gate takes the first look; `AnswerFirst` has more to choose.
+            look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
+                the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
+                `LookFirst` has more to choose.
+
+        Raises:
+            ConfigurationError: ``speculative`` or ``look_first``, and ``retrieve`` is neither a sequence of steps nor
+                a retriever; or both ways to begin are asked for.
         """
         options = AnswerFirst.of(answer_first)
+        looking = LookFirst.of(look_first)
+        if options is not None and looking is not None:
+            raise ConfigurationError(
+                "answer_first and look_first cannot go together yet.", hint="Leave one of them out."
+            )
+        if looking is not None:
+            return LookFirstRouter(self, retrieve=retrieve, direct=direct, options=looking)
         if options is not None:
             return self._answering_first(options, retrieve, direct, speculative)
         return RetrievalRouter(self, retrieve=retrieve, direct=direct, speculative=speculative)

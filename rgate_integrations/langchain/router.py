@@ -228,26 +228,35 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             if search is not None:
                 search.drop()
 
+    def _tasks(self, batch: RunBatch) -> Flow[list[Task | Exception]]:
+        """Decide for a batch of several; returns for each input what is left to do, or why there is no question."""
+        decisions = yield from self._deciding(batch)
+        tasks: list[Task | Exception] = []
+        for place, decision in enumerate(decisions):
+            if isinstance(decision, Exception):
+                tasks.append(decision)
+            else:
+                arm = self.retrieve if decision.retrieve else self.direct
+                config = arm_config(batch, place, decision)
+                tasks.append(Task(arm, batch.inputs[place], config, batch.options))
+        return tasks
+
     def _answering_several(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch, then run both arms, each on its share as one batch."""
-        decisions = yield from self._deciding(batch)
-        retrieve, direct = _Share(self.retrieve), _Share(self.direct)
-        for place, decision in enumerate(decisions):
-            if isinstance(decision, Decision):
-                share = retrieve if decision.retrieve else direct
-                share.places.append(place)
-                share.inputs.append(batch.inputs[place])
-                share.configs.append(arm_config(batch, place, decision))
-        shares = [share for share in (retrieve, direct) if share.places]
-        calls = [BatchCall(share.arm, share.inputs, share.configs, **batch.options) for share in shares]
+        tasks = yield from self._tasks(batch)
+        shares: dict[int, _Share] = {}
+        for place, task in enumerate(tasks):
+            if isinstance(task, Task):
+                shares.setdefault(id(task.arm), _Share()).add(place, task)
+        calls = [share.call() for share in shares.values()]
         if batch.configs[0].get("max_concurrency") is None:
             answers = yield Each(calls)
         else:  # the limit holds for both arms together
             answers = []
             for call in calls:
                 answers.append((yield call))
-        results: list[Any] = list(decisions)  # an input without a question keeps its exception
-        for share, found in zip(shares, answers, strict=True):
+        results: list[Any] = list(tasks)  # an input without a question keeps its exception
+        for share, found in zip(shares.values(), answers, strict=True):
             for place, answer in zip(share.places, found, strict=True):
                 results[place] = answer
         return results
@@ -267,10 +276,18 @@ class Task:
 class _Share:
     """The inputs of a batch that go to one arm, with their places in the batch."""
 
-    arm: Runnable[Any, Any]
     places: list[int] = field(default_factory=list)
-    inputs: list[Any] = field(default_factory=list)
-    configs: list[RunnableConfig] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+
+    def add(self, place: int, task: Task) -> None:
+        self.places.append(place)
+        self.tasks.append(task)
+
+    def call(self) -> BatchCall:
+        """Return the step that runs the arm on all of them."""
+        inputs = [task.input for task in self.tasks]
+        first = self.tasks[0]
+        return BatchCall(first.arm, inputs, [task.config for task in self.tasks], **first.options)
 
 
 def _arm(arm: RunnableLike[Any, Any]) -> Runnable[Any, Any]:
