@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
@@ -51,11 +52,17 @@ class Decider:
         changed.threshold = threshold
         return changed
 
-    def deciding(self, bundle: QueryBundle) -> Flow[Decision]:
+    def deciding(
+        self, bundle: QueryBundle, *, then: Callable[[Decision], Flow[Decision]] | None = None
+    ) -> Flow[Decision]:
         """Decide, as a flow.
 
         A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that refers to
         something said before.
+
+        Args:
+            bundle: The question.
+            then: What may still change the decision before it is announced; None changes nothing.
         """
         question = bundle.query_str
         taken = self.taken(bundle)
@@ -67,6 +74,8 @@ class Decider:
             drafting = _drafting(self.drafter, question, carried)
         found = yield from deciding(self.gate, [question], drafting=drafting, threshold=self.threshold)
         decision = understood(question, found[0])
+        if then is not None:
+            decision = yield from then(decision)
         announce(decision)
         return decision
 

@@ -23,11 +23,13 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
 from rgate_integrations.llama_index.answer_first import DirectFirst
 from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.look_first import SearchedFirst
 from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
 from rgate_integrations.llama_index.watching import telling_logprobs
 from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.look_first import LookFirst
 
 
 class GatedQueryEngine(BaseQueryEngine):
@@ -53,9 +55,13 @@ class GatedQueryEngine(BaseQueryEngine):
             stopped if not. It should stream. The default gate is then ``default-begun``; `AnswerFirst` has more to
             choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes what it had written.
         streaming: Whether an answer that was begun as a stream is given as one.
+        look_first: Search for every question, while the gate decides, and compare what the LLM knows with what was
+            found: only passages that help are read, and nothing is searched twice. `LookFirst` has more to choose.
+            Needs such an engine as ``speculative`` does.
 
     Raises:
-        ConfigurationError: ``speculative=True``, and the engine does not work in two steps, or its retriever decides.
+        ConfigurationError: ``speculative`` or ``look_first``, and the engine does not work in two steps, or its
+            retriever decides; or both ``answer_first`` and ``look_first``.
     """
 
     def __init__(
@@ -70,9 +76,15 @@ class GatedQueryEngine(BaseQueryEngine):
         speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
+        look_first: bool | LookFirst = False,
     ) -> None:
-        if speculative:
+        self.look = LookFirst.of(look_first)
+        if speculative or self.look is not None:
             _check_two_steps(query_engine)
+        if self.look is not None and answer_first:
+            raise ConfigurationError(
+                "answer_first and look_first cannot go together yet.", hint="Leave one of them out."
+            )
         self.query_engine = query_engine
         self.direct = direct
         self.decider = Decider(gate, draft_llm, tokens)
@@ -95,6 +107,7 @@ class GatedQueryEngine(BaseQueryEngine):
         tokens: int | None = None,
         speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
+        look_first: bool | LookFirst = False,
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
@@ -109,6 +122,7 @@ class GatedQueryEngine(BaseQueryEngine):
             speculative: Start searching while the gate decides.
             answer_first: Let the LLM begin to answer, and judge its first tokens: 32, or ``tokens``. Known: it goes
                 on, so that nothing is asked twice. Unknown: it is stopped, and the engine answers.
+            look_first: Search for every question, and read only passages that help.
 
         Raises:
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
@@ -133,6 +147,7 @@ class GatedQueryEngine(BaseQueryEngine):
             speculative=speculative,
             answer_first=options or False,
             streaming=streaming,
+            look_first=look_first,
         )
         if engine.first is not None:
             engine.first.telling = telling
@@ -196,7 +211,10 @@ class GatedQueryEngine(BaseQueryEngine):
 
     def _answering(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         nodes: list[NodeWithScore] | None = None
-        if self.speculative:
+        response: RESPONSE_TYPE | None = None
+        if self.look is not None:
+            decision, nodes = yield from self._looking_first(self.look, bundle)
+        elif self.speculative:
             decision, response, nodes = yield from self._searching_ahead(bundle)
         else:
             decision, response = yield from self._deciding(bundle)
@@ -211,6 +229,12 @@ class GatedQueryEngine(BaseQueryEngine):
         if self.first is None or self.decider.taken(bundle) is not None:
             return (yield from self.decider.deciding(bundle)), None
         return (yield from self.first.answering(bundle, self.decider.threshold))
+
+    def _looking_first(
+        self, options: LookFirst, bundle: QueryBundle
+    ) -> Flow[tuple[Decision, list[NodeWithScore] | None]]:
+        """Search and decide; the nodes to read come with the decision."""
+        return (yield from SearchedFirst(self._search(bundle), options).deciding(self.decider, bundle))
 
     def _searching_ahead(
         self, bundle: QueryBundle
@@ -249,6 +273,9 @@ class GatedQueryEngine(BaseQueryEngine):
         return Call(engine.retrieve, getattr(engine, "aretrieve", None), fresh(bundle))
 
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        if self.look is not None:
+            decision, found = yield from self._looking_first(self.look, bundle)
+            return [note_of(decision)] if found is None else found
         decision = yield from self.decider.deciding(bundle)
         if not decision.retrieve:
             return [note_of(decision)]
