@@ -15,7 +15,7 @@ import numpy as np
 
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.search import TEXT_FEATURES, FoundPassage, text_features
+from rgate_integrations.evidence.search import FEATURES, FoundPassage, search_features
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 
 _log = logging.getLogger("rgate_integrations")
@@ -51,7 +51,7 @@ class LookFirst:
             raise ConfigurationError(
                 f"when_neither cannot be {self.when_neither!r}.", hint='Use "retrieve" or "direct".'
             )
-        if self.model is not None and self.model.features != TEXT_FEATURES:
+        if self.model is not None and self.model.features != FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",
                 hint="Make it again with this version of the package.",
@@ -108,7 +108,7 @@ def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, opt
         options: Whose model is used.
     """
     model = options.model or read_helps()
-    holds = model.p_holds(text_features(question, found)[None])
+    holds = model.p_holds(search_features(question, found)[None])
     return float(model.p_helps(holds, np.array([p_known]))[0])
 
 

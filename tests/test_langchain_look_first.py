@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.search import TEXT_FEATURES
+from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.events import EVENT
 from rgate_integrations.look_first import LookFirst
@@ -20,8 +20,8 @@ from tests.langchain_fakes import BATCHES, SINGLES, Judge, each
 
 # P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
 COVERED = HelpsModel(
-    features=TEXT_FEATURES,
-    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in TEXT_FEATURES),
+    features=FEATURES,
+    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
     bias=-10.0,
     reading=0.9,
     distraction=0.25,
@@ -147,7 +147,7 @@ def test_a_model_that_fails_retrieves(monkeypatch):
     def broken(question, passages):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rgate_integrations.look_first.text_features", broken)
+    monkeypatch.setattr("rgate_integrations.look_first.search_features", broken)
     told = Told()
     assert READ in router(Shelf()).invoke("fine", {"callbacks": [told]})
     assert told.events[0]["warnings"] == ["Judging what was found failed (ZeroDivisionError): it is read."]

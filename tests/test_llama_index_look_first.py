@@ -8,15 +8,15 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.search import TEXT_FEATURES
+from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.look_first import LookFirst
 from rgate_integrations.saved.helps import HelpsModel
 from tests.llama_index_parts import ScriptedGate, ask, awaiting, blocking, both_ways, every_style
 
 COVERED = HelpsModel(
-    features=TEXT_FEATURES,
-    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in TEXT_FEATURES),
+    features=FEATURES,
+    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
     bias=-10.0,
     reading=0.9,
     distraction=0.25,

@@ -1,13 +1,14 @@
-"""Evidence of a search: how well what was found covers the question, in numbers that mean the same on any corpus.
+"""Evidence of a search: how well what was found covers the question.
 
-Texts give most of it, so that any retriever will do. Scores add to it where they are known.
+It is read from words alone, so it means the same on any corpus, and any retriever will do. Scores are not read: each
+retriever has its own scale, and beside the words those of BM25 told nothing new.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,27 +20,10 @@ from rgate_integrations.arrays import Float64Array
 READ = 5
 """How many of the passages that were found, from the best on, are read."""
 
-TEXT_FEATURES = (
-    "cover_best",
-    "cover_all",
-    "cover_mean",
-    "rare_best",
-    "rare_all",
-    "rare_words",
-    "words",
-    "titles",
-    "linked",
-    "alike",
-    "number_missing",
-)
-"""Names of what `text_features` returns, in order."""
-
-SCORE_FEATURES = ("similar_best", "similar_gap", "similar_decay", "bm25_best", "bm25_gap", "agreement")
-"""Names of what `score_features` returns, in order."""
+FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
+"""Names of what `search_features` returns, in order."""
 
 _WORD = re.compile(r"[^\W_]+")
-_NUMBER = re.compile(r"\d+")
-_ASKS_NUMBER = re.compile(r"\b(when|(what|which) (year|date|day)|how (many|much|old|long|tall|far|high))\b")
 _COMMON = Path(__file__).parent / "common_words.txt"
 _SAY_NOTHING = frozenset(
     _WORD.findall(
@@ -60,80 +44,38 @@ class FoundPassage:
     Attributes:
         text: The passage.
         title: Its title; may be empty.
-        similarity: Cosine similarity of its vector and the question's, in [-1, 1]; None if unknown.
-        bm25: Share in [0, 1] of the highest BM25 score that any passage could have for the question; None if unknown.
     """
 
     text: str
     title: str = ""
-    similarity: float | None = None
-    bm25: float | None = None
 
 
-@dataclass(frozen=True)
-class Background:
-    """What similarity is usual in a corpus.
-
-    Attributes:
-        mean: Mean of the best similarity that unrelated questions find.
-        deviation: Its standard deviation, above 0.
-    """
-
-    mean: float
-    deviation: float
-
-
-def text_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
-    """Return how well texts cover a question, shape (`TEXT_FEATURES`,).
+def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
+    """Return how well passages cover a question, shape (`FEATURES`,).
 
     Words count by how rare they are in English: a name that no passage has tells more than a verb.
 
     Args:
         question: The question.
-        passages: What was found, best first.
+        passages: What was found, best first; the first `READ` are read.
+
+    Returns:
+        The share of the question's words, by weight, in the first passage, in the one that has most, and in all
+        together; the share of passages whose title the question names, and of those whose title another passage names
+        and the question does not. All in [0, 1].
     """
-    weights = {word: weight_of(word) for word in words_of(question) if word not in _SAY_NOTHING}
-    rare = {word for word, weight in weights.items() if weight == 1.0}
+    asked = words_of(question)
+    weights = {word: weight_of(word) for word in asked - _SAY_NOTHING}
     read = [_Read.of(passage) for passage in passages[:READ]]
-    everything = frozenset().union(*(each.words for each in read))
+    everything = frozenset[str]().union(*(each.words for each in read))
     covered = [_share(weights, each.words) for each in read] or [0.0]
     return np.array(
         [
+            covered[0],
             max(covered),
             _share(weights, everything),
-            sum(covered) / len(covered),
-            max((_share_of(rare, each.words) for each in read), default=0.0),
-            _share_of(rare, everything),
-            math.log1p(len(rare)),
-            math.log1p(len(weights)),
-            _titles_named(read, words_of(question)),
-            _linked(read, weights),
-            _alike(read),
-            _number_missing(question, read),
-        ]
-    )
-
-
-def score_features(passages: Sequence[FoundPassage], background: Background) -> Float64Array:
-    """Return what the scores of a search say, shape (`SCORE_FEATURES`,).
-
-    Args:
-        passages: What was found; each with both scores.
-        background: Of the corpus.
-    """
-    similar = np.sort([passage.similarity or 0.0 for passage in passages[:READ]])[::-1]
-    by_words = np.sort([passage.bm25 or 0.0 for passage in passages[:READ]])[::-1]
-    if not len(similar):
-        return np.zeros(len(SCORE_FEATURES))
-    scaled = (similar - background.mean) / background.deviation
-    return np.array(
-        [
-            scaled[0],
-            scaled[0] - scaled[1:].mean() if len(scaled) > 1 else 0.0,
-            scaled[0] - scaled[-1],
-            by_words[0],
-            by_words[0] - by_words[1:].mean() if len(by_words) > 1 else 0.0,
-            _agreement(passages[:READ]),
+            _titles_named(read, asked),
+            _titles_linked(read, asked),
         ]
     )
 
@@ -144,22 +86,21 @@ def words_of(text: str) -> frozenset[str]:
 
 
 def weight_of(word: str) -> float:
-    """Return how much a word tells, from 0 for the most common of English to 1 for one of the rare."""
+    """Return how much a word tells, from 0 for the most common of English to 1 for the rare."""
     return _common().get(word, 1.0)
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A passage with its words."""
+    """The words of a passage, title and all, and those of its title that say something."""
 
-    passage: FoundPassage
     words: frozenset[str]
     title: frozenset[str]
 
     @classmethod
     def of(cls, passage: FoundPassage) -> _Read:
         title = words_of(passage.title)
-        return cls(passage, words_of(passage.text[:_LONGEST]) | title, title - _SAY_NOTHING)
+        return cls(words_of(passage.text[:_LONGEST]) | title, title - _SAY_NOTHING)
 
 
 @lru_cache(maxsize=1)
@@ -174,54 +115,21 @@ def _singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-def _share(weights: dict[str, float], words: frozenset[str]) -> float:
+def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:
     """Return the weight of those of the question's words that are among some words, as a share of all; 0 for none."""
     total = sum(weights.values())
     return sum(weight for word, weight in weights.items() if word in words) / total if total else 0.0
 
 
-def _share_of(wanted: set[str], words: frozenset[str]) -> float:
-    """Return the share of wanted words that are there; 1 if none is wanted."""
-    return len(wanted & words) / len(wanted) if wanted else 1.0
-
-
 def _titles_named(read: Sequence[_Read], asked: frozenset[str]) -> float:
     """Return the share of passages whose whole title the question names."""
-    named = [each for each in read if each.title and each.title <= asked]
-    return len(named) / READ
+    return sum(bool(each.title) and each.title <= asked for each in read) / READ
 
 
-def _linked(read: Sequence[_Read], weights: dict[str, float]) -> float:
+def _titles_linked(read: Sequence[_Read], asked: frozenset[str]) -> float:
     """Return the share of passages whose title another passage names, though the question does not."""
     linked = 0
     for each in read:
-        new = each.title - set(weights)
-        others = (other for other in read if other.title != each.title)
-        linked += bool(new) and any(each.title <= other.words for other in others)
+        others = (other.words for other in read if other.title != each.title)
+        linked += bool(each.title - asked) and any(each.title <= words for words in others)
     return linked / READ
-
-
-def _alike(read: Sequence[_Read]) -> float:
-    """Return the mean overlap of the rare words of the best passage and the others, in [0, 1]."""
-    if len(read) < 2:
-        return 0.0
-    first, *others = [{word for word in each.words if weight_of(word) == 1.0} for each in read]
-    overlaps = [len(first & other) / max(1, len(first | other)) for other in others]
-    return sum(overlaps) / len(overlaps)
-
-
-def _number_missing(question: str, read: Sequence[_Read]) -> float:
-    """Return 1 if a number is asked for, and no passage has one that the question has not; else 0."""
-    if not _ASKS_NUMBER.search(question.casefold()):
-        return 0.0
-    given = set(_NUMBER.findall(question))
-    return float(all(given.issuperset(_NUMBER.findall(each.passage.text[:_LONGEST])) for each in read))
-
-
-def _agreement(passages: Sequence[FoundPassage]) -> float:
-    """Return the rank correlation of both scores, in [-1, 1]; 0 for fewer than two passages."""
-    if len(passages) < 2:
-        return 0.0
-    similar = np.argsort(np.argsort([passage.similarity or 0.0 for passage in passages]))
-    by_words = np.argsort(np.argsort([passage.bm25 or 0.0 for passage in passages]))
-    return float(np.corrcoef(similar, by_words)[0, 1])

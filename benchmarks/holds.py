@@ -1,0 +1,313 @@
+"""Do the passages hold the answer? Fits the model of P(helps) that ships, on searches with known answers.
+
+    python benchmarks/holds.py --data DIR [--save rgate_integrations/weights/look-first]
+
+No LLM has a part in it. DIR holds the recorded questions adaptive_llama31_8b.*.dev.jsonl, practical.dev.jsonl, and
+the corpora hotpot_2wiki, slimplm and retrievalqa with their questions. The passages of a search hold the answer if a
+gold answer occurs in them, on word boundaries; questions with answers such as "yes" are left out. Corpora and
+questions of SlimPLM and RetrievalQA only measure. Searches are kept in benchmarks/out: a second run takes seconds.
+"""
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.index import Passage
+from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.proxy.download import PASSAGES, cached_path
+from rgate_integrations.saved.helps import HelpsModel, save_helps
+from rgate_integrations.text import contains_answer
+
+OUT = Path(__file__).parent / "out" / "holds.jsonl"
+CONSOLE = Console(width=110)
+SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
+MULTIHOP = ("hotpotqa", "2wikimultihopqa")
+SMALL, AT_ONCE, ASKED = (
+    150,
+    10,
+    4,
+)  # small corpora: the contexts of ten questions; four of them and four others asked
+TEMPLATED = 500
+TEMPLATES = ("What is {}?", "Who is {}?", "What is {} known for?", "Tell me about {}.", "When did {} begin?")
+SEED, FOLDS, STRENGTH = 0, 5, 0.3
+REQUESTS = 0.3  # weight of a practical request, of which there are many
+READING, DISTRACTION = 0.7, 0.2
+"""Until they are fitted to an LLM's own runs: `benchmarks/look_first.py` prints what they are for some LLMs."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search found.
+
+    Attributes:
+        question: The question.
+        gold: Its gold answers.
+        kind: The question set, or ``practical``.
+        corpus: What was searched; ``unseen: …`` only measures.
+        passages: Ids of what was found, best first.
+    """
+
+    question: str
+    gold: tuple[str, ...]
+    kind: str
+    corpus: str
+    passages: tuple[str, ...]
+
+    def held(self, passages: dict[str, Passage]) -> bool | None:
+        """Whether the passages hold the answer; None if that cannot be told."""
+        if self.kind == "practical":
+            return False
+        if self.kind == "template":
+            return any(passages[name].title == self.gold[0] for name in self.passages)
+        telling = [g for g in self.gold if len(g) > 2 and g.lower() != "yes"]
+        telling = [g for g in telling if not contains_answer(self.question, g)]
+        if not telling:
+            return None
+        text = "\n".join(passages[name].searchable for name in self.passages)
+        return any(contains_answer(text, g) for g in telling)
+
+
+def read_corpus(path: Path, prefix: str = "") -> list[Passage]:
+    """Read a corpus, but for empty passages."""
+    content = path.read_bytes()
+    text = gzip.decompress(content) if path.suffix == ".gz" else content
+    records = [json.loads(line) for line in text.splitlines()]
+    return [Passage(f"{prefix}{r['id']}", r["text"], r["title"]) for r in records if r["text"].strip()]
+
+
+def read_corpora(data: Path) -> dict[str, list[Passage]]:
+    """Read all corpora, by name."""
+    leads = cached_path("encyclopedia-leads")
+    if leads is None:
+        raise FileNotFoundError("Run: rgate download encyclopedia-leads")
+    corpora = {"leads": read_corpus(leads / PASSAGES)}
+    for name in ("hotpot_2wiki", "slimplm", "retrievalqa"):
+        prefix = "r-" if name == "retrievalqa" else ""  # the others' ids differ
+        corpora[name] = read_corpus(data / f"corpus.{name}.jsonl.gz", prefix)
+    return corpora
+
+
+def records_of(data: Path, *names: str) -> list[dict]:
+    """Read question sets."""
+    return [record for name in names for _, record in read_jsonl(data / name)]
+
+
+def search_all(data: Path, corpora: dict[str, list[Passage]]) -> Iterator[Searched]:
+    """Search everything."""
+    asked = records_of(data, *(f"adaptive_llama31_8b.{name}.dev.jsonl" for name in SETS))
+    requests = records_of(data, "practical.dev.jsonl")
+    for request in requests:
+        request |= {"dataset": "practical", "gold_answers": []}
+    both = corpora["hotpot_2wiki"] + corpora["leads"]
+    yield from search(asked + requests, BM25Index(both), "large")
+    outside = [r for r in asked if r["dataset"] in ("nq", "trivia", "squad")]
+    yield from search(outside, BM25Index(corpora["leads"]), "leads")
+    yield from search(templates(corpora), BM25Index(both), "large")
+    yield from search(templates(corpora), BM25Index(corpora["leads"]), "leads")
+    multihop = [r for r in asked if r["dataset"] in MULTIHOP]
+    by_id = {passage.id: passage for passage in corpora["hotpot_2wiki"]}
+    rng = np.random.default_rng(SEED)
+    for _ in range(SMALL):
+        chosen = rng.choice(len(multihop), AT_ONCE, replace=False)
+        context = {
+            name: by_id[name] for row in chosen for name in multihop[row]["context_ids"] if name in by_id
+        }
+        others = rng.choice(len(multihop), ASKED, replace=False)
+        some = [multihop[row] for row in (*chosen[:ASKED], *others)]
+        yield from search(some, BM25Index(list(context.values())), "a hundred passages")
+    unseen = records_of(data, "retrievalqa.jsonl")
+    yield from search(unseen, BM25Index(corpora["retrievalqa"]), "unseen: RetrievalQA")
+    unseen = records_of(data, "judgment_llama2_7b_v0118.jsonl", "claims_gpt4.jsonl")
+    unseen = [r for r in unseen if r["dataset"] in ("musique", "2wikimultihopqa")]
+    yield from search(unseen, BM25Index(corpora["slimplm"]), "unseen: SlimPLM")
+
+
+def templates(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
+    """Give short questions about the titles of passages: a large corpus has them, the leads have few of them."""
+    rng = np.random.default_rng(SEED)
+    titles = sorted({passage.title for passage in corpora["hotpot_2wiki"] if passage.title})
+    for title in rng.choice(titles, TEMPLATED, replace=False):
+        asked = TEMPLATES[rng.integers(len(TEMPLATES))].format(title)
+        yield {"question": asked, "gold_answers": [str(title)], "dataset": "template"}
+
+
+def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[Searched]:
+    """Search for the questions of some records."""
+    for record in records:
+        (hits,) = index.search([record["question"]], READ)
+        gold = tuple(record["gold_answers"])
+        found = tuple(hit.passage.id for hit in hits)
+        yield Searched(record["question"], gold, record["dataset"], corpus, found)
+
+
+def searches_of(data: Path, corpora: dict[str, list[Passage]]) -> list[Searched]:
+    """Return all searches: those that are kept, or new ones."""
+    if not OUT.is_file():
+        made = list(search_all(data, corpora))
+        OUT.parent.mkdir(exist_ok=True)
+        OUT.write_text("".join(json.dumps(asdict(each)) + "\n" for each in made))
+    return [
+        Searched(**{**row, "gold": tuple(row["gold"]), "passages": tuple(row["passages"])})
+        for _, row in read_jsonl(OUT)
+    ]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Searches whose label can be told.
+
+    Attributes:
+        searches: The searches.
+        features: Shape (n, features).
+        held: Whether the passages hold the answer, shape (n,).
+        weight: Shape (n,).
+        fold: Shape (n,); the same for the same question, whatever was searched.
+    """
+
+    searches: list[Searched]
+    features: np.ndarray
+    held: np.ndarray
+    weight: np.ndarray
+    fold: np.ndarray
+
+    @classmethod
+    def of(cls, searches: list[Searched], passages: dict[str, Passage]) -> "Rows":
+        """Make rows of searches."""
+        kept, features, held = [], [], []
+        for each in searches:
+            label = each.held(passages)
+            if label is not None:
+                found = [passages[name] for name in each.passages]
+                kept.append(each)
+                held.append(label)
+                features.append(
+                    search_features(each.question, [FoundPassage(p.text, p.title) for p in found])
+                )
+        weight = [REQUESTS if each.kind == "practical" else 1.0 for each in kept]
+        fold = [crc32(each.question.encode()) % FOLDS for each in kept]
+        return cls(kept, np.array(features), np.array(held), np.array(weight), np.array(fold))
+
+    def where(self, attribute: str) -> np.ndarray:
+        """Return an attribute of every search."""
+        return np.array([getattr(each, attribute) for each in self.searches])
+
+    @property
+    def unseen(self) -> np.ndarray:
+        """Which rows only measure."""
+        return np.char.startswith(self.where("corpus"), "unseen")
+
+    def fit(self, chosen: np.ndarray) -> HelpsModel:
+        """Fit on some rows: a logistic regression of standardised features."""
+        mean, scale = self.features[chosen].mean(axis=0), self.features[chosen].std(axis=0)
+        standard = (self.features[chosen] - mean) / scale
+        fitted = LogisticRegression(C=STRENGTH, max_iter=1_000)
+        fitted.fit(standard, self.held[chosen], sample_weight=self.weight[chosen])
+        weights = fitted.coef_[0] / scale
+        return HelpsModel(
+            features=FEATURES,
+            weights=tuple(float(weight) for weight in weights),
+            bias=float(fitted.intercept_[0] - weights @ mean),
+            reading=READING,
+            distraction=DISTRACTION,
+        )
+
+    def held_out(self) -> np.ndarray:
+        """Return P(holds) of every row: by question, and by all that trains for what only measures."""
+        p_holds = np.zeros(len(self.searches))
+        for number in range(FOLDS):
+            part = self.fold == number
+            p_holds[part] = self.fit(~part & ~self.unseen).p_holds(self.features[part])
+        p_holds[self.unseen] = self.fit(~self.unseen).p_holds(self.features[self.unseen])
+        return p_holds
+
+
+def show(rows: Rows, p_holds: np.ndarray) -> dict[str, float]:
+    """Print how well the labels are told apart; returns the AUC of each corpus and set."""
+    table = Table(
+        title="P(the passages hold the answer), held out by question", title_justify="left", box=None
+    )
+    for column in ("corpus", "questions", "n", "hold it", "mean P", "AUC"):
+        table.add_column(column, justify="left" if column in ("corpus", "questions") else "right")
+    corpora, kinds, found = rows.where("corpus"), rows.where("kind"), {}
+    for corpus in dict.fromkeys(corpora):
+        for kind in (*dict.fromkeys(kinds[corpora == corpus]), "all"):
+            own = (corpora == corpus) & ((kinds == kind) | (kind == "all"))
+            held, p = rows.held[own], p_holds[own]
+            auc = float(roc_auc_score(held, p)) if 0 < held.mean() < 1 else None
+            if auc is not None:
+                found[f"{corpus}: {kind}"] = round(auc, 3)
+            shown = "" if auc is None else f"{auc:.3f}"
+            table.add_row(corpus, kind, str(len(p)), f"{held.mean():.1%}", f"{p.mean():.1%}", shown)
+    CONSOLE.print(table)
+    return found
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--save", type=Path)
+    arguments = parser.parse_args()
+    corpora = read_corpora(arguments.data)
+    passages = {passage.id: passage for corpus in corpora.values() for passage in corpus}
+    rows = Rows.of(searches_of(arguments.data, corpora), passages)
+    found = show(rows, rows.held_out())
+    model = rows.fit(~rows.unseen)
+    for name, weight in zip(model.features, model.weights, strict=True):
+        CONSOLE.print(f"{name:12} {weight:7.3f}")
+    if arguments.save is not None:
+        trained = int((~rows.unseen).sum())
+        provenance = {
+            "recipe": "python benchmarks/holds.py",
+            "label": "a gold answer occurs in the passages",
+            "searches": trained,
+            "data": [
+                "AdaRAGUE, MIT",
+                "practical requests, CC0, CC BY 3.0, CC BY 4.0, Apache-2.0",
+                "templates",
+            ],
+            "licence": "Apache-2.0",
+            "auc": found,
+        }
+        save_helps(model.model_copy(update={"provenance": provenance}), arguments.save, card(provenance))
+
+
+def card(provenance: dict) -> str:
+    """Return the model card."""
+    lines = [f"| {name} | {auc:.3f} |" for name, auc in provenance["auc"].items()]
+    return "\n".join(
+        [
+            "# look-first",
+            "",
+            "P(the LLM answers rightly with these passages), from the words of question and passages and P(known).",
+            "",
+            f"- **Label**: {provenance['label']}; {provenance['searches']:,} searches. No LLM has a part in it.",
+            f"- **Recipe**: `{provenance['recipe']}`",
+            f"- **Data**: {'; '.join(provenance['data'])}.",
+            f"- **Reading** {READING}, **distraction** {DISTRACTION}: set, not fitted; another LLM has others.",
+            f"- **Licence of the weights**: {provenance['licence']}.",
+            "",
+            "| corpus: questions (unseen: had no part in training) | AUC |",
+            "|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""What looking first brings, from the recorded calls of an LLM in both arms: what is right, and what is read.
+
+    python benchmarks/look_first.py --data DIR [--record benchmarks/out/served]
+
+The record is that of ``benchmarks/served.py``: questions.test.jsonl, and for each LLM its answers without and with
+the passages that a hybrid search of 22,610 found. No gate and no model was trained on these questions. DIR holds the
+corpora; see `holds`. Rows that are fitted to the LLM are cross-fitted: no question decides about itself.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from holds import FOLDS, read_corpora
+from rich.console import Console
+from rich.table import Table
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from rgate_integrations import Draft, load_gate
+from rgate_integrations.evidence.search import FoundPassage, search_features
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.index import Passage
+from rgate_integrations.look_first import LookFirst
+from rgate_integrations.saved.helps import HelpsModel, read_helps
+from rgate_integrations.text import is_correct
+
+OUT = Path(__file__).parent / "out"
+CONSOLE = Console(width=118)
+RESAMPLES, SEED, BEGUN = 2_000, 0, 32
+GRID = np.linspace(0.0, 1.0, 41)
+LEAST = 60  # questions of an LLM, without which no table is printed
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The recorded questions of one LLM that have both arms and a gold answer.
+
+    Attributes:
+        llm: Its name.
+        questions: The questions.
+        kind: Their kinds, shape (n,).
+        direct: Whether it was right without passages, shape (n,).
+        read: Whether it was right with them, shape (n,).
+        direct_tokens: Length of the prompt without them, shape (n,).
+        read_tokens: Length of the prompt with them, shape (n,).
+        p_known: P(known) by the question alone, shape (n,).
+        p_begun: P(known) by the begun answer, shape (n,).
+        p_holds: P(the passages hold the answer), shape (n,).
+        threshold: The default gate's.
+    """
+
+    llm: str
+    questions: list[str]
+    kind: np.ndarray
+    direct: np.ndarray
+    read: np.ndarray
+    direct_tokens: np.ndarray
+    read_tokens: np.ndarray
+    p_known: np.ndarray
+    p_begun: np.ndarray
+    p_holds: np.ndarray
+    threshold: float
+
+    def helps(self, p_known: np.ndarray, model: HelpsModel | None = None) -> np.ndarray:
+        """Return P(helps) for some P(known), by the shipped model or another."""
+        return (model or read_helps()).p_helps(self.p_holds, p_known)
+
+    def right(self, retrieve: np.ndarray) -> np.ndarray:
+        """Return which answers are right if these questions are retrieved for."""
+        return np.where(retrieve, self.read, self.direct)
+
+    def tokens(self, retrieve: np.ndarray, begun: np.ndarray | bool = False) -> np.ndarray:
+        """Return how many prompt tokens are read; a begun answer's come on top where it is stopped."""
+        extra = np.where(retrieve & begun, self.direct_tokens, 0)
+        return np.where(retrieve, self.read_tokens, self.direct_tokens) + extra
+
+
+@dataclass
+class Kept:
+    """Numbers of texts that take long to compute, kept in a file."""
+
+    path: Path
+    values: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.is_file():
+            self.values = json.loads(self.path.read_text())
+
+    def of(self, keys: Sequence[str], compute: Callable[[list[int]], list[float]]) -> np.ndarray:
+        """Return a number a key; `compute` gets the places of those that are not there."""
+        missing = [place for place, key in enumerate(keys) if key not in self.values]
+        if missing:
+            for place, value in zip(missing, compute(missing), strict=True):
+                self.values[keys[place]] = value
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.write_text(json.dumps(self.values))
+        return np.array([self.values[key] for key in keys])
+
+
+def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | None:
+    """Read what is recorded of an LLM; None if that is too little."""
+    asked = {q["id"]: q for _, q in read_jsonl(record / "questions.test.jsonl") if q["gold_answers"]}
+    arms: dict[str, dict[str, dict]] = {"direct": {}, "passages": {}}
+    for line in llm.read_text().split("\n")[:-1]:  # the last one may still be written
+        call = json.loads(line)
+        if call["meta"]["arm"] in arms and call["meta"]["id"] in asked:
+            arms[call["meta"]["arm"]][call["meta"]["id"]] = call
+    ids = [name for name in asked if name in arms["direct"] and name in arms["passages"]]
+    if len(ids) < LEAST:
+        return None
+    direct, read = ([arms[arm][name] for name in ids] for arm in ("direct", "passages"))
+    questions = [asked[name]["question"] for name in ids]
+    gate = load_gate()
+    features = []
+    for question, call in zip(questions, read, strict=True):
+        found = [passages[name] for name in call["meta"]["passages"]]
+        features.append(search_features(question, [FoundPassage(p.text, p.title) for p in found]))
+
+    def known(places: list[int]) -> list[float]:
+        return [d.p_known for d in gate.decide_batch([questions[place] for place in places])]
+
+    def begun(places: list[int]) -> list[float]:
+        drafts = [_draft(direct[place]) for place in places]
+        judge = load_gate("default-recorded")
+        return [d.p_known for d in judge.decide_batch([questions[p] for p in places], drafts=drafts)]
+
+    def right(calls: list[dict]) -> np.ndarray:
+        return np.array([is_correct(c["text"], asked[c["meta"]["id"]]["gold_answers"]) for c in calls])
+
+    return Runs(
+        llm.stem,
+        questions,
+        np.array([asked[name]["kind"] for name in ids]),
+        right(direct),
+        right(read),
+        np.array([call["prompt_tokens"] for call in direct]),
+        np.array([call["prompt_tokens"] for call in read]),
+        Kept(OUT / "look-first.known.json").of(questions, known),
+        Kept(OUT / f"look-first.begun.{llm.stem}.json").of(questions, begun),
+        read_helps().p_holds(np.array(features)),
+        gate.threshold,
+    )
+
+
+def _draft(call: dict) -> Draft:
+    tokens = tuple(token["token"] for token in call["tokens"])
+    logprobs = tuple(min(token["logprob"], 0.0) for token in call["tokens"])
+    whole = Draft(text=call["text"].strip(), tokens=tokens, logprobs=logprobs, source="llm")
+    return whole.head(BEGUN)
+
+
+# --- fitted to the LLM -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """P(known) and P(helps), fitted to an LLM without the question that they are about.
+
+    Attributes:
+        p_known: Calibrated, shape (n,).
+        p_helps: Shape (n,).
+        reading: Mean over the folds; see `HelpsModel`.
+        distraction: The same.
+    """
+
+    p_known: np.ndarray
+    p_helps: np.ndarray
+    reading: float
+    distraction: float
+
+    @classmethod
+    def of(cls, runs: Runs, p_known: np.ndarray) -> "Fitted":
+        """Fit a line of the logit for P(known), and two numbers for P(helps)."""
+        fold = np.array([crc32(question.encode()) % FOLDS for question in runs.questions])
+        known, helps, numbers = np.zeros(len(fold)), np.zeros(len(fold)), []
+        for part in (fold == number for number in range(FOLDS)):
+            line = LogisticRegression().fit(logits(p_known[~part])[:, None], runs.direct[~part])
+            calibrated = line.predict_proba(logits(p_known)[:, None])[:, 1]
+            model = fit_helps(runs.p_holds[~part], calibrated[~part], runs.read[~part])
+            known[part] = calibrated[part]
+            helps[part] = model.p_helps(runs.p_holds[part], calibrated[part])
+            numbers.append((model.reading, model.distraction))
+        reading, distraction = np.mean(numbers, axis=0)
+        return cls(known, helps, float(reading), float(distraction))
+
+
+def fit_helps(p_holds: np.ndarray, p_known: np.ndarray, right: np.ndarray) -> HelpsModel:
+    """Return the model with the reading and the distraction under which the answers are most likely."""
+    best, chosen = -np.inf, read_helps()
+    for reading in GRID:
+        for distraction in GRID:
+            numbers = {"reading": float(reading), "distraction": float(distraction)}
+            model = read_helps().model_copy(update=numbers)
+            p = np.clip(model.p_helps(p_holds, p_known), 1e-3, 1 - 1e-3)
+            likelihood = float(np.log(np.where(right, p, 1 - p)).sum())
+            if likelihood > best:
+                best, chosen = likelihood, model
+    return chosen
+
+
+# --- the tables ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to decide.
+
+    Attributes:
+        name: Its name.
+        retrieve: For which questions it retrieves, shape (n,).
+        begun: For which an answer is begun first, shape (n,).
+    """
+
+    name: str
+    retrieve: np.ndarray
+    begun: np.ndarray | bool = False
+
+
+def looked(
+    name: str, p_known: np.ndarray, p_helps: np.ndarray, options: LookFirst, begun: np.ndarray | bool = False
+) -> Way:
+    """Return a way that looks first, by the rule of `rgate_integrations.look_first.decided`."""
+    neither = np.maximum(p_known, p_helps) < options.neither_below
+    retrieve = np.where(neither, options.when_neither == "retrieve", p_helps - options.least_gain > p_known)
+    return Way(name, retrieve, begun)
+
+
+def ways(runs: Runs, fitted: Fitted, begun: Fitted) -> list[Way]:
+    """Return all ways."""
+    n = len(runs.questions)
+    saving = LookFirst(when_neither="direct")
+    helps, after = runs.helps(runs.p_known), runs.helps(runs.p_begun)
+    first = runs.p_known >= 0.1  # the first look of answer first: what is clearly unknown is not begun
+    p_known = np.where(first, runs.p_begun, runs.p_known)
+    p_helps = np.where(first, after, helps)
+    return [
+        Way("never", np.zeros(n, bool)),
+        Way("always", np.ones(n, bool)),
+        Way("gate, question alone", runs.p_known < runs.threshold),
+        Way("answer first", p_known < 0.5, first),
+        looked("look first", runs.p_known, helps, LookFirst()),
+        looked("look first, neither: direct", runs.p_known, helps, saving),
+        looked("look first, fitted", fitted.p_known, fitted.p_helps, LookFirst()),
+        looked("  neither: direct", fitted.p_known, fitted.p_helps, saving),
+        looked("  gain of 0.05 at least", fitted.p_known, fitted.p_helps, LookFirst(least_gain=0.05)),
+        looked("answer first + look first", p_known, p_helps, LookFirst(), first),
+        looked("  fitted", begun.p_known, begun.p_helps, LookFirst(), True),
+        looked("  fitted, neither: direct", begun.p_known, begun.p_helps, saving, True),
+        Way("oracle", runs.read & ~runs.direct),
+    ]
+
+
+def interval(difference: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of paired differences, by bootstrap."""
+    rng = np.random.default_rng(SEED)
+    rows = rng.integers(0, len(difference), (RESAMPLES, len(difference)))
+    low, high = np.quantile(difference[rows].mean(axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def show(runs: Runs) -> None:
+    """Print both tables of an LLM."""
+    fitted, begun = Fitted.of(runs, runs.p_known), Fitted.of(runs, runs.p_begun)
+    n, always = len(runs.questions), np.ones(len(runs.questions), bool)
+    table = Table(title=f"{runs.llm}, {n} questions", title_justify="left", box=None)
+    for column in ("way", "right %", "against always", "retrieved %", "prompt tokens", "of always %"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    most = runs.tokens(always).mean()
+    for way in ways(runs, fitted, begun):
+        right, tokens = runs.right(way.retrieve), runs.tokens(way.retrieve, way.begun).mean()
+        difference = right.astype(float) - runs.read
+        low, high = interval(difference)
+        table.add_row(
+            way.name,
+            f"{right.mean():.1%}",
+            f"{difference.mean():+.1%} [{low:+.1%}, {high:+.1%}]",
+            f"{way.retrieve.mean():.0%}",
+            f"{tokens:.0f}",
+            f"{tokens / most:.0%}",
+        )
+    CONSOLE.print(table)
+    unlike = runs.read != runs.direct
+    helped = int((runs.read & unlike).sum())
+    CONSOLE.print(
+        f"Passages help {helped} questions and hurt {int(unlike.sum()) - helped}. AUC of telling which:"
+    )
+    scores = {
+        "-P(known), question alone": -runs.p_known,
+        "-P(known), begun answer": -runs.p_begun,
+        "P(the passages hold the answer)": runs.p_holds,
+        "P(helps) - P(known)": runs.helps(runs.p_known) - runs.p_known,
+        "P(helps) - P(known), fitted": fitted.p_helps - fitted.p_known,
+        "P(helps) - P(known), begun answer, fitted": begun.p_helps - begun.p_known,
+    }
+    for name, score in scores.items():
+        CONSOLE.print(f"  {name:42} {roc_auc_score(runs.read[unlike], score[unlike]):.3f}")
+    numbers = f"reading {fitted.reading:.2f}, distraction {fitted.distraction:.2f}"
+    CONSOLE.print(
+        f"Fitted by the question alone: {numbers}; AUC of P(holds) for right with passages "
+        f"{roc_auc_score(runs.read, runs.p_holds):.3f}."
+    )
+    by_kind(runs, fitted)
+
+
+def by_kind(runs: Runs, fitted: Fitted) -> None:
+    """Print both arms and what looking first does, by kind of question."""
+    look = looked("", runs.p_known, runs.helps(runs.p_known), LookFirst()).retrieve
+    table = Table(title="by kind", title_justify="left", box=None)
+    for column in ("kind", "n", "never %", "always %", "look first %", "retrieved %", "P(known)", "P(holds)"):
+        table.add_column(column, justify="left" if column == "kind" else "right")
+    for kind in np.unique(runs.kind):
+        own = runs.kind == kind
+        shares = (runs.direct, runs.read, runs.right(look), look, runs.p_known, runs.p_holds)
+        table.add_row(str(kind), str(int(own.sum())), *(f"{share[own].mean():.0%}" for share in shares))
+    CONSOLE.print(table)
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--record", type=Path, default=OUT / "served")
+    arguments = parser.parse_args()
+    passages = {p.id: p for corpus in read_corpora(arguments.data).values() for p in corpus}
+    for llm in sorted(arguments.record.glob("*.jsonl")):
+        if llm.name.startswith(("questions", "searches")):
+            continue
+        runs = read_runs(arguments.record, llm, passages)
+        if runs is None:
+            CONSOLE.print(f"{llm.stem}: fewer than {LEAST} questions in both arms")
+        else:
+            show(runs)
+
+
+if __name__ == "__main__":
+    main()
