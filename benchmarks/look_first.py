@@ -1,6 +1,8 @@
 """What looking first brings, from the recorded calls of an LLM in both arms: what is right, and what is read.
 
     python benchmarks/look_first.py --data DIR [--record benchmarks/out/served]
+    python benchmarks/look_first.py --speed INDEX      how long a look takes on an index
+    python benchmarks/look_first.py --picture FILE     the three outcomes, as an SVG
 
 The record is that of ``benchmarks/served.py``: questions.test.jsonl, and for each LLM its answers without and with
 the passages that a hybrid search of 22,610 found. No gate and no model was trained on these questions. DIR holds the
@@ -9,6 +11,7 @@ corpora; see `holds`. Rows that are fitted to the LLM are cross-fitted: no quest
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +28,14 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.evidence.search import FoundPassage, search_features
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.calibrated import logits
-from rgate_integrations.index import Passage
-from rgate_integrations.look_first import LookFirst
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.look_first import LookFirst, p_helps_of
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 from rgate_integrations.text import is_correct
 
 OUT = Path(__file__).parent / "out"
 CONSOLE = Console(width=118)
-RESAMPLES, SEED, BEGUN = 2_000, 0, 32
+RESAMPLES, SEED, BEGUN, TIMED = 2_000, 0, 32, 100
 GRID = np.linspace(0.0, 1.0, 41)
 LEAST = 60  # questions of an LLM, without which no table is printed
 
@@ -321,19 +324,95 @@ def by_kind(runs: Runs, fitted: Fitted) -> None:
     CONSOLE.print(table)
 
 
+# --- speed and picture -------------------------------------------------------------------------------------------
+
+
+def show_speed(home: Path) -> None:
+    """Print how long a search and a look take at batch 1, for questions made of the titles of an index."""
+    index = HybridIndex(PassageIndex.load(home))
+    titles = [passage.title for passage in index.dense][:: max(1, len(index) // TIMED)][:TIMED]
+    times: dict[str, list[float]] = {"embed the question": [], "search": [], "look": []}
+    index.search(["warm"], 5)
+    for title in titles:
+        question = f"Who was the first owner of {title}?"
+        began = time.perf_counter()
+        index.dense.embed_queries([question])
+        embedded = time.perf_counter()
+        (hits,) = index.search([question], 5)
+        searched = time.perf_counter()
+        found = [FoundPassage(hit.passage.text, hit.passage.title) for hit in hits]
+        p_helps_of(question, found, 0.5, LookFirst())
+        ended = time.perf_counter()
+        for name, seconds in zip(
+            times, (embedded - began, searched - embedded, ended - searched), strict=True
+        ):
+            times[name].append(seconds * 1_000)
+    for name, values in times.items():
+        least, median = min(values), float(np.median(values))
+        CONSOLE.print(f"{name:20} least {least:6.2f} ms, median {median:6.2f} ms, of {len(values)}")
+
+
+def picture(options: LookFirst, size: int = 300) -> str:
+    """Return the three outcomes over P(known) and P(helps), as an SVG."""
+    edge, border = size + 60, 40
+    low = options.neither_below * size
+    top, bottom, right = 20, 20 + size, border + size
+    areas = (
+        ("#dbeafe", f"{border},{bottom} {border},{top} {right},{top}", "with passages", 0.3, 0.25),
+        ("#dcfce7", f"{border},{bottom} {right},{top} {right},{bottom}", "alone", 0.68, 0.72),
+        (
+            "#f3f4f6",
+            f"{border},{bottom} {border},{bottom - low} {border + low},{bottom - low} {border + low},{bottom}",
+            "",
+            0,
+            0,
+        ),
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {edge} {edge}" width="{edge}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{edge}" height="{edge}" fill="white"/>',
+    ]
+    for colour, points, name, x, y in areas:
+        parts.append(f'<polygon points="{points}" fill="{colour}" stroke="#6b7280"/>')
+        if name:
+            parts.append(f'<text x="{border + x * size:.0f}" y="{top + y * size:.0f}">{name}</text>')
+    parts += [
+        f'<text x="{border + low + 6:.0f}" y="{bottom - 8}">neither</text>',
+        f'<text x="{border + size / 2 - 30:.0f}" y="{bottom + 28}">P(known)</text>',
+        f'<text transform="translate(24 {top + size / 2 + 30:.0f}) rotate(-90)">P(helps)</text>',
+        f'<text x="{border - 4}" y="{bottom + 14}">0</text><text x="{right - 8}" y="{bottom + 14}">1</text>',
+        f'<text x="{border - 12}" y="{top + 10}">1</text>',
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--record", type=Path, default=OUT / "served")
+    parser.add_argument("--speed", type=Path)
+    parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
-    passages = {p.id: p for corpus in read_corpora(arguments.data).values() for p in corpus}
-    for llm in sorted(arguments.record.glob("*.jsonl")):
+    if arguments.picture is not None:
+        arguments.picture.write_text(picture(LookFirst()))
+    if arguments.speed is not None:
+        show_speed(arguments.speed)
+    if arguments.data is not None:
+        show_record(arguments.data, arguments.record)
+
+
+def show_record(data: Path, record: Path) -> None:
+    """Print the tables of every LLM that has enough questions."""
+    passages = {p.id: p for corpus in read_corpora(data).values() for p in corpus}
+    for llm in sorted(record.glob("*.jsonl")):
         if llm.name.startswith(("questions", "searches")):
             continue
-        runs = read_runs(arguments.record, llm, passages)
+        runs = read_runs(record, llm, passages)
         if runs is None:
             CONSOLE.print(f"{llm.stem}: fewer than {LEAST} questions in both arms")
         else:
