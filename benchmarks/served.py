@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -307,34 +308,36 @@ def questions(out: Path, data: Path | None, part: str) -> list[Question]:
 
 
 class Searches:
-    """What the search found for each question, kept on disk."""
+    """What the search found for each question, kept on disk.
 
-    def __init__(self, out: Path, home: Path, data: Path) -> None:
+    Args:
+        out: The folder of the record.
+        home: The index.
+        data: What it is made of, if it is not there yet.
+    """
+
+    def __init__(self, out: Path, home: Path, data: Path | None) -> None:
         self._log = JsonlLog(out / "searches.jsonl")
-        self._found = {each["id"]: each for each in self._log.values()}
+        self._found: dict[str, list[str]] = {}
         self._home, self._data = home, data
-        self._index: HybridIndex | None = None
+        self._passages: dict[str, Passage] = {}
 
-    @property
+    @cached_property
     def index(self) -> HybridIndex:
         """The index, opened when first needed."""
-        if self._index is None:
-            self._index = open_index(self._home, self._data)
-        return self._index
+        return open_index(self._home, self._data)
 
     def __call__(self, question: Question) -> list[Passage]:
         """Return the passages to show; what is new is kept."""
+        if question.id not in self._found:  # another process may have searched for it
+            self._found = {each["id"]: [row[0] for row in each["hybrid"]] for each in self._log.values()}
         if question.id not in self._found:
             passages, about = search(self.index, question.question)
             self._log.append([{"id": question.id, "question": question.question, **about}])
-            self._found[question.id] = {}
             return passages
-        found = self._found[question.id]
-        if not found:
-            return search(self.index, question.question)[0]
-        ids = [row[0] for row in found["hybrid"][:K]]
-        by_id = {passage.id: passage for passage in self.index.dense.get(ids)}
-        return [by_id[name] for name in ids]
+        if not self._passages:
+            self._passages = {passage.id: passage for passage in read_corpus(self._data)}
+        return [self._passages[name] for name in self._found[question.id][:K]]
 
 
 @contextlib.contextmanager
@@ -377,9 +380,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--arms", nargs="+", default=["direct", "passages"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="every n-th question: n processes share the work")
+    parser.add_argument("--first", type=int, default=0, help="which of the n this process begins with")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     asked = questions(arguments.out, arguments.data, arguments.part)[: arguments.limit]
+    asked = asked[arguments.first :: arguments.every]
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
     searches = Searches(arguments.out, arguments.index, arguments.data)
     with server(arguments.llm, None, arguments.threads) as url:
