@@ -24,7 +24,7 @@ def by_way(answers: Sequence[Answered]) -> dict[str, dict[str, Answered]]:
 
 
 def overview(answers: Sequence[Answered], prices: list[dict[str, Any]]) -> list[Row]:
-    """Return a row for each way; one that lacks questions is compared with always on those that it has."""
+    """Return a row for each way; all have answered the same questions."""
     ways = by_way(answers)
     return [_row(name, own, ways["always"], prices) for name, own in ways.items()]
 
@@ -39,7 +39,7 @@ def _row(
     difference = np.mean([a.right for a in judged]) - np.mean([a.right for a in theirs])
     total = sum(a.total for a in each)
     row = {
-        "way": name if len(own) == len(always) else f"{name} ({len(own)} questions)",
+        "way": name,
         "right, %": f"{100 * np.mean([a.right for a in judged]):.1f}",
         "points against always [95 %]": ""
         if name == "always"
@@ -145,12 +145,12 @@ def _breaks_even(ways: dict[str, dict[str, Answered]], name: str, machine: Machi
     """Return the share of questions that a way must skip so that it takes no longer than always."""
     if name in ("never", "always", "oracle"):
         return ""
-    gate = float(
-        np.mean([a.gate for a in ways[name].values()]) - np.mean([a.gate for a in ways["always"].values()])
-    )
-    one, other = (_mean_time(list(ways[way].values()), machine) for way in ("never", "always"))
+    gates = [float(np.mean([a.gate for a in ways[way].values()])) for way in (name, "always")]
+    never, always = (_mean_time(list(ways[way].values()), machine) for way in ("never", "always"))
     wasted = _wasted(ways, name, machine)
-    return f"{100 * max(0.0, gate + wasted) / (other - one + wasted):.1f} %" if other > one else "never"
+    # Skipping a share s saves s (always - never), and costs the gate, and (1 - s) times what was wasted.
+    share = max(0.0, gates[0] - gates[1] + wasted) / (always - never + wasted)
+    return f"{100 * share:.0f} %" if 0 <= share < 1 else "never"
 
 
 def _mean_time(each: list[Answered], machine: Machine) -> float:

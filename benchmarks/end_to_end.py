@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from rich.table import Table
 from served import OUT, Clock, NotRecorded, Record, RecordedChat, Speed, open_index, questions, server
 from ways import Ways
 
-from rgate_integrations.prompts import ANSWER_WITH_PASSAGES
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.text import is_correct, normalise, token_f1
 
 CONSOLE = Console(width=230, highlight=False)
@@ -116,6 +117,9 @@ def answer(
             first = now() - start + clock.seconds
         pieces.append(piece)
     own, text = now() - start, "".join(pieces)
+    gate = max(0.0, own - listener.search)
+    if way.endswith("speculative"):  # the search ran while the LLM began its answer
+        own -= min(listener.search, begun(clock))
     total = own + clock.seconds
     read = [call["system"] == ANSWER_WITH_PASSAGES.system for call in clock.calls]
     right, exact, f1 = judged(text, question.gold_answers)
@@ -133,10 +137,16 @@ def answer(
         first=total if first is None else first,
         total=total,
         search=listener.search,
-        gate=max(0.0, own - listener.search),
+        gate=gate,
         p_known=listener.p_known[0] if listener.p_known else None,
         text=text,
     )
+
+
+def begun(clock: Clock) -> float:
+    """Return how long the answer was written that was begun without passages."""
+    first = clock.calls[0]
+    return 0.0 if first["system"] == ANSWER_WITH_PASSAGES.system else float(first["seconds"])
 
 
 def judged(text: str, gold: tuple[str, ...]) -> tuple[bool | None, bool | None, float | None]:
@@ -175,12 +185,26 @@ def run(
             yield oracle(found["never"], found["always"])
 
 
+def whole(answers: list[Answered]) -> list[Answered]:
+    """Return the ways that answered every question: which ones a way lacks is no matter of chance."""
+    counts = Counter(each.way for each in answers)
+    for way, count in counts.items():
+        if count < counts["always"]:
+            CONSOLE.print(
+                f"Left out: {way}. The record has its calls for {count} of {counts['always']} questions."
+            )
+    return [each for each in answers if counts[each.way] == counts["always"]]
+
+
 def both_arms(record: Record, asked: list[Question]) -> list[Question]:
     """Return the questions that the record has with and without passages."""
-    arms: dict[str, set[str]] = {"direct": set(), "passages": set()}
+    alone, read = set(), set()
     for call in record.calls.values():
-        arms.setdefault(call["meta"].get("arm", ""), set()).add(call["meta"].get("id", ""))
-    return [question for question in asked if question.id in arms["direct"] & arms["passages"]]
+        if call["messages"][0]["content"] == ANSWER.system:
+            alone.add(call["meta"].get("id"))
+        if call["messages"][0]["content"] == ANSWER_WITH_PASSAGES.system:
+            read.add(call["meta"].get("id"))
+    return [question for question in asked if question.id in alone & read]
 
 
 def show(title: str, rows: list[dict[str, str]]) -> None:
@@ -212,6 +236,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
     parser.add_argument("--times", choices=("steady", "recorded"), default="steady")
+    parser.add_argument(
+        "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
+    )
     parser.add_argument("--ways", nargs="+", help="these ways only; never and always are always there")
     parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
@@ -231,7 +258,7 @@ def main() -> None:
         else:
             if not arguments.recorded:  # the speed is known once everything is in the record
                 list(run(ways, chat, asked, time.process_time))
-            chat.speed = Speed.of(record.calls.values())
+            chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
             CONSOLE.print(
                 f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second."
             )
@@ -239,6 +266,7 @@ def main() -> None:
     kept = OUT / f"end_to_end.{arguments.llm}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
+    answers = whole(answers)
     prices = json.loads(PRICES.read_text())
     count = len({each.id for each in answers})
     tables = {
@@ -251,8 +279,8 @@ def main() -> None:
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(f"{t}\n\n{markdown(r)}" for t, r in tables.items()))
     if arguments.picture:
-        begun = {each.id for each in answers if each.way == "never"}
-        chosen = [question for question in asked if question.id in begun]
+        answered = {each.id for each in answers}
+        chosen = [question for question in asked if question.id in answered]
         draw(arguments.picture, answers, ways.judged_beginnings(chat, chosen))
 
 

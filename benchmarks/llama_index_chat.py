@@ -11,10 +11,10 @@ class ChatLLM(CustomLLM):
     """Sends each prompt as a user's message.
 
     Attributes:
-        chat: The chat model.
+        answering: The chat model.
     """
 
-    chat: Any
+    answering: Any
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -24,7 +24,7 @@ class ChatLLM(CustomLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a prompt."""
-        return CompletionResponse(text=self.chat.invoke([("user", prompt)]).text)
+        return CompletionResponse(text=self.answering.invoke([("user", prompt)]).text)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:

@@ -178,15 +178,19 @@ class RecordedChat(BaseChatModel):
         if key not in self.record.calls:
             if not self.url:
                 raise NotRecorded(f"No recorded call for {messages[-1]['content'][:60]!r}, and no server.")
-            answered = ask(self.url, messages, tokens)
+            answered = ask(self.url, self.record.llm, messages, tokens)
             self.record.add({"key": key, "llm": self.record.llm, **answered, "meta": dict(self.meta)})
         found: dict[str, Any] = self.record.calls[key]
         return found
 
 
-def ask(url: str, messages: Any, tokens: int) -> dict[str, Any]:
-    """Ask the server, and return all that it says; times are in seconds from the request, unless named ms."""
+def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
+    """Ask the server, and return all that it says; times are in seconds from the request, unless named ms.
+
+    llama.cpp tells its own times; of another server the clock tells them.
+    """
     body = {
+        "model": llm,
         "messages": messages,
         "max_tokens": tokens,
         "temperature": 0,
@@ -195,10 +199,12 @@ def ask(url: str, messages: Any, tokens: int) -> dict[str, Any]:
         "top_logprobs": 5,
         "cache_prompt": False,  # so that every prompt is read in whole, whatever came before
         "timings_per_token": True,
+        "stream_options": {"include_usage": True},
     }
     chunks: list[tuple[float, str, int]] = []
     written: list[dict[str, Any]] = []
     timings: dict[str, Any] = {}
+    usage: dict[str, Any] = {}
     finish = None
     start = time.perf_counter()
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=900) as response:
@@ -208,6 +214,7 @@ def ask(url: str, messages: Any, tokens: int) -> dict[str, Any]:
                 continue
             data = json.loads(line.removeprefix("data: "))
             timings = data.get("timings") or timings
+            usage = data.get("usage") or usage
             for choice in data.get("choices", []):
                 told = (choice.get("logprobs") or {}).get("content") or []
                 written += [_token(token) for token in told]
@@ -215,6 +222,10 @@ def ask(url: str, messages: Any, tokens: int) -> dict[str, Any]:
                 text = choice["delta"].get("content") or ""
                 if text or told or choice.get("finish_reason"):
                     chunks.append((round(time.perf_counter() - start, 4), text, len(told)))
+    if not timings:
+        first, last = 1e3 * chunks[0][0], 1e3 * chunks[-1][0]
+        timings = {"prompt_n": usage["prompt_tokens"], "predicted_n": usage["completion_tokens"]}
+        timings |= {"prompt_ms": first, "predicted_ms": last - first}
     return {
         "messages": messages,
         "max_tokens": tokens,
@@ -380,7 +391,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--arms", nargs="+", default=["direct", "passages"])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--every", type=int, default=1, help="every n-th question: n processes share the work")
+    parser.add_argument(
+        "--every", type=int, default=1, help="every n-th question: n processes share the work"
+    )
     parser.add_argument("--first", type=int, default=0, help="which of the n this process begins with")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,7 @@ class Ways:
         from llama_index.core.tools import ToolMetadata
         from llama_index_chat import ChatLLM
 
-        selector = LLMSingleSelector.from_defaults(llm=ChatLLM(chat=chat))
+        selector = LLMSingleSelector.from_defaults(llm=ChatLLM(answering=chat))
         tools = [ToolMetadata(name=name, description=text) for name, text in TOOLS]
 
         def retrieves(question: str) -> bool:
