@@ -41,11 +41,12 @@ class Point(NamedTuple):
     right: float
 
 
-def draw(path: Path, answers: Sequence[Answered], begun: dict[str, Beginning]) -> None:
+def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, Beginning]) -> None:
     """Draw accuracy against mean time and against mean prompt tokens.
 
     Args:
         path: The SVG file.
+        title: Whose answers these are, and how many.
         answers: All answers.
         begun: The beginnings of the direct answers, by question.
     """
@@ -80,6 +81,7 @@ def draw(path: Path, answers: Sequence[Answered], begun: dict[str, Beginning]) -
                 )
         axis.set_xlabel(f"{label}, mean")
         axis.grid(alpha=0.3)
+    figure.suptitle(title, fontsize=9)
     axes[0].set_ylabel("right, %")
     axes[0].legend(fontsize=7, loc="lower right")
     figure.tight_layout()

@@ -243,45 +243,59 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
-    part = "test" if arguments.data else "requests"
-    home = arguments.index or OUT / ("index-mixture" if arguments.data else "index-leads")
-    asked = questions(arguments.out, arguments.data, part)
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
-    if arguments.recorded:
-        asked = both_arms(record, asked)
-    asked = asked[: arguments.limit]
+    asked = chosen(arguments, record)
+    home = arguments.index or OUT / ("index-mixture" if arguments.data else "index-leads")
     ways = Ways(open_index(home, arguments.data), arguments.data, only=arguments.ways)
     with server(arguments.llm, arguments.url, arguments.threads, needed=not arguments.recorded) as url:
         chat = RecordedChat(record=record, url=url, clock=Clock())
-        if arguments.times == "recorded":
-            answers = list(run(ways, chat, asked, time.perf_counter))
-        else:
-            if not arguments.recorded:  # the speed is known once everything is in the record
-                list(run(ways, chat, asked, time.process_time))
-            chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
-            CONSOLE.print(
-                f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second."
-            )
-            answers = list(run(ways, chat, asked, time.process_time))
+        answers = timed(arguments, ways, chat, asked)
     kept = OUT / f"end_to_end.{arguments.llm}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
     answers = whole(answers)
+    report(answers, arguments.llm, arguments.markdown)
+    if arguments.picture:
+        answered = {each.id for each in answers}
+        chat.speed = chat.speed or Speed.of(record.calls.values())
+        begun_answers = ways.judged_beginnings(chat, [q for q in asked if q.id in answered])
+        title = f"{len(answered)} questions, answered by {arguments.llm}"
+        draw(arguments.picture, title, answers, begun_answers)
+
+
+def chosen(arguments: argparse.Namespace, record: Record) -> list[Question]:
+    """Return the questions to ask: the first ones, of those in the record if no other can be asked."""
+    asked = questions(arguments.out, arguments.data, "test" if arguments.data else "requests")
+    if arguments.recorded:
+        asked = both_arms(record, asked)
+    return asked[: arguments.limit]
+
+
+def timed(
+    arguments: argparse.Namespace, ways: Ways, chat: RecordedChat, asked: list[Question]
+) -> list[Answered]:
+    """Answer all questions in all ways, by the clock that was chosen."""
+    if arguments.times == "recorded":
+        return list(run(ways, chat, asked, time.perf_counter))
+    if not arguments.recorded:  # the speed is known once everything is in the record
+        list(run(ways, chat, asked, time.process_time))
+    chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(chat.record.calls.values())
+    CONSOLE.print(f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second.")
+    return list(run(ways, chat, asked, time.process_time))
+
+
+def report(answers: list[Answered], llm: str, path: Path | None) -> None:
+    """Print the tables, and write them as Markdown."""
     prices = json.loads(PRICES.read_text())
-    count = len({each.id for each in answers})
     tables = {
-        f"{arguments.llm}, {count} questions": overview(answers, prices["prices"]),
-        "Right, % (retrieved, %) by kind of question": by_kind(answers),
+        f"{llm}, {len({each.id for each in answers})} questions": overview(answers, prices["prices"]),
+        "Right, % (retrieved, %), by kind of question": by_kind(answers),
         "Calculated for larger LLMs, per million questions": calculated(answers, prices),
     }
     for title, rows in tables.items():
         show(title, rows)
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(f"{t}\n\n{markdown(r)}" for t, r in tables.items()))
-    if arguments.picture:
-        answered = {each.id for each in answers}
-        chosen = [question for question in asked if question.id in answered]
-        draw(arguments.picture, answers, ways.judged_beginnings(chat, chosen))
+    if path:
+        path.write_text("\n".join(f"**{title}**\n\n{markdown(rows)}" for title, rows in tables.items()))
 
 
 if __name__ == "__main__":
