@@ -57,7 +57,7 @@ bench: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/index.py --grow
-	$(BIN)/python benchmarks/end_to_end.py $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks/end_to_end.py --limit 40 $(if $(DATA),--data $(DATA))
 
 # Runs every notebook from scratch and keeps its output beside the script.
 cookbook: $(STAMP)

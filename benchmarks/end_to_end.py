@@ -1,197 +1,301 @@
-"""The gate in a running application: latency and tokens, and the routers that LangChain and LlamaIndex suggest.
+"""What a gate saves, end to end: every way to answer as a chain, with an LLM that costs something.
 
-    python benchmarks/end_to_end.py [--data FILE.jsonl]           (or, without the data: make bench)
+    python benchmarks/end_to_end.py --limit 40                                  (make bench)
+    python benchmarks/end_to_end.py --data DIR --llm qwen2.5-coder-1.5b-instruct --limit 400 [--recorded]
+    python benchmarks/end_to_end.py --data DIR --picture docs/benchmarks/pays.svg
 
-Four chains answer the demo's questions from the demo's index with the same small LLM, in turns: never retrieving,
-always, gated, and gated with the search running while the gate thinks. With labelled questions (``question``,
-``closed_book_correct``) the same small model also routes as an LLM router does: LlamaIndex's ``LLMSingleSelector``,
-and a LangChain prompt that asks for one word. The tables are printed and written to benchmarks/out/end_to_end.json.
+DIR holds the question sets and corpora that `mixture` names; without it the questions are those of
+``requests.jsonl``, and the encyclopaedia leads are searched. The LLM runs on a llama.cpp server, or is any
+OpenAI-compatible one by ``--url``. Every call is made once and kept (see `served`), so a run that was stopped goes
+on, and one with ``--recorded`` asks nothing: it takes the questions that are in the record.
+
+An LLM's time is counted from its tokens, at the speed of the fastest tenth of the recorded calls, and what gate,
+search and chains take is their CPU time, so that other work on the machine changes neither. ``--times recorded``
+takes the clock instead, for an idle machine.
 """
 
 import argparse
+import contextlib
 import json
-import statistics
-import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from langchain_core.runnables import Runnable, RunnableLambda
+from answer_picture import draw
+from answer_tables import by_kind, calculated, overview
+from langchain_core.callbacks import BaseCallbackHandler
+from mixture import Question
 from rich.console import Console
 from rich.table import Table
+from served import OUT, Clock, NotRecorded, Record, RecordedChat, Speed, open_index, questions, server
+from ways import Ways
 
-from rgate_integrations import load_gate
-from rgate_integrations.cli.opening import open_index
-from rgate_integrations.evaluation.metrics import auc
-from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved.probe import read_probe
-from rgate_integrations.training.examples import read_examples
+from rgate_integrations.text import is_correct, normalise, token_f1
 
-COOKBOOK = Path(__file__).parent.parent / "cookbook"
-OUT = Path(__file__).parent / "out" / "end_to_end.json"
-CONSOLE = Console(width=110, highlight=False)
-LLM = "smollm2-135m-instruct"
+CONSOLE = Console(width=230, highlight=False)
+PRICES = Path(__file__).parent / "prices.json"
 
 
-class Counting:
-    """The LLM, and how many prompt tokens were sent to it."""
+@dataclass
+class Answered:
+    """One question, answered in one way.
 
-    def __init__(self) -> None:
-        self.llm, self.tokens = shared_proxy(LLM), 0
+    Attributes:
+        way: The way.
+        id: The question.
+        kind: Its kind.
+        right: Whether a gold answer is contained, on word boundaries; None where there is none.
+        exact: Whether the answer is a gold answer; None where there is none.
+        f1: The best token F1 with a gold answer; None where there is none.
+        retrieved: Whether the answer was written from passages.
+        calls: Calls of the LLM.
+        prompt: Tokens that the LLM read.
+        written: Tokens that it wrote.
+        first: Seconds to the first token that the user sees.
+        total: Seconds to the end.
+        search: Seconds of searching in it.
+        gate: Seconds that are neither the LLM's nor the search's: gate and chain.
+        p_known: What the gate said; None without a gate.
+        text: The answer.
+    """
 
-    def closed(self, question: str) -> str:
-        """Answer from memory."""
-        return self._said(ANSWER, {"question": question})
-
-    def opened(self, found: dict[str, Any]) -> str:
-        """Answer from documents."""
-        passages = "\n\n".join(d.page_content for d in found["documents"])
-        return self._said(ANSWER_WITH_PASSAGES, {"question": found["question"], "passages": passages})
-
-    def _said(self, prompt: Any, values: dict[str, str]) -> str:
-        (draft,) = self.llm.generate(prompt, [values], tokens=48)
-        self.tokens += draft.prompt_tokens
-        return draft.text
-
-
-def chains(llm: Counting) -> dict[str, Runnable[Any, Any]]:
-    retriever = IndexRetriever(index=open_index(None, CONSOLE), k=3)
-    always = {"documents": retriever, "question": lambda q: q} | RunnableLambda(llm.opened)
-    never = RunnableLambda(llm.closed)
-    gate = RetrievalGate()
-    return {
-        "never retrieving": never,
-        "always retrieving": always,
-        "gated": gate.route(retrieve=always, direct=never),
-        "gated, speculative": gate.route(retrieve=always, direct=never, speculative=True),
-    }
-
-
-def applications(rounds: int) -> list[dict]:
-    sys.path.insert(0, str(COOKBOOK))
-    from demo import QUESTIONS
-
-    llm = Counting()
-    ways = chains(llm)
-    for chain in ways.values():
-        chain.invoke("Is this a question?")
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    tokens = dict.fromkeys(ways, 0)
-    for n in range(rounds):
-        for question in QUESTIONS:
-            in_turn = list(ways.items())
-            if not n % 2:  # so that no way always comes after the same other one
-                in_turn.reverse()
-            for name, chain in in_turn:
-                before, start = llm.tokens, time.perf_counter()
-                chain.invoke(question)
-                times[name].append(time.perf_counter() - start)
-                tokens[name] += llm.tokens - before
-    asked = rounds * len(QUESTIONS)
-    return [
-        {
-            "way": name,
-            "mean latency, ms": round(1e3 * statistics.mean(t), 1),
-            "against always": round(statistics.mean(t) / statistics.mean(times["always retrieving"]), 2),
-            "tokens sent to the LLM, a question": round(tokens[name] / asked, 1),
-        }
-        for name, t in times.items()
-    ]
+    way: str
+    id: str
+    kind: str
+    right: bool | None
+    exact: bool | None
+    f1: float | None
+    retrieved: bool
+    calls: int
+    prompt: int
+    written: int
+    first: float
+    total: float
+    search: float
+    gate: float
+    p_known: float | None
+    text: str
 
 
-def llm_selector(asked: list[str]) -> list[float]:
-    """LlamaIndex's router: the LLM picks a tool by its description; what cannot be parsed retrieves."""
-    from llama_index.core.selectors import LLMSingleSelector
-    from llama_index.core.tools import ToolMetadata
-    from llama_index_engine import SmallLLM
+@dataclass(eq=False)
+class Listener(BaseCallbackHandler):
+    """Notes what a gate decides and how long the search takes."""
 
-    selector = LLMSingleSelector.from_defaults(llm=SmallLLM())
-    tools = [
-        ToolMetadata(name="direct", description="Answers well-known facts from memory, without documents."),
-        ToolMetadata(name="docs", description="Searches documents for what is not known from memory."),
-    ]
-    scores = []
-    for question in asked:
-        try:
-            scores.append(float(selector.select(tools, question).ind == 0))
-        except Exception:
-            scores.append(0.0)
-    return scores
+    now: Callable[[], float]
+    p_known: list[float] = field(default_factory=list)
+    search: float = 0.0
+    _begun: dict[Any, float] = field(default_factory=dict)
+
+    def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        """Note a decision."""
+        if name == "retrieval_gate":
+            self.p_known.append(data["p_known"])
+
+    def on_retriever_start(self, serialized: Any, query: str, *, run_id: Any, **kwargs: Any) -> None:
+        """Note when a search begins."""
+        self._begun[run_id] = self.now()
+
+    def on_retriever_end(self, documents: Any, *, run_id: Any, **kwargs: Any) -> None:
+        """Note when it ends."""
+        self.search += self.now() - self._begun.pop(run_id)
 
 
-def prompt_router(asked: list[str]) -> list[float]:
-    """The LangChain way: a prompt that asks the chat model for one word."""
-    from langchain_core.prompts import ChatPromptTemplate
-    from local_models import SmallChat
-
-    prompt = ChatPromptTemplate.from_template(
-        "Can you answer this question from memory? Reply with one word, direct if you can or retrieve if documents "
-        "must be searched.\n\nQuestion: {question}"
+def answer(
+    chain: Any, way: str, chat: RecordedChat, question: Question, now: Callable[[], float]
+) -> Answered:
+    """Answer one question in one way."""
+    clock: Clock = chat.clock
+    clock.calls.clear()
+    listener = Listener(now)
+    start, first, pieces = now(), None, []
+    for piece in chain.stream(question.question, {"callbacks": [listener]}):
+        if piece and first is None:
+            first = now() - start + clock.seconds
+        pieces.append(piece)
+    own, text = now() - start, "".join(pieces)
+    gate = max(0.0, own - listener.search)
+    if way.endswith("speculative"):  # the search ran while the LLM began its answer
+        own -= min(listener.search, begun(clock))
+    total = own + clock.seconds
+    read = [call["system"] == ANSWER_WITH_PASSAGES.system for call in clock.calls]
+    right, exact, f1 = judged(text, question.gold_answers)
+    return Answered(
+        way=way,
+        id=question.id,
+        kind=question.kind,
+        right=right,
+        exact=exact,
+        f1=f1,
+        retrieved=any(read),
+        calls=len(clock.calls),
+        prompt=clock.total("prompt"),
+        written=clock.total("written"),
+        first=total if first is None else first,
+        total=total,
+        search=listener.search,
+        gate=gate,
+        p_known=listener.p_known[0] if listener.p_known else None,
+        text=text,
     )
-    chain = prompt | SmallChat().bind(max_tokens=4)
-    return [float("direct" in chain.invoke({"question": q}).text.lower()) for q in asked]
 
 
-def routers(data: list[Path], n: int) -> list[dict]:
-    sys.path.insert(0, str(COOKBOOK))
-    examples = [e for f in read_examples(data) for e in f.examples]
-    chosen = np.random.default_rng(0).permutation(len(examples))[:n]
-    asked, known = [examples[i].question for i in chosen], np.array([examples[i].known for i in chosen])
-    gate = load_gate()
-    ways = {
-        "the default gate, one by one (the first 50)": lambda q: [gate.decide(x).p_known for x in q[:50]],
-        "the default gate, one batch": lambda q: [d.p_known for d in gate.decide_batch(q)],
-        "LangChain prompt router": prompt_router,
-        "LlamaIndex LLMSingleSelector": llm_selector,
-    }
-    rows = []
-    for name, way in ways.items():
-        way(asked[:1])
-        start = time.perf_counter()
-        scores = np.array(way(asked))
-        labels = known[: len(scores)]
-        rows.append(
-            {
-                "way": name,
-                "ms a question": round(1e3 * (time.perf_counter() - start) / len(scores), 1),
-                "AUC": round(auc(scores, labels), 3) if len(set(labels.tolist())) == 2 else None,
-                "right": round(float(np.mean((scores >= 0.5) == labels)), 3),
-                "skips": round(float(np.mean(scores >= 0.5)), 3),
-            }
-        )
-    return rows
+def begun(clock: Clock) -> float:
+    """Return how long the answer was written that was begun without passages."""
+    first = clock.calls[0]
+    return 0.0 if first["system"] == ANSWER_WITH_PASSAGES.system else float(first["seconds"])
 
 
-def show(title: str, rows: list[dict]) -> None:
-    table = Table(title=title, title_justify="left", box=None)
+def judged(text: str, gold: tuple[str, ...]) -> tuple[bool | None, bool | None, float | None]:
+    """Return whether an answer is right, whether it is exactly that, and its F1; None where there is no answer."""
+    if not gold:
+        return None, None, None
+    f1 = max(token_f1(normalise(text), normalise(each)) for each in gold)
+    return is_correct(text, gold), is_correct(text, gold, "exact_match"), f1
+
+
+def oracle(never: Answered, always: Answered) -> Answered:
+    """Return the answer that retrieves only where that alone is right, and knows so at no cost."""
+    best = always if always.right and not never.right else never
+    return Answered(**{**asdict(best), "way": "oracle"})
+
+
+def run(
+    ways: Ways, chat: RecordedChat, asked: list[Question], now: Callable[[], float]
+) -> Iterator[Answered]:
+    """Answer all questions in all ways; a way without its calls in the record leaves the question out."""
+    chains = ways.chains(chat)
+    for name, chain in chains.items():  # loads the models
+        with contextlib.suppress(NotRecorded):
+            answer(chain, name, chat, asked[0], now)
+    for number, question in enumerate(asked):
+        CONSOLE.print(f"{number + 1} of {len(asked)}", end="\r")
+        found = {}
+        for name, chain in chains.items():
+            chat.meta.update(id=question.id, kind=question.kind, part=question.part, arm=name, passages=[])
+            try:
+                found[name] = answer(chain, name, chat, question, now)
+            except NotRecorded:
+                continue
+        if "never" in found and "always" in found:
+            yield from found.values()
+            yield oracle(found["never"], found["always"])
+
+
+def whole(answers: list[Answered]) -> list[Answered]:
+    """Return the ways that answered every question: which ones a way lacks is no matter of chance."""
+    counts = Counter(each.way for each in answers)
+    for way, count in counts.items():
+        if count < counts["always"]:
+            CONSOLE.print(
+                f"Left out: {way}. The record has its calls for {count} of {counts['always']} questions."
+            )
+    return [each for each in answers if counts[each.way] == counts["always"]]
+
+
+def both_arms(record: Record, asked: list[Question]) -> list[Question]:
+    """Return the questions that the record has with and without passages."""
+    alone, read = set(), set()
+    for call in record.calls.values():
+        if call["messages"][0]["content"] == ANSWER.system:
+            alone.add(call["meta"].get("id"))
+        if call["messages"][0]["content"] == ANSWER_WITH_PASSAGES.system:
+            read.add(call["meta"].get("id"))
+    return [question for question in asked if question.id in alone & read]
+
+
+def show(title: str, rows: list[dict[str, str]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     for i, column in enumerate(rows[0]):
         table.add_column(column, justify="right" if i else "left")
     for row in rows:
-        table.add_row(*(str(v) for v in row.values()))
+        table.add_row(*row.values())
     CONSOLE.print(table)
+
+
+def markdown(rows: list[dict[str, str]]) -> str:
+    """Return a table as Markdown."""
+    heads = list(rows[0])
+    lines = [heads, ["---"] * len(heads), *[list(row.values()) for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--data", type=Path, nargs="+", help="JSONL of labelled questions")
-    parser.add_argument("--questions", type=int, default=200, help="how many of them")
+    parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
+    parser.add_argument("--url", help="an OpenAI-compatible server, instead of one that is started here")
+    parser.add_argument("--data", type=Path, help="folder with the question sets")
+    parser.add_argument("--out", type=Path, default=OUT / "served", help="where the record is")
+    parser.add_argument("--index", type=Path, help="where the index is, or goes")
+    parser.add_argument("--limit", type=int, help="how many questions")
+    parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
+    parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
+    parser.add_argument("--times", choices=("steady", "recorded"), default="steady")
+    parser.add_argument(
+        "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
+    )
+    parser.add_argument("--ways", nargs="+", help="these ways only; never and always are always there")
+    parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
+    parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
-    found = {"applications": applications(arguments.rounds)}
-    show("Eight questions, three passages each", found["applications"])
-    if arguments.data:
-        found["routers"] = routers(arguments.data, arguments.questions)
-        each = read_probe("default").provenance["metrics"]["auc"]
-        held_out = ", ".join(f"{name} {value:.2f}" for name, value in each.items())
-        CONSOLE.print(f"The default gate's AUC on questions that it was not trained on: {held_out}")
-        show(f"{arguments.questions} labelled questions, routed by the same small model", found["routers"])
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(found, indent=1) + "\n")
+    record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
+    asked = chosen(arguments, record)
+    home = arguments.index or OUT / ("index-mixture" if arguments.data else "index-leads")
+    ways = Ways(open_index(home, arguments.data), arguments.data, only=arguments.ways)
+    with server(arguments.llm, arguments.url, arguments.threads, needed=not arguments.recorded) as url:
+        chat = RecordedChat(record=record, url=url, clock=Clock())
+        answers = timed(arguments, ways, chat, asked)
+    kept = OUT / f"end_to_end.{arguments.llm}.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
+    answers = whole(answers)
+    report(answers, arguments.llm, arguments.markdown)
+    if arguments.picture:
+        answered = {each.id for each in answers}
+        chat.speed = chat.speed or Speed.of(record.calls.values())
+        begun_answers = ways.judged_beginnings(chat, [q for q in asked if q.id in answered])
+        title = f"{len(answered)} questions, answered by {arguments.llm}"
+        draw(arguments.picture, title, answers, begun_answers)
+
+
+def chosen(arguments: argparse.Namespace, record: Record) -> list[Question]:
+    """Return the questions to ask: the first ones, of those in the record if no other can be asked."""
+    asked = questions(arguments.out, arguments.data, "test" if arguments.data else "requests")
+    if arguments.recorded:
+        asked = both_arms(record, asked)
+    return asked[: arguments.limit]
+
+
+def timed(
+    arguments: argparse.Namespace, ways: Ways, chat: RecordedChat, asked: list[Question]
+) -> list[Answered]:
+    """Answer all questions in all ways, by the clock that was chosen."""
+    if arguments.times == "recorded":
+        return list(run(ways, chat, asked, time.perf_counter))
+    if not arguments.recorded:  # the speed is known once everything is in the record
+        list(run(ways, chat, asked, time.process_time))
+    chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(chat.record.calls.values())
+    CONSOLE.print(f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second.")
+    return list(run(ways, chat, asked, time.process_time))
+
+
+def report(answers: list[Answered], llm: str, path: Path | None) -> None:
+    """Print the tables, and write them as Markdown."""
+    prices = json.loads(PRICES.read_text())
+    tables = {
+        f"{llm}, {len({each.id for each in answers})} questions": overview(answers, prices["prices"]),
+        "Right, % (retrieved, %), by kind of question": by_kind(answers),
+        "Calculated for larger LLMs, per million questions": calculated(answers, prices),
+    }
+    for title, rows in tables.items():
+        show(title, rows)
+    if path:
+        path.write_text("\n".join(f"**{title}**\n\n{markdown(rows)}" for title, rows in tables.items()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""Questions as an application gets them, that no shipped gate was trained on, and the passages to answer them from.
+
+``read_mixture`` reads the question sets of a folder (see its README for sources and licences):
+
+==============  ==========  =====================================================================================
+kind            share       from
+==============  ==========  =====================================================================================
+2wiki           20 %        2WikiMultihopQA, SlimPLM's part: the passages are in the corpus
+musique         15 %        MuSiQue, SlimPLM's part: the passages are in the corpus
+hop             15 %        the first hops of these, asked alone: the passages are in the corpus
+trivia          15 %        TriviaQA, SlimPLM's part, and Open Trivia QA to fill it up: most passages are not
+nq              15 %        Natural Questions, a part of the training set: most passages are not
+common          10 %        what every LLM knows, from ``requests.jsonl`` beside this file
+task            10 %        needs no knowledge, from the same; one in three has no one right answer
+==============  ==========  =====================================================================================
+
+A question is left out if a shipped gate was trained on it, or on one with nearly the same words. The order is
+seeded and every kind is spread evenly over it, so that any beginning of it is a fair sample of the whole.
+
+``read_training`` gives questions that gates *were* trained on, for those who train: never for the test.
+"""
+
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from labels import read_labels
+
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.index import Passage, read_passages
+from rgate_integrations.proxy.download import PASSAGES, cached_path
+
+SHARES = {"2wiki": 20, "musique": 15, "hop": 15, "trivia": 15, "nq": 15, "common": 10, "task": 10}
+TRAINING_SHARES = {"hotpotqa": 35, "2wikimultihopqa": 25, "trivia": 20, "nq": 20}
+CORPORA = ("hotpot_2wiki", "slimplm")
+SLIMPLM = ("claims_gpt4", "judgment_llama2_7b_v0118", "judgment_llama2_7b")
+SEED, NEAR = 0, 0.75
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its gold answers.
+
+    Attributes:
+        id: Unique.
+        kind: See the module.
+        question: The question.
+        gold_answers: Any of them is right; empty where there is no one right answer.
+        part: ``"test"``, or ``"train"`` for what gates were trained on.
+        source: The question set.
+    """
+
+    id: str
+    kind: str
+    question: str
+    gold_answers: tuple[str, ...]
+    part: str
+    source: str
+
+
+def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[Question]:
+    """Return the test questions in their order.
+
+    Args:
+        data: The folder with the question sets; without it, only what is written beside this file.
+        total: How many, at most: a kind that has fewer than its share gives all it has.
+        seed: Seed of choice and order.
+    """
+    if data is None:
+        return _in_order(_requests(), {"common": 50, "task": 50}, total, seed)
+    kinds = {
+        "2wiki": _slimplm(data, "2wikimultihopqa", "2wiki"),
+        "musique": _slimplm(data, "musique", "musique"),
+        "hop": _first_hops(data),
+        "trivia": _slimplm(data, "trivia", "trivia"),
+        "nq": _nq(data),
+        **_requests(),
+    }
+    seen = Seen(label.question for label in read_labels(data))
+    fresh = {kind: [q for q in of_kind if q.question not in seen] for kind, of_kind in kinds.items()}
+    missing = total * SHARES["trivia"] // 100 - len({q.id for q in fresh["trivia"]})
+    others = (q for q in _open_trivia(data) if q.question not in seen)
+    fresh["trivia"] += islice(others, max(0, missing))
+    return _in_order(fresh, SHARES, total, seed)
+
+
+def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Question]:
+    """Return questions with recorded answers of an 8B LLM, which the shipped gates were trained on, in order."""
+    kinds = {}
+    for name in TRAINING_SHARES:
+        records = _records(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
+        kinds[name] = [_question(r["id"], name, r, "train", "adarague") for r in records]
+    return _in_order(kinds, TRAINING_SHARES, total, seed)
+
+
+def read_corpus(data: Path | None) -> list[Passage]:
+    """Return all passages: two corpora of the folder, if there is one, and the leads that `rgate download` brings."""
+    names = CORPORA if data is not None else ()
+    passages = [p for name in names for p in read_passages(Path(data or ".") / f"corpus.{name}.jsonl.gz")]
+    leads = cached_path("encyclopedia-leads")
+    if leads is None:
+        raise FileNotFoundError("Run: rgate download encyclopedia-leads")
+    return [*passages, *read_passages(leads / PASSAGES)]
+
+
+class Seen:
+    """Questions that are known, to find those with nearly the same words."""
+
+    def __init__(self, questions: Iterable[str]) -> None:
+        self._words = list({_words(question) for question in questions})
+        self._rows: dict[str, list[int]] = defaultdict(list)
+        for row, words in enumerate(self._words):
+            for word in words:
+                self._rows[word].append(row)
+
+    def __contains__(self, question: str) -> bool:
+        words = _words(question)
+        by_rarity = sorted(words, key=lambda word: len(self._rows.get(word, ())))
+        # Sets that share three quarters of their words share one of any rarest third of them.
+        rarest = by_rarity[: 1 + int(len(words) * (1 - NEAR))]
+        rows = {row for word in rarest for row in self._rows.get(word, ())}
+        return any(_jaccard(words, self._words[row]) >= NEAR for row in rows)
+
+
+def _in_order(
+    kinds: dict[str, list[Question]], shares: dict[str, int], total: int, seed: int
+) -> list[Question]:
+    """Choose by share, and spread every kind evenly."""
+    rng = np.random.default_rng(seed)
+    placed = []
+    for kind, share in shares.items():
+        wanted = total * share // 100
+        unique = list({q.id: q for q in kinds[kind]}.values())
+        chosen = [unique[row] for row in rng.permutation(len(unique))[:wanted]]
+        shift = rng.random()
+        for number, question in enumerate(chosen):
+            # Places are by the share asked for, so that a kind that runs out leaves the beginning as it is.
+            placed.append(((number + shift) / wanted, question))
+    placed.sort(key=lambda pair: pair[0])
+    return [question for _, question in placed]
+
+
+def _slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
+    records = [r for name in SLIMPLM for r in _records(data / f"{name}.jsonl") if r["dataset"] == dataset]
+    return [_question(r["id"], kind, r, "test", "slimplm") for r in records if r["gold_answers"]]
+
+
+def _first_hops(data: Path) -> list[Question]:
+    """Return those parts of multi-hop questions that are whole questions: they name no other part as #1."""
+    found = {}
+    for name in SLIMPLM[:2]:
+        for record in _records(data / f"{name}.jsonl"):
+            for number, hop in enumerate(record.get("question_decomposition") or ()):
+                if "#" not in hop["question"]:
+                    asked = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
+                    found[asked["question"]] = _question(
+                        f"{record['id']}.{number}", "hop", asked, "test", "slimplm"
+                    )
+    return list(found.values())
+
+
+def _as_question(hop: str) -> str:
+    """Write a relation, such as ``Green >> performer``, as a question."""
+    if ">>" not in hop:
+        return hop
+    subject, relation = (part.strip() for part in hop.split(">>"))
+    return _RELATIONS.get(relation, "What is the {relation} of {subject}?").format(
+        subject=subject, relation=relation
+    )
+
+
+_RELATIONS = {
+    "performer": "Who is the performer of {subject}?",
+    "place of birth": "Where was {subject} born?",
+    "place of death": "Where did {subject} die?",
+    "located in the administrative territorial entity": "In which administrative area is {subject} located?",
+    "country": "In which country is {subject}?",
+    "headquarters location": "Where is the headquarters of {subject}?",
+    "member of sports team": "Which sports team is {subject} a member of?",
+    "lyrics by": "Who wrote the lyrics of {subject}?",
+    "director": "Who directed {subject}?",
+    "author": "Who is the author of {subject}?",
+    "educated at": "Where was {subject} educated?",
+    "part of": "What is {subject} a part of?",
+}
+
+
+def _open_trivia(data: Path) -> Iterator[Question]:
+    """Give those that make sense without their options."""
+    for record in _records(data / "open_trivia.questions.jsonl.gz"):
+        asked, gold = record["question"], record["gold_answers"]
+        is_open = re.match(r"(who|what|where|when|in (what|which)|how many)\b", asked.lower())
+        names_options = re.search(r"\b(these|this|following|not|all of|picture|quiz)\b", asked.lower())
+        is_short = len(gold) == 1 and len(gold[0]) > 2 and len(gold[0].split()) <= 3
+        if is_open and not names_options and is_short and asked.endswith("?") and len(asked) < 150:
+            yield _question(record["id"], "trivia", record, "test", "open trivia")
+
+
+def _nq(data: Path) -> list[Question]:
+    records = _records(data / "nq_train_part.questions.jsonl.gz")
+    short = [r for r in records if all(len(answer.split()) <= 5 for answer in r["gold_answers"])]
+    return [_question(r["id"], "nq", r, "test", "natural questions") for r in short]
+
+
+def _requests() -> dict[str, list[Question]]:
+    found: dict[str, list[Question]] = {"common": [], "task": []}
+    for record in _records(Path(__file__).parent / "requests.jsonl"):
+        found[record["kind"]].append(_question(record["id"], record["kind"], record, "test", "written here"))
+    return found
+
+
+def _question(name: str, kind: str, record: dict[str, Any], part: str, source: str) -> Question:
+    gold = tuple(dict.fromkeys(record["gold_answers"]))
+    return Question(f"{kind}:{name}", kind, record["question"].strip(), gold, part, source)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    if path.suffix != ".gz":
+        return [record for _, record in read_jsonl(path)]
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
+
+
+def _words(question: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", question.casefold()))
+
+
+def _jaccard(first: Sequence[str] | frozenset[str], second: frozenset[str]) -> float:
+    one = frozenset(first)
+    return len(one & second) / max(1, len(one | second))

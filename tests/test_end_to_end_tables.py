@@ -1,0 +1,110 @@
+"""The end-to-end table, by hand-made answers: who is compared with whom, and what is counted."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+PRICES = [{"name": "dear", "input": 1_000_000.0, "output": 2_000_000.0}]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import end_to_end
+
+    return end_to_end
+
+
+def answered(bench: ModuleType, way: str, name: str, right: bool | None, **changed: Any) -> Any:
+    found = bench.Answered(
+        way=way,
+        id=name,
+        kind="nq",
+        right=right,
+        exact=None if right is None else False,
+        f1=None if right is None else 0.5,
+        retrieved=way == "always",
+        calls=1,
+        prompt=500 if way == "always" else 50,
+        written=10,
+        first=1.0,
+        total=2.0,
+        search=0.0,
+        gate=0.5,
+        p_known=None,
+        text="",
+    )
+    return replace(found, **changed)
+
+
+def test_an_answer_is_judged_by_its_gold_answers(bench: ModuleType) -> None:
+    assert bench.judged("It was Vincent van Gogh.", ("van Gogh", "Gogh")) == (
+        True,
+        False,
+        pytest.approx(4 / 7),
+    )
+    assert bench.judged("Paris", ("Paris",)) == (True, True, 1.0)
+    assert bench.judged("Here is a poem.", ()) == (None, None, None)
+
+
+def test_the_oracle_retrieves_only_where_that_alone_is_right(bench: ModuleType) -> None:
+    cases = {(False, True): "always", (True, True): "never", (True, False): "never", (False, False): "never"}
+    for (alone, read), expected in cases.items():
+        never, always = answered(bench, "never", "q", alone), answered(bench, "always", "q", read)
+        best = bench.oracle(never, always)
+        assert best.retrieved == (expected == "always")
+        assert best.way == "oracle"
+
+
+def test_requests_without_one_right_answer_cost_but_are_not_judged(bench: ModuleType) -> None:
+    answers = [
+        answered(bench, "always", "a", True),
+        answered(bench, "always", "b", None),
+        answered(bench, "never", "a", False),
+        answered(bench, "never", "b", None),
+    ]
+    always, never = bench.overview(answers, PRICES)
+    assert (always["right, %"], never["right, %"]) == ("100.0", "0.0")
+    assert never["points against always [95 %]"] == "-100.0 [-100.0, -100.0]"
+    assert never["read"] == "50"
+    assert never["$ per 1,000, dear"] == f"{1_000 * (50 + 20):.3f}"
+    assert never["gate, % of time"] == "25.0"
+
+
+def test_the_interval_is_paired(bench: ModuleType) -> None:
+    from answer_tables import paired_interval
+
+    right = [True, False] * 50
+    assert paired_interval(right, right) == (0.0, 0.0)
+    low, high = paired_interval([True] * 100, right)
+    assert 0.35 < low < 0.5 < high < 0.65
+
+
+def test_a_way_that_lacks_questions_is_left_out(bench: ModuleType) -> None:
+    answers = [answered(bench, way, name, True) for way in ("never", "always") for name in ("a", "b")]
+    assert bench.whole([*answers, answered(bench, "answer first", "a", True)]) == answers
+
+
+def test_a_gate_that_costs_more_than_it_can_save_never_pays(bench: ModuleType) -> None:
+    from answer_tables import calculated
+
+    llm = {"name": "8B", "parameters": 1e9, "bytes_a_parameter": 1}
+    # Reading takes 1 ms a token, writing 1 ms a token: a skipped retrieval spares 0.45 s.
+    gpu = {
+        "tflops": 2,
+        "share_of_tflops": 1,
+        "terabytes_a_second": 1,
+        "share_of_bandwidth": 1,
+        "dollars_an_hour": 3.6,
+    }
+    ways = {"never": 0.0, "always": 0.0, "quick": 0.09, "slow": 0.5}
+    answers = [answered(bench, way, "q", True, gate=seconds) for way, seconds in ways.items()]
+    rows = {row["way"]: row for row in calculated(answers, {"llms": [llm], "gpu": gpu})}
+    assert rows["quick"]["8B: pays above a skip rate of"] == "20 %"
+    assert rows["slow"]["8B: pays above a skip rate of"] == "never"
+    assert rows["always"]["8B: s a question"] == "0.51"
+    assert rows["always"]["8B: $"] == "510"
