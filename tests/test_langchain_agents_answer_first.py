@@ -356,7 +356,7 @@ def test_each_turn_is_decided_anew(call):
 
 def test_the_default_gates_are_those_for_begun_answers():
     middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
-    assert middleware.first.judge.gate.gate.artifact == "default-recorded"
+    assert middleware.first.judge.gate.gate.artifact == "default-begun"
     assert middleware.first.first_look.gate.gate.artifact == "default-heads"
     assert middleware.first.options == AnswerFirst()
 
