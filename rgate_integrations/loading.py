@@ -13,11 +13,12 @@ from rgate_integrations.gates.registry import gate_from_config, make_gate
 from rgate_integrations.proxy.base import Proxy
 
 DEFAULT_GATE = "default-heads"
+_FOR_BEGUN_ANSWERS = f"ensemble:{DEFAULT_GATE},default-begun"
 DEFAULT_GATES = {
     "proxy": DEFAULT_GATE,
     "none": DEFAULT_GATE,
-    "recorded": "default-begun",
-    "llm": "default-begun",
+    "recorded": _FOR_BEGUN_ANSWERS,
+    "llm": _FOR_BEGUN_ANSWERS,
 }
 """The shipped gate for each source of the draft."""
 

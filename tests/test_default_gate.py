@@ -2,7 +2,8 @@
 
 import pytest
 
-from rgate_integrations import load_gate
+from rgate_integrations import Draft, load_gate
+from rgate_integrations.loading import DEFAULT_GATES
 
 pytestmark = pytest.mark.model
 
@@ -78,3 +79,17 @@ def test_a_stronger_llm_knows_more(gate):
     own = gate.decide_batch(asked)
     strong = gate.with_options(llm_name="gpt-4").decide_batch(asked)
     assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
+
+
+def test_a_task_that_was_begun_goes_on():
+    # What reads begun answers was trained on questions of knowledge alone: by itself it would stop these.
+    begun = {
+        "Write a short poem about the sea.": "The waves roll in, the waves roll out,",
+        "Translate 'good evening, my friend' into Italian.": "Buonasera, amico mio.",
+        "What does our travel policy say about hotels?": "Your travel policy says that hotels may cost up to",
+    }
+    decisions = load_gate(DEFAULT_GATES["llm"]).decide_batch(
+        list(begun), drafts=[Draft(text=text) for text in begun.values()]
+    )
+    assert [d.error for d in decisions] == [None] * 3
+    assert [d.retrieve for d in decisions] == [False, False, True]

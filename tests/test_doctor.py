@@ -107,7 +107,7 @@ def embedder(cache, monkeypatch):
     ):
         (folder / name).write_bytes(content)
     item = replace(CATALOGUE["all-minilm-l6-v2"], sha256=hashlib.sha256(b"w" * 50).hexdigest())
-    download._write_manifest(item, folder)
+    download._write_manifest(item, "index", folder)
     return folder
 
 

@@ -150,6 +150,8 @@ def test_ensemble_combines_logits():
     assert gate.decide("who?").p_known == pytest.approx(1 / (1 + math.exp(-logit)))
     with pytest.raises(ConfigurationError, match="weights"):
         load_gate("ensemble", gates=["constant:never"], weights=(1.0, 2.0))
+    named = load_gate("ensemble:popularity:500,popularity:1000")
+    assert named.gate == load_gate("ensemble", gates=["popularity:500", "popularity:1000"]).gate
 
 
 def test_cascade_drafts_only_inside_the_band():

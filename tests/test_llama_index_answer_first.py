@@ -386,7 +386,7 @@ def test_chat_engines_work_around_it(style):
 
 def test_the_default_gates_are_those_for_begun_answers():
     engine = GatedQueryEngine.from_defaults(Rag(), llm=Writer(), answer_first=True)
-    assert engine.first.gate.gate.artifact == "default-begun"
+    assert [each.artifact for each in engine.first.gate.gate.gates] == ["default-heads", "default-begun"]
     assert engine.first.first_look.gate.artifact == "default-heads"
     assert engine.first.options == AnswerFirst()
     assert GatedQueryEngine.from_defaults(

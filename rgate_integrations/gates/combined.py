@@ -100,7 +100,7 @@ class EnsembleGate(GateOfGates):
     """Logistic combination of several gates: sigmoid(bias + sum of weight * logit(p_known)).
 
     Without weights it is the mean of the logits. Training fits weights and bias. A question that one gate cannot
-    score has no score.
+    score has no score. ``"ensemble:ONE,ANOTHER"`` names the gates.
 
     Attributes:
         gates: At least one gate.
@@ -121,6 +121,11 @@ class EnsembleGate(GateOfGates):
     weights: tuple[FiniteFloat, ...] = ()
     bias: FiniteFloat = 0.0
 
+    @classmethod
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
+        """Read ``ensemble:ONE,ANOTHER,…``, names or folders."""
+        return cls(gates=tuple(load(name) for name in argument.split(",")), **options)
+
     @model_validator(mode="after")
     def _one_weight_a_gate(self) -> Self:
         if self.weights and len(self.weights) != len(self.gates):
@@ -140,7 +145,7 @@ class EnsembleGate(GateOfGates):
         parts = []
         for gate, score, weight in zip(self.gates, scores, weights, strict=True):
             total += weight * _logit(score.p_known)
-            parts.append(f"{gate.name} {score.p_known:.2f}")
+            parts.append(f"{getattr(gate, 'artifact', gate.name)} {score.p_known:.2f}")
         p = 1 / (1 + math.exp(-min(max(total, -500.0), 500.0)))
         drafts = [score.draft for score in scores if score.draft is not None]
         warnings = tuple(dict.fromkeys(warning for score in scores for warning in score.warnings))
