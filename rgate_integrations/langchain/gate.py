@@ -42,9 +42,9 @@ class RetrievalGate(GateRunnable):
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
             evidence. The default is then ``ensemble:default-heads,default-begun``. On skip the draft is in the
             decision and, for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes
-            none, the gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``, which LangGraph
-            hides, and ``rgate_draft``. The draft is a call of its own for every question, and a known one is then
-            answered by another; ``route(..., answer_first=True)`` costs neither.
+            none, the gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``,
+            which LangGraph hides, and ``rgate_draft``. The draft is a call of its own for every question, and a
+            known one is then answered by another; ``route(..., answer_first=True)`` costs neither.
         tokens: Maximum number of tokens it writes, at least 1.
         condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
             is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it
