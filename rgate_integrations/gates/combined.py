@@ -149,7 +149,8 @@ class EnsembleGate(GateOfGates):
         p = 1 / (1 + math.exp(-min(max(total, -500.0), 500.0)))
         drafts = [score.draft for score in scores if score.draft is not None]
         warnings = tuple(dict.fromkeys(warning for score in scores for warning in score.warnings))
-        return Score(p, f"Combined from {', '.join(parts)}.", drafts[0] if drafts else None, warnings)
+        reason = f"Known with probability {p:.2f} ({', '.join(parts)})."
+        return Score(p, reason, drafts[0] if drafts else None, warnings)
 
 
 def _logit(p: float) -> float:
