@@ -42,6 +42,7 @@ from rgate_integrations.index import read_passages
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.langchain.chains import format_documents
+from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.text import is_correct
 
@@ -94,7 +95,7 @@ class Ways:
         passages = [p for name in CORPORA for p in read_passages(data / f"corpus.{name}.jsonl.gz")]
         CONSOLE.print(f"{len(passages)} passages")
         self.retriever = IndexRetriever(index=BM25Index(passages), k=PASSAGES)
-        self.judge = load_gate("default-recorded")
+        self.judge = load_gate(DEFAULT_GATES["llm"])
         self.first_look = load_gate()
 
     def chains(self, chat: ServedChat) -> dict[str, Runnable[Any, Any]]:

@@ -22,6 +22,7 @@ from rgate_integrations.files import read_jsonl
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+from rgate_integrations.loading import DEFAULT_GATES
 
 Chain: TypeAlias = Runnable[Any, Any]
 
@@ -122,7 +123,7 @@ class Ways:
     @cached_property
     def judge(self) -> Any:
         """The gate that reads a begun answer."""
-        return load_gate("default-recorded")
+        return load_gate(DEFAULT_GATES["llm"])
 
     def asked_by_prompt(self, chat: RecordedChat) -> Callable[[str], bool]:
         """Return what asks the LLM for one word; all but a clear "direct" retrieves."""
