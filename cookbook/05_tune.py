@@ -18,7 +18,7 @@ from llama_server import gguf, serving
 
 from rgate_integrations import Draft, load_gate
 
-folder = Path(tempfile.mkdtemp())
+os.chdir(tempfile.mkdtemp())
 
 # %% [markdown]
 # ## 1. A log, and what can be searched
@@ -37,7 +37,7 @@ capitals = [pair.split(" ", 1) for pair in CAPITALS.replace("\n", "|").split("|"
 
 
 def write(name, lines):
-    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Path(name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 write("log.jsonl", [{"question": f"What is the capital of {a}?", "gold_answers": [b]} for a, b in capitals])
@@ -53,7 +53,7 @@ def rgate(*arguments):
     print(done.stdout or done.stderr)
 
 
-rgate("index", "build", "--corpus", folder / "corpus.jsonl", "--out", folder / "index")
+rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")
 
 # %% [markdown]
 # ## 2. One command
@@ -65,10 +65,10 @@ rgate("index", "build", "--corpus", folder / "corpus.jsonl", "--out", folder / "
 # %%
 with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
     rgate(
-        *("tune", "--questions", folder / "log.jsonl", "--llm", f"{url}/v1", "--model", "smollm2"),
-        *("--index", folder / "index", "-k", 2, "--answer-tokens", 24, "--concurrency", 2),
+        *("tune", "--questions", "log.jsonl", "--llm", f"{url}/v1", "--model", "smollm2"),
+        *("--index", "index", "-k", 2, "--answer-tokens", 24, "--concurrency", 2),
         *("--budget", 0.75, "--price-in", 0.15, "--price-out", 0.6),
-        *("--out", folder / "my-gate", "--yes"),
+        *("--out", "my-gate", "--yes"),
     )
 
 # %% [markdown]
@@ -83,12 +83,12 @@ with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
 # `09_answer_first` shows the chain around it.
 
 # %%
-gate = load_gate(str(folder / "my-gate"))
+gate = load_gate("my-gate")
 for decision in gate.decide_batch(["What is the capital of Hungary?", "What is the capital of Kyrgyzstan?"]):
     print(f"{decision.question} retrieve: {decision.retrieve}. {decision.reason}")
 
 # %%
-first = load_gate(str(folder / "my-gate" / "answer-first"))
+first = load_gate("my-gate/answer-first")
 question = "What is the capital of Hungary?"
 sure = Draft(text="Budapest", tokens=("Bud", "apest"), logprobs=(-0.05, -0.01))
 unsure = Draft(text="Debrecen", tokens=("Deb", "recen"), logprobs=(-2.5, -1.2))
@@ -102,9 +102,9 @@ for draft in (sure, unsure):
 # `my-gate/report.html` needs no network: accuracy against retrieval rate, the promise, and the most wrong decisions.
 
 # %%
-report = (folder / "my-gate" / "report.html").read_text()
+report = Path("my-gate/report.html").read_text()
 print(f"{len(report):,} characters, and nothing is fetched from elsewhere:", "https:" not in report)
-HTML(f"<pre>{(folder / 'my-gate' / 'README.md').read_text()}</pre>")
+HTML(f"<pre>{Path('my-gate/README.md').read_text()}</pre>")
 
 # %% [markdown]
 # **Next:** take five hundred questions or more, of the kind that your users ask. `rgate tune --update` adds those of
