@@ -1,5 +1,7 @@
 """What the default gate does with requests of each kind, and what must not change its decisions."""
 
+import math
+
 import pytest
 
 from rgate_integrations import Draft, load_gate
@@ -93,3 +95,29 @@ def test_a_task_that_was_begun_goes_on():
     )
     assert [d.error for d in decisions] == [None] * 3
     assert [d.retrieve for d in decisions] == [False, False, True]
+
+
+def test_question_and_begun_answer_are_read_in_one_pass(smollm2, monkeypatch):
+    asked = ["Who wrote Romeo and Juliet?", "What  does our\ntravel policy say?"]
+    drafts = [Draft(text="Romeo and Juliet was written by"), Draft(text="Hotels may cost up to")]
+    apart = [load_gate(name, proxy=smollm2) for name in ("default-heads", "default-begun")]
+    expected = [gate.decide_batch(asked, drafts=drafts) for gate in apart]
+    passes = []
+    read = type(smollm2).hidden
+
+    def counted(self, prompt, values, *rest):
+        passes.append(len(values))
+        return read(self, prompt, values, *rest)
+
+    monkeypatch.setattr(type(smollm2), "hidden", counted)
+    judge = load_gate(DEFAULT_GATES["llm"], proxy=smollm2)
+    for place in range(2):
+        (decision,) = judge.decide_batch(asked[place : place + 1], drafts=drafts[place : place + 1])
+        logits = [_logit(of_gate[place].p_known) for of_gate in expected]
+        assert _logit(decision.p_known) == pytest.approx(sum(logits) / 2, abs=1e-3)
+    # The heads read white space as one space each, so a question with more of it takes two passes.
+    assert passes == [1, 1, 1]
+
+
+def _logit(p):
+    return math.log(p / (1 - p))
