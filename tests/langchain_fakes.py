@@ -17,9 +17,6 @@ from pydantic import Field
 from rgate_integrations import Decision
 from rgate_integrations.decision import Draft
 
-PATIENCE = 30  # seconds that a test waits for an event before it fails
-
-
 # --- ways of calling ---------------------------------------------------------------------------------------
 
 

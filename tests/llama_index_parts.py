@@ -18,9 +18,9 @@ from llama_index.core.llms import MockLLM
 from pydantic import Field
 
 from rgate_integrations import Decision, Draft
+from tests.patience import PATIENCE
 from tests.test_hybrid import TEXTS
 
-PATIENCE = 30.0  # seconds to wait for what is certain to come, on however busy a machine
 CLAIMS = Draft(text="Oulu lies far up north. Jupiter has many moons.")
 
 

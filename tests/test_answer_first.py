@@ -15,7 +15,8 @@ from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.carried import KEY
 from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, Writer
-from tests.langchain_fakes import BATCHES, INVOKES, PATIENCE, SINGLES, STREAMS, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each
+from tests.patience import PATIENCE
 
 
 def routed(direct, *, judge=None, retrieve=None, speculative=False, **options):

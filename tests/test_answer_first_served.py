@@ -17,6 +17,7 @@ from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.carried import KEY
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, each
+from tests.patience import PATIENCE
 
 
 @tool
@@ -33,7 +34,6 @@ def add(a: int, b: int) -> int:
 
 pytestmark = pytest.mark.model
 httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
-PATIENCE = 60
 LONG = "Tell me a long story about a fox."
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.batching import Batcher, Later
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
-
-PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
 
 
 class Held(ScriptedProxy):
@@ -106,7 +105,7 @@ async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_
     for i in leavers:
         await asyncio.sleep(dice.random() * 0.001)
         tasks[i].cancel()
-    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=60)
+    done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=PATIENCE)
     failed = 0
     for i, found in enumerate(done):
         if isinstance(found, asyncio.CancelledError):

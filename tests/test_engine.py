@@ -15,9 +15,9 @@ from rgate_integrations.calibration import Budget, calibrate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evaluation.paired import Paired, PairedFile
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
-PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
 BAD_THRESHOLDS = [float("nan"), -1, -0.1, float("inf"), "high", object()]
 
 

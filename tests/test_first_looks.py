@@ -17,9 +17,9 @@ from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.judging import Begun, judge_together, look_first, look_on
 from rgate_integrations.loading import gate_from_json
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
-PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
 SHORT = 0.05  # a deadline that passes: what it interrupts is held until then
 
 CALLS = {

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from rgate_integrations.flow import Arrival, Call, Each, Fed, Start, arun, run
+from tests.patience import PATIENCE
 
 DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}
 
@@ -72,7 +73,7 @@ def test_a_call_without_an_awaitable_form_leaves_the_event_loop_free():
         loop_ran = threading.Event()
 
         def waits():
-            return loop_ran.wait(timeout=30)
+            return loop_ran.wait(timeout=PATIENCE)
 
         def flow():
             return (yield Call(waits, None))
@@ -126,7 +127,7 @@ def test_several_steps_run_side_by_side(drive):
     barrier = threading.Barrier(3)
 
     def meets(value):
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=PATIENCE)
         return value
 
     def flow():
@@ -174,7 +175,7 @@ def test_dropped_jobs_that_do_not_end_hold_no_others():
 
     def stuck():
         started.release()
-        assert go.wait(60)
+        assert go.wait(PATIENCE)
 
     def dropping():
         job = yield Start(Call(stuck, None))
@@ -187,7 +188,7 @@ def test_dropped_jobs_that_do_not_end_hold_no_others():
     for _ in range(20):
         run(dropping())
     for _ in range(8):
-        assert started.acquire(timeout=60)
+        assert started.acquire(timeout=PATIENCE)
     assert run(waiting()) == 7
     go.set()
 

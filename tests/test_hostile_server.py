@@ -16,6 +16,7 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.completion import read_completion
 from rgate_integrations.proxy.served import ServedProxy
 from tests.fake_server import answer, serving
+from tests.patience import PATIENCE
 from tests.test_hostile_files import changed
 from tests.test_served_secrets import KEY, VALUES, assert_harmless, chain
 
@@ -83,7 +84,7 @@ def test_who_waits_while_the_connection_is_closed_gets_an_error():
         while proxy._connection._client is None:
             threading.Event().wait(0.01)
         proxy.close()
-        thread.join(60)
+        thread.join(PATIENCE)
         assert failed == [ServerError]
 
 

@@ -17,6 +17,7 @@ from rgate_integrations.index import Passage, PassageIndex, read_passages
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.manifest import describe_file
 from rgate_integrations.index.passages import PassageStore
+from tests.patience import PATIENCE
 
 
 class Letters:
@@ -287,12 +288,12 @@ def test_readers_never_see_half_of_a_write():
         index.delete(["x", "y"])
     done.set()
     for reader in readers:
-        reader.join(timeout=60)
+        reader.join(timeout=PATIENCE)
     assert wrong == []
 
 
 def test_of_two_writers_of_one_id_one_is_refused():
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE)
 
     class Together(Letters):
         def embed(self, texts):
@@ -312,7 +313,7 @@ def test_of_two_writers_of_one_id_one_is_refused():
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(timeout=60)
+        writer.join(timeout=PATIENCE)
     assert len(refused) == 1
     assert len(index) == len(list(index)) == 1
 

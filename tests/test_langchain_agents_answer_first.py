@@ -18,7 +18,8 @@ from rgate_integrations.errors import UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.answer_first import STOPPED
 from tests.begun_answers import KNOWN, UNSURE, Reader, Runs, Writer
-from tests.langchain_fakes import INVOKES, PATIENCE, each, gathered
+from tests.langchain_fakes import INVOKES, each, gathered
+from tests.patience import PATIENCE
 
 searched = []
 

@@ -19,6 +19,8 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
+from tests.patience import PATIENCE
+
 FULL = Decision(
     question="who wrote hamlet?",
     retrieve=True,
@@ -153,6 +155,8 @@ def test_strict_by_environment_knows_the_types_of_the_state():
 
     environment = {**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"}
     command = [sys.executable, "-c", STRICT_BY_ENVIRONMENT]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert ended.stdout.strip() == "Decision 0.2 go"
     assert "msgpack" not in ended.stderr

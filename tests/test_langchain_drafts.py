@@ -17,7 +17,6 @@ from rgate_integrations.langchain.drafts import token_logprobs
 from tests.langchain_fakes import (
     BATCHES,
     INVOKES,
-    PATIENCE,
     SINGLES,
     Chat,
     Judge,
@@ -26,6 +25,7 @@ from tests.langchain_fakes import (
     each,
     in_threads,
 )
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 EVERYTHING = {"max_tokens": 2, "logprobs": True}

@@ -12,7 +12,8 @@ from pydantic import Field
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import GatedRetriever, RetrievalGate
-from tests.langchain_fakes import BATCHES, INVOKES, PATIENCE, SINGLES, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 

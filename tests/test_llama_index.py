@@ -30,13 +30,13 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from tests.llama_index_parts import (
-    PATIENCE,
     ScriptedGate,
     ask,
     both_ways,
     every_style,
     vector_index,
 )
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
 

@@ -26,7 +26,8 @@ from pydantic import BaseModel, Field
 from rgate_integrations import Decision
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine, RetrievalGateEvent
-from tests.llama_index_parts import PATIENCE, ask, both_ways, every_style
+from tests.llama_index_parts import ask, both_ways, every_style
+from tests.patience import PATIENCE
 
 KNOWN = "It is surely the one that you think of ."
 UNSURE = "Perhaps it is this one , or that other one ."

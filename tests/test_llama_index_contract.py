@@ -31,7 +31,6 @@ from rgate_integrations.llama_index import (
 )
 from tests.llama_index_parts import (
     CLAIMS,
-    PATIENCE,
     ScriptedGate,
     aask,
     ask,
@@ -39,6 +38,7 @@ from tests.llama_index_parts import (
     runs_meanwhile,
     vector_index,
 )
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS
 

@@ -20,7 +20,8 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.drafts import DRAFT_TAG
-from tests.llama_index_parts import PATIENCE, ScriptedGate, ScriptedLLM, both_ways, vector_index
+from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, vector_index
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index import tools_named
 

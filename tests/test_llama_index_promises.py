@@ -41,7 +41,8 @@ from rgate_integrations.llama_index import (
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
-from tests.llama_index_parts import PATIENCE, ScriptedGate, ask, both_ways, every_style, vector_index
+from tests.llama_index_parts import ScriptedGate, ask, both_ways, every_style, vector_index
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index_once import Listed, Same
 from tests.test_llama_index_postprocessors import Says

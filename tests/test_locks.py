@@ -15,6 +15,7 @@ from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.index.building import build_resumable
 from rgate_integrations.locks import locked
 from rgate_integrations.training.drafts import cached_drafts
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import Words
 
@@ -114,16 +115,16 @@ def test_two_that_collect_at_once_write_each_row_once(tmp_path):
     class Slow(ScriptedProxy):
         def generate(self, *arguments, **options):
             began.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(PATIENCE)
             return super().generate(*arguments, **options)
 
     first = threading.Thread(target=collect, args=(questions, Slow(), tmp_path / "out.jsonl"))
     first.start()
-    assert began.wait(60)
+    assert began.wait(PATIENCE)
     with pytest.raises(LockedError):
         collect(questions, ScriptedProxy(), tmp_path / "out.jsonl")
     may_go_on.set()
-    first.join(60)
+    first.join(PATIENCE)
     collect(questions, ScriptedProxy(), tmp_path / "out.jsonl")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [question["id"] for question in questions]
@@ -137,7 +138,7 @@ def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monke
     class Slow(ScriptedProxy):
         def generate(self, *arguments, **options):
             began.set()
-            assert may_go_on.wait(60)
+            assert may_go_on.wait(PATIENCE)
             return super().generate(*arguments, **options)
 
     def told(what, done, total):
@@ -146,16 +147,16 @@ def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monke
 
     first = threading.Thread(target=cached_drafts, args=(Slow(), questions, 8))
     first.start()
-    assert began.wait(60)
+    assert began.wait(PATIENCE)
     second = ScriptedProxy()
     assert len(cached_drafts(second, questions, 8, told)) == 5
-    first.join(60)
+    first.join(PATIENCE)
     assert second.calls == []
     assert waits == ["waiting for another training that writes the same drafts"]
 
 
 def test_many_at_once_take_turns(tmp_path):
-    inside, most, together = [], [], threading.Barrier(8, timeout=60)
+    inside, most, together = [], [], threading.Barrier(8, timeout=PATIENCE)
 
     def work():
         together.wait()
@@ -169,7 +170,7 @@ def test_many_at_once_take_turns(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=PATIENCE)
     assert most == [1] * 160
 
 

@@ -30,6 +30,7 @@ from rgate_integrations.playground import (
     read_corpus,
     times_html,
 )
+from tests.patience import PATIENCE
 
 BUILD = Path(__file__).parent.parent / "build" / "playground"
 SLY = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -147,7 +148,7 @@ def test_a_page_from_elsewhere_cannot_pretend_to_be_this_one():
             ("[", 421),
         ):
             for path in ("/", "/config", "/gradio_api/info"):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
                 connection.request("GET", path, headers={"Host": host})
                 assert connection.getresponse().status == status, (host, path)
                 connection.close()

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.patience import PATIENCE
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 WORDS = ["Vincent", " van", " Gogh", "."]
 
@@ -52,7 +54,7 @@ def url() -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
-    thread.join(60)
+    thread.join(PATIENCE)
     server.server_close()
 
 

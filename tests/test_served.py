@@ -16,8 +16,8 @@ from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.served import ServedProxy
 from tests.fake_server import Fake, answer, serving
+from tests.patience import PATIENCE
 
-PATIENCE = 600  # seconds for a request: the machine may be busy
 VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrote Hamlet?"}]
 SERVE = """
 import sys, xllamacpp

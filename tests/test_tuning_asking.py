@@ -16,6 +16,7 @@ from rgate_integrations.locks import locked
 from rgate_integrations.tuning.arms import read_answer
 from rgate_integrations.tuning.asking import STOP_AFTER
 from tests.fake_server import Fake, serving
+from tests.patience import PATIENCE
 from tests.tuning_parts import Direct, N, by_number, known, questions, retrieve, shipped, tuned
 
 
@@ -115,7 +116,7 @@ def test_two_runs_at_once_are_refused(tmp_path, prior):
 
 
 def test_both_arms_are_asked_at_once(tmp_path, prior):
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=PATIENCE)
     met = []
 
     def first(question):

@@ -10,8 +10,7 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.proxy.model_runner import ModelRunner
 from rgate_integrations.proxy.turns import Turns
-
-PATIENCE = 60  # seconds that nothing needs: a test that would hang fails instead
+from tests.patience import PATIENCE
 
 
 class Asking:

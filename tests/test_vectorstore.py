@@ -17,6 +17,7 @@ from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, IndexMismatchError
 from rgate_integrations.langchain import FaissVectorStore
+from tests.patience import PATIENCE
 
 METRICS = ["COSINE", "MAX_INNER_PRODUCT", "EUCLIDEAN_DISTANCE"]
 
@@ -172,7 +173,7 @@ def test_readers_beside_a_writer_never_miss_a_document(store):
         store.delete([f"t{turn}"])
     stop.set()
     for reader in readers:
-        reader.join(timeout=60)
+        reader.join(timeout=PATIENCE)
     assert wrong == []
 
 
@@ -560,7 +561,7 @@ def test_a_store_is_pickled_whole_beside_a_writer(store):
                 assert len(twin.similarity_search("a", k=9)) == len(content(twin)) in (6, 7)
         finally:
             stop.set()
-        writing.result(timeout=60)
+        writing.result(timeout=PATIENCE)
 
 
 def test_a_misspelt_option_is_an_error():

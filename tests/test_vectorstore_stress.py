@@ -13,6 +13,7 @@ from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import WriteError
 from rgate_integrations.langchain import FaissVectorStore
+from tests.patience import PATIENCE
 
 METRICS = ["COSINE", "MAX_INNER_PRODUCT", "EUCLIDEAN_DISTANCE"]
 THREADS = 100
@@ -114,7 +115,7 @@ class Worker:
 def stress(tmp_path, strategy, seed, goes_on):
     store = FaissVectorStore(Digits(), distance_strategy=strategy)
     workers = [Worker(store, tmp_path / "saved", number, seed) for number in range(THREADS)]
-    together, wrong = threading.Barrier(THREADS, timeout=60), []
+    together, wrong = threading.Barrier(THREADS, timeout=PATIENCE), []
 
     def work(worker):
         try:
@@ -130,7 +131,7 @@ def stress(tmp_path, strategy, seed, goes_on):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=300)
+        thread.join(timeout=PATIENCE)
     assert wrong == [], f"seed {seed}"
     assert not any(thread.is_alive() for thread in threads)
     expected = {name: document for worker in workers for name, document in worker.expected.items()}
@@ -295,7 +296,7 @@ def test_processes_that_save_into_one_folder_do_not_break_each_other(tmp_path):
         for size in (5, 50)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors[-3000:]
     assert len(FaissVectorStore.load_local(tmp_path / "s", Digits()).index) in (5, 50)
     assert len(list((tmp_path / "s").glob("v-*"))) == 1
