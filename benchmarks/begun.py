@@ -3,107 +3,39 @@
     python benchmarks/begun.py --data FOLDER [--runs FOLDER] [--compare] [--cache FOLDER] [--save FOLDER]
 
 One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer alike: each recorded answer is
-cut to each of these lengths. ``--compare`` also tries probes that were trained on one length alone. All are
-cross-validated by question cluster. ``--runs`` has recorded calls of small LLMs with token log-probabilities
-(``LLM.jsonl`` and ``questions.PART.jsonl``, see `served.py`): a small head that weighs them is fitted on the part
-``train``, whose questions are the probe's own (so the probe's held-out scores are used), and measured on the part
-``test`` and, if the data folder has them, on the answers of six LLMs about songs, which have no licence and train
-nothing.
+cut to each of these lengths. All figures are held out by question cluster, also those of the ensemble with the gate
+for the question alone, which is the default for begun answers: run `heads.py` with the same cache first.
+``--compare`` also tries probes that were trained on one length alone.
+
+``--runs`` has recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and ``questions.PART.jsonl``,
+see `logprobs.py`): a small head that weighs them is fitted on the part ``train``, whose questions are the probe's own
+(so the probe's held-out scores are used), and measured on the other parts and, if the data folder has them, on the
+answers of six LLMs about songs.
 """
 
 import argparse
-import gzip
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from heads import CONSOLE, FOLDS, OUT, SEED, Kept, ece, key
+from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
+from heads import CONSOLE, FOLDS, OUT, SEED, Kept, ece, key, question_logits
 from labels import LLAMA, SETS, clustered, read_adarague
+from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_runs, together
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.hidden import layer_numbers, layer_states, pooled, spans_of
 from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
-from rgate_integrations.proxy.model_runner import ModelRunner
-from rgate_integrations.proxy.reading import PoolStates
-from rgate_integrations.saved.probe import LogprobHead, ProbeArtifact, save_probe
-from rgate_integrations.text import is_correct
+from rgate_integrations.saved.probe import LogprobHead, ProbeArtifact, read_probe, save_probe
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
-CUTS = (8, 16, 32, 64)
-DEEP = (16, 18, 20, 22)
-LAYERS = (
-    *(PooledLayer(n, "draft", "mean") for n in DEEP),
-    *(PooledLayer(n, "draft", "last") for n in DEEP),
-    PooledLayer(18, "prompt", "last"),
-)
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
 """How much each layer's logit counts: chosen on the folds, where values nearby are as good."""
-BETWEEN = "\n\n"  # question and answer, in the name of what is kept
-LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
-"""The lowest log-probability that counts; and about how far the probe's logit, sum, minimum and mean are spread."""
-
-
-class BegunStates(PoolStates):
-    """Reads each answer once, and pools it as it was after each of the cuts: a shorter one is its beginning."""
-
-    def run_batch(self, indices):  # noqa: ANN001, ANN201, D102
-        numbers = layer_numbers(LAYERS)
-        batch = self.runner.batch([self.sequences[i] for i in indices], self.prefix, numbers)
-        states = layer_states(self.runner.model.base_model, batch.inputs, numbers)
-        found = []
-        for row, i in enumerate(indices):
-            own = batch.row_states(states, row, self.lengths[i])
-            prompt = len(self.rows[i].ids)
-            for cut in CUTS:
-                spans = spans_of(self.rows[i].question, prompt, min(cut, len(self.texts[i])))
-                found.append(pooled(own, spans, LAYERS))
-        return np.stack(found).reshape(len(indices), len(CUTS), len(LAYERS), -1)
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Recorded answers; n of them.
-
-    Attributes:
-        states: Shape (n, cuts, layers, hidden size).
-        known: Whether they are right, shape (n,).
-        sets: Data set, or LLM, of each.
-        questions: The questions.
-    """
-
-    states: np.ndarray
-    known: np.ndarray
-    sets: np.ndarray
-    questions: list[str]
-
-
-def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """Return the states of questions and answers, computed where they are not kept yet."""
-    names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
-    kept = Kept(cache / "begun")
-    if any(key(name) not in kept.vectors for name in names):
-        proxy = LocalProxy(DEFAULT_MODEL, dtype="bfloat16", max_batch_size=32).load()
-        kept.fill(names, lambda some: _read(proxy.runner, some), part=512)
-    return np.stack([kept.vectors[key(name)] for name in names])
-
-
-def _read(runner: ModelRunner, names: list[str]) -> list[np.ndarray]:
-    rows, texts = [], []
-    for name in names:
-        question, _, text = name.partition(BETWEEN)
-        text = runner.encoder.cut(text, CUTS[-1]) or text
-        row = runner.encoder.encode(ANSWER, {"question": question})
-        rows.append(row)
-        texts.append(runner.encoder.continuation(row, runner.encoder.plain(text.strip())))
-    return runner.run(BegunStates(runner, ANSWER, rows, texts, LAYERS))
 
 
 @dataclass(frozen=True)
@@ -170,139 +102,37 @@ def aucs(logits: np.ndarray, answers: Answers) -> list[float]:
 # --- log-probabilities ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Answers of small LLMs with their log-probabilities.
-
-    Attributes:
-        answers: The answers; ``sets`` are the LLMs.
-        logprobs: Log-probability of each token, a row an answer.
-        part: ``train``, ``test`` or ``songs``.
-    """
-
-    answers: Answers
-    logprobs: list[list[float]]
-    part: np.ndarray
-
-    def features(self, text: np.ndarray) -> np.ndarray:
-        """Return the probe's logit, and sum, minimum and mean of the log-probabilities; shape (n, cuts, 4)."""
-        found = np.zeros((*text.shape, 4))
-        for row, values in enumerate(self.logprobs):
-            for place, cut in enumerate(CUTS):
-                read = np.maximum(values[:cut], LEAST)
-                found[row, place] = text[row, place], read.sum(), read.min(), read.mean()
-        return found
-
-
-def read_runs(runs: Path | None, data: Path, cache: Path) -> Runs | None:
-    """Read recorded calls with their log-probabilities, and the songs."""
-    found = [*_songs(data), *(_calls(runs) if runs is not None else ())]
-    if not found:
-        return None
-    pairs = [(question, text) for question, text, *_ in found]
-    _, _, llms, parts, known, logprobs = zip(*found, strict=True)
-    states = read_states(cache, pairs)
-    answers = Answers(states, np.array(known), np.array(llms), [question for question, _ in pairs])
-    return Runs(answers, list(logprobs), np.array(parts))
-
-
-def _songs(data: Path) -> Iterator[tuple]:
-    path = data / "songs_six_llms.dev.jsonl.gz"
-    if not path.exists():
-        return
-    for line in gzip.decompress(path.read_bytes()).decode().splitlines():
-        record = json.loads(line)
-        for llm, answer in record["answers"].items():
-            if answer["text"].strip() and answer["token_probs"]:
-                logprobs = np.log(np.maximum(answer["token_probs"], 1e-9)).tolist()
-                text = answer["text"].strip()
-                yield record["question"].strip(), text, llm, "songs", float(answer["correct"]), logprobs
-
-
-def _calls(runs: Path) -> Iterator[tuple]:
-    questions = {}
-    for part in ("train", "test"):
-        path = runs / f"questions.{part}.jsonl"
-        if path.exists():
-            questions |= {record["id"]: record for _, record in read_jsonl(path)}
-    for path in sorted(runs.glob("qwen*.jsonl")):
-        for line in path.read_text(encoding="utf-8").split("\n")[:-1]:  # the last may still be written
-            call = json.loads(line)
-            asked = questions.get(call["meta"]["id"])
-            if call["meta"]["arm"] == "direct" and asked and asked["gold_answers"] and call["tokens"]:
-                right = float(is_correct(call["text"], asked["gold_answers"]))
-                logprobs = [token["logprob"] for token in call["tokens"]]
-                text = call["text"].strip()
-                yield asked["question"].strip(), text, call["llm"], call["meta"]["part"], right, logprobs
-
-
-def fit_logprobs(
-    features: np.ndarray, known: np.ndarray, names: tuple[int, ...] = (0, 1, 2, 3)
-) -> np.ndarray:
-    """Return weights of the features, shape (4,), and a bias behind them; those that are not named weigh 0.
-
-    A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
-    """
-    n = features.shape[0] * features.shape[1]
-    label, weight = np.repeat(known, features.shape[1]), np.full(n, 1 / features.shape[1])
-    while True:
-        scales = np.array([SCALES[i] for i in names])
-        scaled = features.reshape(n, 4)[:, names] / scales
-        weights, bias = logistic(scaled, np.ones((n, 1)), label, weight, 1.0, np.zeros(n))
-        if (weights >= 0).all():
-            break
-        names = tuple(name for name, value in zip(names, weights, strict=True) if value > weights.min())
-    found = np.zeros(5)
-    found[list(names)] = weights / scales
-    found[4] = bias[0]
-    return found
-
-
 def judge_runs(
     runs: Runs, probe: Probe, probes: list[Probe], fold_of: dict[str, int]
-) -> tuple[LogprobHead | None, dict]:
+) -> tuple[LogprobHead, dict]:
     """Fit the head for log-probabilities on the part ``train``; returns it, and what it was made of.
 
     The probe was trained on these questions, with another LLM's labels: each is scored by its fold's probe.
     """
     text = probe(runs.answers.states)
-    for row in np.flatnonzero(runs.part == "train"):
-        text[row] = probes[fold_of[runs.answers.questions[row]]](runs.answers.states[[row]])[0]
-    features = runs.features(text)
-    train = runs.part == "train"
-    table = Table(
-        title="AUC over whole answers; what words alone and both would skip, and how much of that is right",
-        title_justify="left",
-        box=None,
-    )
-    names = ("words", "sum", "minimum", "mean", "log-probs", "both", "skipped", "right", "skipped", "right")
-    for column in ("LLM", "questions", "right", *names):
-        table.add_column(column, justify="left" if column == "LLM" else "right")
-    enough = train.sum() >= 50
-    both = fit_logprobs(features[train], runs.answers.known[train]) if enough else np.zeros(5)
-    alone = fit_logprobs(features[train], runs.answers.known[train], (1, 2, 3)) if enough else np.zeros(5)
-    for part in ("train", "test", "songs"):
-        for llm in np.unique(runs.answers.sets[runs.part == part]):
-            own = (runs.part == part) & (runs.answers.sets == llm)
-            known, last = runs.answers.known[own], features[own][:, -1]
-            scores = [last[:, i] for i in range(4)] + [last @ alone[:4], last @ both[:4]]
-            if len(np.unique(known)) < 2:
-                continue
-            values = [f"{roc_auc_score(known, score):.3f}" for score in scores]
-            for p_logit in (last[:, 0], last @ both[:4] + both[4]):
-                skips = p_logit >= 0
-                right = f"{known[skips].mean():.0%}" if skips.any() else ""
-                values += [f"{skips.mean():.0%}", right]
-            table.add_row(f"{llm} ({part})", str(int(own.sum())), f"{known.mean():.0%}", *values)
-    CONSOLE.print(table)
-    learned = [runs.answers.questions[row] for row in np.flatnonzero(train)]
+    train = np.flatnonzero(runs.part == "train")
+    fold = np.array([fold_of[runs.answers.questions[row]] for row in train])
+    for row, number in zip(train, fold, strict=True):
+        text[row] = probes[number](runs.answers.states[[row]])[0]
+    features, question, known = runs.features(text), runs.question, runs.answers.known
+    head = fit_head(features[train], question[train], known[train])
+    ways = {
+        "question and words": together(question, text),
+        "as shipped": together(question, judged(read_probe("default-begun").logprobs, features)),
+        "all": together(question, judged(head, features)),
+    }
+    ways["all"][train] = cross_validated_head(features[train], question[train], known[train], fold)
+    shown = Judged(runs, features, ways)
+    shown.show_knowledge()
+    shown.show_requests()
+    learned = [runs.answers.questions[row] for row in train]
     facts = {
-        "n": int(train.sum()),
+        "n": len(train),
         "sha256": hashlib.sha256(json.dumps(sorted(learned)).encode()).hexdigest(),
-        "known": float(runs.answers.known[train].mean()) if train.any() else None,
+        "known": float(known[train].mean()),
         "llms": sorted(set(runs.answers.sets[train].tolist())),
     }
-    return (LogprobHead(*map(float, both)) if enough else None), facts
+    return head, facts
 
 
 # --- all of it -----------------------------------------------------------------------------------------------
@@ -328,6 +158,25 @@ def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray, list[dic
     return answers, fold, records
 
 
+def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
+    """Print the AUC of each set, and the calibration, of log-odds by way, shape (n, cuts) each."""
+    table = Table(title="AUC, held out by question cluster", title_justify="left", box=None)
+    for column in ("", "tokens", *SETS, "mean", "ECE"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, logits in ways.items():
+        p = 1 / (1 + np.exp(-logits))
+        for place, cut in enumerate(CUTS):
+            each = aucs(logits[:, place], answers)
+            values = [f"{value:.3f}" for value in (*each, np.mean(each), ece(p[:, place], answers.known))]
+            table.add_row(name if place == 0 else "", str(cut), *values)
+    CONSOLE.print(table)
+
+
+def _means(logits: np.ndarray, answers: Answers) -> dict[str, float]:
+    """Return the mean AUC of the sets at each cut."""
+    return {str(cut): float(np.mean(aucs(logits[:, place], answers))) for place, cut in enumerate(CUTS)}
+
+
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(
@@ -340,44 +189,32 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     answers, fold, records = read_answers(arguments.data, arguments.cache)
-    table = Table(
-        title="AUC, mean of the six sets, held out by question cluster", title_justify="left", box=None
-    )
-    for column in ("trained on", *(f"{cut} tokens" for cut in CUTS)):
-        table.add_column(column, justify="left" if column == "trained on" else "right")
     everywhere = list(range(len(CUTS)))
     logits, probes = cross_validated(answers, fold, everywhere)
-    means = [np.mean(aucs(logits[:, place], answers)) for place in everywhere]
-    table.add_row("all four lengths", *(f"{mean:.3f}" for mean in means))
     slope, intercept = line_of(logits, answers.known)
-    p = 1 / (1 + np.exp(-(slope * logits + intercept)))
-    each = {
-        str(cut): dict(zip(SETS, aucs(logits[:, place], answers), strict=True))
-        for place, cut in enumerate(CUTS)
-    }
-    CONSOLE.print(
-        {cut: {name: round(value, 3) for name, value in found.items()} for cut, found in each.items()}
-    )
-    CONSOLE.print({f"ECE at {cut}": round(ece(p[:, i], answers.known), 3) for i, cut in enumerate(CUTS)})
-    whole = fit(answers, np.ones(len(fold), bool), everywhere)
-    probe = whole.calibrated(slope, intercept)
-    fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
-    probes = [each.calibrated(slope, intercept) for each in probes]
-    runs = read_runs(arguments.runs, arguments.data, arguments.cache)
-    head, facts = judge_runs(runs, probe, probes, fold_of) if runs is not None else (None, {})
-    CONSOLE.print(head)
+    words = slope * logits + intercept
+    both = together(question_logits(answers.questions, arguments.cache), words)
+    ways = {"words": words, "question and words": both}
     if arguments.compare:
         for place in (2, 3):
-            scores = cross_validated(answers, fold, [place])[0]
-            means = [np.mean(aucs(scores[:, each], answers)) for each in everywhere]
-            table.add_row(f"{CUTS[place]} tokens alone", *(f"{mean:.3f}" for mean in means))
-    CONSOLE.print(table)
+            ways[f"words, trained on {CUTS[place]} tokens alone"] = cross_validated(answers, fold, [place])[0]
+    show_sets(ways, answers)
+    probe = fit(answers, np.ones(len(fold), bool), everywhere).calibrated(slope, intercept)
+    head, facts = None, {}
+    if arguments.runs is not None:
+        fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
+        probes = [each.calibrated(slope, intercept) for each in probes]
+        runs = read_runs(arguments.runs, arguments.data, arguments.cache)
+        head, facts = judge_runs(runs, probe, probes, fold_of)
+        CONSOLE.print(head)
     if arguments.save is not None:
+        whole = aucs(words[:, -1], answers)
         metrics = {
-            "auc": each["64"],
-            "auc_mean": float(np.mean(list(each["64"].values()))),
-            "auc_pooled": float(roc_auc_score(answers.known, logits[:, -1])),
-            "auc_mean_by_tokens": {cut: float(np.mean(list(found.values()))) for cut, found in each.items()},
+            "auc": dict(zip(SETS, whole, strict=True)),
+            "auc_mean": float(np.mean(whole)),
+            "auc_pooled": float(roc_auc_score(answers.known, words[:, -1])),
+            "auc_mean_by_tokens": _means(words, answers),
+            "auc_mean_with_default_heads": _means(both, answers),
         }
         _save(arguments.save, answers, probe, head, metrics, facts, records)
 

@@ -4,6 +4,8 @@
     python benchmarks/gate_quality.py --sweep --data FILE.jsonl ...      one probe a layer, on recorded answers
     python benchmarks/gate_quality.py --heads FOLDER [--everything]      the default gate, cross-validated anew
 
+The gate for begun answers is measured by `begun.py`, attempts at better ones by `attempts.py` and `head_attempts.py`.
+
 AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets.
 """
 
@@ -45,10 +47,21 @@ def show_shipped() -> None:
         facts = config["provenance"]
         CONSOLE.print(f"{name}: {facts['recipe']}; seed {facts['seed']}.", highlight=False)
     for name, config in configs.items():
+        show_lengths(name, config["provenance"]["metrics"])
+    for name, config in configs.items():
         if "auc_requests" in config["provenance"]["metrics"]:
             show_metrics(
                 config["provenance"]["metrics"], f"{name}, held out, threshold {config['threshold']:.2f}"
             )
+
+
+def show_lengths(name: str, metrics: dict) -> None:
+    """Print the mean AUC of the sets by how many tokens were read, where a gate was measured so."""
+    lengths = {"alone": "auc_mean_by_tokens", "with default-heads": "auc_mean_with_default_heads"}
+    for what, stored in lengths.items():
+        if stored in metrics:
+            values = ", ".join(f"{tokens} tokens {value:.3f}" for tokens, value in metrics[stored].items())
+            CONSOLE.print(f"{name} {what}, mean of the sets by question cluster: {values}", highlight=False)
 
 
 def sweep(paths: list[Path], model: str, tokens: int, seed: int) -> None:

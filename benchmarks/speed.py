@@ -92,11 +92,11 @@ def loading() -> list[tuple[str, float, str]]:
 
 ALONE = """
 import json, sys, time
-name, asked = sys.argv[1], json.load(sys.stdin)
+name, (asked, draft) = sys.argv[1], json.load(sys.stdin)
 from rgate_integrations import load_gate
 start = time.perf_counter()
 gate = load_gate(name)
-gate.decide(asked[0])
+gate.decide(asked[0], draft=draft)
 first = time.perf_counter() - start
 def resident():
     with open("/proc/self/status") as file:
@@ -105,19 +105,31 @@ def seconds(work):
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-singles = sorted(seconds(lambda: gate.decide(q)) for q in asked[:16])
-batch = min(seconds(lambda: gate.decide_batch(asked)) for _ in range(3))
+singles = sorted(seconds(lambda: gate.decide(q, draft=draft)) for q in asked[:16])
+drafts = None if draft is None else [draft] * len(asked)
+batch = min(seconds(lambda: gate.decide_batch(asked, drafts=drafts)) for _ in range(3))
 print(json.dumps([first, singles[len(singles) // 2] * 1e3, len(asked) / batch, resident()]))
 """
 
 
-def gates_apart(names: Sequence[str], asked: Sequence[str]) -> list[tuple[str, float, str]]:
-    """Load each gate in a process of its own: first decision, single ones, batches of 64, and memory."""
+BEGUN = "It is known for its old bridge, its market, and the festival that is held there every summer by the river. "
+
+
+def gates_apart(
+    names: Sequence[str], asked: Sequence[str], draft: str | None
+) -> list[tuple[str, float, str]]:
+    """Load each gate in a process of its own: first decision, single ones, batches of 64, and memory.
+
+    Args:
+        names: The gates.
+        asked: The questions.
+        draft: Judged with each of them, if it is given.
+    """
     rows = []
     for name in names:
         command = [sys.executable, "-c", ALONE, name]
         out = subprocess.run(  # noqa: S603
-            command, input=json.dumps(list(asked)), capture_output=True, text=True, check=True
+            command, input=json.dumps([list(asked), draft]), capture_output=True, text=True, check=True
         ).stdout
         measures = (
             "first decision, s",
@@ -222,10 +234,12 @@ def main() -> None:
     parser.add_argument(
         "--apart", nargs="+", metavar="GATE", help="only compare gates, each in a process of its own"
     )
+    parser.add_argument("--begun", action="store_true", help="with --apart: judge a begun answer each time")
     arguments = parser.parse_args()
 
     if arguments.apart:
-        for what, value, unit in gates_apart(arguments.apart, questions(64)):
+        draft = 2 * BEGUN if arguments.begun else None
+        for what, value, unit in gates_apart(arguments.apart, questions(64), draft):
             print(f"{what:55} {value:10.1f} {unit}")
         return
     gate, asked = load_gate(arguments.gate), questions(64)

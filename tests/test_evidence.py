@@ -9,7 +9,7 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
 from rgate_integrations.evidence import DraftSpec
-from rgate_integrations.evidence.base import Inputs
+from rgate_integrations.evidence.base import Inputs, MadeBy
 from rgate_integrations.evidence.collector import Collector, Sources
 from rgate_integrations.evidence.draft import ProxyDrafter
 from rgate_integrations.prompts import ANSWER
@@ -65,6 +65,15 @@ def test_a_text_without_logprobs_is_read_by_the_proxy_and_says_so(scripted):
     assert d.draft.scored_by == "scripted"
     assert "as read by scripted; its source gave none" in d.reason
     assert d.draft.source == "recorded"
+
+
+def test_who_counts_the_tokens_of_a_given_draft_made_nothing(scripted):
+    draft = DraftSpec(tokens=2, source="recorded")
+    inputs = [Inputs("who?", Draft(text="one two three four", source="recorded"))]
+    collector = Collector(inputs, Sources(lambda: scripted, None, {}), [draft])
+    (evidence,) = collector.context().evidence([draft])
+    assert evidence[draft].text == "one two"
+    assert evidence.made_by(draft) == MadeBy()
 
 
 def test_drafts_may_be_given_for_some(scripted):

@@ -6,6 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rgate_integrations.decision import Draft
+from rgate_integrations.evidence.base import Inputs
+from rgate_integrations.evidence.collector import Collector, Sources
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
 from rgate_integrations.proxy.first_layers import first_layers_of, folder_fingerprint
@@ -101,4 +106,21 @@ def test_a_long_first_question_loads_the_first_layers_alone(five):
     part = LocalProxy(five)
     assert part.cut("who wrote hamlet? " * 10, 4)
     states(part)
+    assert "loaded=False" in repr(part)
+
+
+@pytest.mark.parametrize("source", ["recorded", "llm"])
+def test_a_long_draft_is_judged_by_the_first_layers_alone(five, source):
+    draft = DraftSpec(tokens=4, source=source)
+    states = HiddenSpec((PooledLayer(2, "draft", "mean"),), draft)
+    part, all_of_it = LocalProxy(five), whole(five)
+    inputs = [Inputs(each["question"], Draft(text="It was he, " * 9, source="recorded")) for each in ASKED]
+    found = []
+    for proxy in (part, all_of_it):
+        collector = Collector(inputs, Sources(lambda proxy=proxy: proxy, None, {}), [draft, states])
+        found.append(collector.context().evidence([draft, states]))
+    for first, second in zip(*found, strict=True):
+        assert len(first[draft].text) < 20
+        assert first[states] == pytest.approx(second[states], abs=1e-5)
+        assert first.made_by(states).fingerprint == all_of_it.fingerprint
     assert "loaded=False" in repr(part)

@@ -88,6 +88,10 @@ class Context(ABC):
         """The proxy model, loaded when a piece first asks for it."""
 
     @abstractmethod
+    def cut(self, text: str, tokens: int) -> str | None:
+        """Return the first tokens of a text, as the proxy counts them, or None when it is not longer."""
+
+    @abstractmethod
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
         """Return the piece of each question, of a spec that is in `EvidenceSpec.needs`."""
 

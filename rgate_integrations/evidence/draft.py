@@ -78,7 +78,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
         if given.tokens or given.logprobs is not None or len(given.text) <= self.tokens:
             return given.head(self.tokens)
-        text = context.proxy.cut(given.text, self.tokens) if self.tokens else ""
+        text = context.cut(given.text, self.tokens) if self.tokens else ""
         if text is not None:
             given = given.model_copy(update={"text": text.strip(), "finished": False})
         return given.head(self.tokens)

@@ -1,0 +1,75 @@
+"""The head for log-probabilities is fitted as it is used: averaged with the gate for the question alone."""
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from rgate_integrations.saved.probe import LogprobHead
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+LOGPROBS = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("sklearn")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import logprobs
+
+    return logprobs
+
+
+def runs(fits: ModuleType):
+    nothing = np.zeros(len(LOGPROBS))
+    answers = fits.Answers(np.zeros((len(LOGPROBS), 4, 9, 2)), nothing, nothing, ["q"] * len(LOGPROBS))
+    return fits.Runs(answers, LOGPROBS, nothing, nothing, nothing)
+
+
+def drawn(fits: ModuleType, rng: np.random.Generator, head: LogprobHead, n: int):
+    """Answers of one length, right as often as the ensemble with this head says."""
+    features = np.zeros((n, 4, 4))
+    features[:] = (rng.normal(size=(n, 4)) * fits.SCALES - [0, 10, 3, 1])[:, None]
+    question = rng.normal(size=n) * 1.5
+    logit = fits.together(question, fits.judged(head, features))[:, 0]
+    return features, question, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
+
+
+def test_the_head_of_the_ensemble_is_found_again(fits: ModuleType) -> None:
+    head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
+    found = fits.fit_head(*drawn(fits, np.random.default_rng(0), head, 40_000))
+    assert found.text == pytest.approx(head.text, abs=0.1)
+    assert found.total == pytest.approx(head.total, abs=0.02)
+    assert found.least == pytest.approx(head.least, abs=0.1)
+    assert found.mean == pytest.approx(head.mean, abs=0.3)
+    assert found.bias == pytest.approx(head.bias, abs=0.4)
+
+
+def test_a_rarer_token_never_speaks_for_knowledge(fits: ModuleType) -> None:
+    strange = LogprobHead(text=1.0, total=-0.2, least=1.0, mean=-2.0, bias=0.0)
+    found = fits.fit_head(*drawn(fits, np.random.default_rng(0), strange, 4_000))
+    assert (found.total, found.mean) == (0.0, 0.0)
+    assert found.least > 0
+
+
+def test_what_is_fitted_is_what_the_gate_computes(fits: ModuleType) -> None:
+    head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
+    words = np.array([[0.3, 0.4, 0.5, 0.6]] * len(LOGPROBS))
+    found = fits.judged(head, runs(fits).features(words))
+    for row, values in enumerate(LOGPROBS):
+        for place, cut in enumerate(fits.CUTS):
+            assert found[row, place] == pytest.approx(head.logit(words[row, place], values[:cut]))
+    assert fits.judged(None, runs(fits).features(words)) == pytest.approx(words)
+
+
+def test_held_out_scores_come_from_the_other_folds(fits: ModuleType) -> None:
+    features, question, known = drawn(
+        fits, np.random.default_rng(1), LogprobHead(1.0, 0.0, 1.0, 0.0, 2.0), 200
+    )
+    fold = np.arange(200) % 2
+    found = fits.cross_validated_head(features, question, known, fold)
+    turned = np.where(fold == 0, 1 - known, known)  # what fold 0 was scored by has not seen its labels
+    again = fits.cross_validated_head(features, question, turned, fold)
+    assert found[fold == 0] == pytest.approx(again[fold == 0])
+    assert found[fold == 1] != pytest.approx(again[fold == 1])
