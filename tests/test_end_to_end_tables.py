@@ -89,6 +89,18 @@ def test_a_way_that_lacks_questions_is_left_out(bench: ModuleType) -> None:
     assert bench.whole([*answers, answered(bench, "answer first", "a", True)]) == answers
 
 
+def test_ways_that_lack_questions_are_compared_on_those_they_have(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "LEAST", 2)
+    both = [answered(bench, way, name, True) for name in "abc" for way in ("never", "always")]
+    asked = [answered(bench, "LLM asked", name, True) for name in "ab"]
+    barely = answered(bench, "claims", "c", True)  # alone it would leave no question to compare
+    common = bench.shared([*both, *asked, barely])
+    assert {each.id for each in common} == {"a", "b"}
+    assert {each.way for each in common} == {"never", "always", "LLM asked"}
+
+
 def test_a_gate_that_costs_more_than_it_can_save_never_pays(bench: ModuleType) -> None:
     from answer_tables import calculated
 
