@@ -250,6 +250,9 @@ def main() -> None:
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
     )
     parser.add_argument("--ways", nargs="+", help="these ways only; never and always are always there")
+    parser.add_argument(
+        "--prices", type=Path, default=PRICES, help="prices of tokens, a GPU, and larger LLMs"
+    )
     parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
@@ -263,7 +266,7 @@ def main() -> None:
     kept = OUT / f"end_to_end.{arguments.llm}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
-    report(answers, arguments.llm, arguments.markdown)
+    report(answers, arguments.llm, json.loads(arguments.prices.read_text()), arguments.markdown)
     if arguments.picture:
         answers = whole(answers)
         answered = {each.id for each in answers}
@@ -294,9 +297,8 @@ def timed(
     return list(run(ways, chat, asked, time.process_time))
 
 
-def report(answers: list[Answered], llm: str, path: Path | None) -> None:
+def report(answers: list[Answered], llm: str, prices: dict[str, Any], path: Path | None) -> None:
     """Print the tables, and write them as Markdown."""
-    prices = json.loads(PRICES.read_text())
     complete = whole(answers)
     tables = {
         f"{llm}, {_count(complete)} questions": overview(complete, prices["prices"]),
