@@ -20,6 +20,8 @@ SHOWN = {
     "LLM asked to answer or retrieve": "LLM asked to answer or retrieve",
     "nearest examples": "nearest examples",
     "gate, question alone": "RetrievalGate()",
+    "look first": "look first",
+    "answer first, FLARE's trigger": "FLARE's trigger",
     "answer first": "answer first",
     "oracle": "oracle",
 }

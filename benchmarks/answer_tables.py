@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -119,50 +119,76 @@ def calculated(answers: Sequence[Answered], prices: dict[str, Any]) -> list[Row]
     """Return what each way would cost a million questions with larger LLMs: calculated, not measured.
 
     Tokens, retrieval rates, and the time of gate and search are as measured here. A larger LLM knows more, so that
-    its gate would skip more; that is not counted.
+    its gate would skip more; that is not counted. An LLM on a GPU is judged by time, one behind an API by money.
     """
     ways = by_way(answers)
     rows = []
     for name, own in ways.items():
-        each = list(own.values())
-        calls = Calls(float(np.mean([a.prompt for a in each])), float(np.mean([a.written for a in each])))
-        beside = float(np.mean([a.gate + a.search for a in each]))
+        calls = _mean_calls(list(own.values()))
+        beside = _mean([a.gate + a.search for a in own.values()])
         row = {"way": name}
         for llm in prices["llms"]:
-            seconds = Machine(prices["gpu"], llm).seconds(calls)
-            hours = 1e6 * seconds / 3_600
-            row[f"{llm['name']}: s a question"] = f"{seconds + beside:.2f}"
+            machine = Machine(prices["gpu"], llm)
+            hours = 1e6 * machine.seconds(calls) / 3_600
+            row[f"{llm['name']}: s a question"] = f"{machine.seconds(calls) + beside:.2f}"
             row[f"{llm['name']}: GPU hours"] = f"{hours:.0f}"
             row[f"{llm['name']}: $"] = f"{hours * prices['gpu']['dollars_an_hour']:,.0f}"
-            row[f"{llm['name']}: pays above a skip rate of"] = _breaks_even(
-                ways, name, Machine(prices["gpu"], llm)
-            )
+            row[f"{llm['name']}: pays above a skip rate of"] = _pays_above(ways, name, machine.seconds, True)
+        for price in prices["prices"]:
+            dollars = Price(price).dollars
+            saved = 1e6 * (dollars(_mean_calls(list(ways["always"].values()))) - dollars(calls))
+            row[f"{price['name']}: $ saved"] = f"{saved:,.0f}"
+            row[f"{price['name']}: pays above a skip rate of"] = _pays_above(ways, name, dollars, False)
         rows.append(row)
     return rows
 
 
-def _breaks_even(ways: dict[str, dict[str, Answered]], name: str, machine: Machine) -> str:
-    """Return the share of questions that a way must skip so that it takes no longer than always."""
+@dataclass(frozen=True)
+class Price:
+    """What tokens of an LLM behind an API cost, in dollars a million."""
+
+    price: dict[str, Any]
+
+    def dollars(self, calls: Calls) -> float:
+        """Return what a way's mean question costs."""
+        return float(calls.prompt * self.price["input"] + calls.written * self.price["output"]) / 1e6
+
+
+def _pays_above(
+    ways: dict[str, dict[str, Answered]], name: str, cost: Callable[[Calls], float], timed: bool
+) -> str:
+    """Return the share of questions that a way must skip so that it costs no more than always.
+
+    Args:
+        ways: The answers.
+        name: The way.
+        cost: What calls of an LLM cost, in seconds or dollars.
+        timed: Whether it is seconds: gate and search take some, too.
+    """
     if name in ("never", "always", "oracle"):
         return ""
-    gates = [float(np.mean([a.gate for a in ways[way].values()])) for way in (name, "always")]
-    never, always = (_mean_time(list(ways[way].values()), machine) for way in ("never", "always"))
-    wasted = _wasted(ways, name, machine)
-    # Skipping a share s saves s (always - never), and costs the gate, and (1 - s) times what was wasted.
-    share = max(0.0, gates[0] - gates[1] + wasted) / (always - never + wasted)
+    own, never, always = (list(ways[way].values()) for way in (name, "never", "always"))
+    gate = _mean([a.gate for a in own]) - _mean([a.gate for a in always]) if timed else 0.0
+    search = _mean([a.search for a in always]) - _mean([a.search for a in never]) if timed else 0.0
+    spared = cost(_mean_calls(always)) - cost(_mean_calls(never)) + search
+    wasted = cost(_wasted(own, ways["always"]))
+    # Skipping a share s saves s times what is spared, and costs the gate, and (1 - s) times what was wasted.
+    share = max(0.0, gate + wasted) / (spared + wasted)
     return f"{100 * share:.0f} %" if 0 <= share < 1 else "never"
 
 
-def _mean_time(each: list[Answered], machine: Machine) -> float:
-    calls = Calls(float(np.mean([a.prompt for a in each])), float(np.mean([a.written for a in each])))
-    return machine.seconds(calls) + float(np.mean([a.search for a in each]))
-
-
-def _wasted(ways: dict[str, dict[str, Answered]], name: str, machine: Machine) -> float:
+def _wasted(own: list[Answered], always: dict[str, Answered]) -> Calls:
     """Return what a question that is retrieved for costs beyond always: calls that asked, or an answer begun."""
-    retrieved = [a for a in ways[name].values() if a.retrieved]
+    retrieved = [a for a in own if a.retrieved]
     if not retrieved:
-        return 0.0
-    extra_prompt = np.mean([a.prompt - ways["always"][a.id].prompt for a in retrieved])
-    extra_written = np.mean([a.written - ways["always"][a.id].written for a in retrieved])
-    return max(0.0, machine.seconds(Calls(float(extra_prompt), float(extra_written))))
+        return Calls(0.0, 0.0)
+    prompt = _mean([a.prompt - always[a.id].prompt for a in retrieved])
+    return Calls(max(0.0, prompt), max(0.0, _mean([a.written - always[a.id].written for a in retrieved])))
+
+
+def _mean_calls(each: Sequence[Answered]) -> Calls:
+    return Calls(_mean([a.prompt for a in each]), _mean([a.written for a in each]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -30,14 +30,26 @@ from langchain_core.callbacks import BaseCallbackHandler
 from mixture import Question
 from rich.console import Console
 from rich.table import Table
-from served import OUT, Clock, NotRecorded, Record, RecordedChat, Speed, open_index, questions, server
+from served import (
+    OUT,
+    Clock,
+    NotRecorded,
+    Record,
+    RecordedChat,
+    Speed,
+    both_arms,
+    open_index,
+    questions,
+    server,
+)
 from ways import Ways
 
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.prompts import ANSWER_WITH_PASSAGES
 from rgate_integrations.text import is_correct, normalise, token_f1
 
 CONSOLE = Console(width=230, highlight=False)
 PRICES = Path(__file__).parent / "prices.json"
+LEAST = 40  # questions, without which a way is not shown
 
 
 @dataclass
@@ -196,15 +208,13 @@ def whole(answers: list[Answered]) -> list[Answered]:
     return [each for each in answers if counts[each.way] == counts["always"]]
 
 
-def both_arms(record: Record, asked: list[Question]) -> list[Question]:
-    """Return the questions that the record has with and without passages."""
-    alone, read = set(), set()
-    for call in record.calls.values():
-        if call["messages"][0]["content"] == ANSWER.system:
-            alone.add(call["meta"].get("id"))
-        if call["messages"][0]["content"] == ANSWER_WITH_PASSAGES.system:
-            read.add(call["meta"].get("id"))
-    return [question for question in asked if question.id in alone & read]
+def shared(answers: list[Answered]) -> list[Answered]:
+    """Return the answers to those questions that all ways have answered; ways with a few answers do not count."""
+    counts = Counter(each.way for each in answers)
+    ways = {way for way, count in counts.items() if count >= LEAST}
+    kept = [each for each in answers if each.way in ways]
+    answered = Counter(each.id for each in kept)
+    return [each for each in kept if answered[each.id] == len(ways)]
 
 
 def show(title: str, rows: list[dict[str, str]]) -> None:
@@ -240,6 +250,9 @@ def main() -> None:
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
     )
     parser.add_argument("--ways", nargs="+", help="these ways only; never and always are always there")
+    parser.add_argument(
+        "--prices", type=Path, default=PRICES, help="prices of tokens, a GPU, and larger LLMs"
+    )
     parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
@@ -253,9 +266,9 @@ def main() -> None:
     kept = OUT / f"end_to_end.{arguments.llm}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
-    answers = whole(answers)
-    report(answers, arguments.llm, arguments.markdown)
+    report(answers, arguments.llm, json.loads(arguments.prices.read_text()), arguments.markdown)
     if arguments.picture:
+        answers = whole(answers)
         answered = {each.id for each in answers}
         chat.speed = chat.speed or Speed.of(record.calls.values())
         begun_answers = ways.judged_beginnings(chat, [q for q in asked if q.id in answered])
@@ -284,18 +297,26 @@ def timed(
     return list(run(ways, chat, asked, time.process_time))
 
 
-def report(answers: list[Answered], llm: str, path: Path | None) -> None:
+def report(answers: list[Answered], llm: str, prices: dict[str, Any], path: Path | None) -> None:
     """Print the tables, and write them as Markdown."""
-    prices = json.loads(PRICES.read_text())
+    complete = whole(answers)
     tables = {
-        f"{llm}, {len({each.id for each in answers})} questions": overview(answers, prices["prices"]),
-        "Right, % (retrieved, %), by kind of question": by_kind(answers),
-        "Calculated for larger LLMs, per million questions": calculated(answers, prices),
+        f"{llm}, {_count(complete)} questions": overview(complete, prices["prices"]),
+        "Right, % (retrieved, %), by kind of question": by_kind(complete),
+        "Calculated for larger LLMs, per million questions": calculated(complete, prices),
     }
+    common = shared(answers)
+    if {each.way for each in common} > {each.way for each in complete}:
+        title = f"{llm}, the {_count(common)} questions that all ways have answered"
+        tables[title] = overview(common, prices["prices"])
     for title, rows in tables.items():
         show(title, rows)
     if path:
         path.write_text("\n".join(f"**{title}**\n\n{markdown(rows)}" for title, rows in tables.items()))
+
+
+def _count(answers: list[Answered]) -> int:
+    return len({each.id for each in answers})
 
 
 if __name__ == "__main__":

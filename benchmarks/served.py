@@ -40,6 +40,7 @@ from mixture import Question, read_corpus, read_mixture, read_training
 
 from rgate_integrations.files import JsonlLog
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain.chains import format_documents
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 
@@ -272,12 +273,20 @@ def first_words(text: str) -> str:
     return " ".join(text.split()[:WORDS])
 
 
+class Forgetful(SentenceEmbedder):
+    """Embeds each query anew, so that no way to answer profits from another that searched before it."""
+
+    def embed_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Return normalised vectors, shape (texts, dimension)."""
+        return self.embed(texts)
+
+
 def open_index(home: Path, data: Path | None) -> HybridIndex:
     """Return the index of the corpus, built once; see `read_corpus`."""
     if not (home / "index.json").is_file():
         passages = read_corpus(data)
         PassageIndex.build(passages, report=lambda n: print(f"{n} of {len(passages)} passages")).save(home)
-    return HybridIndex(PassageIndex.load(home))
+    return HybridIndex(PassageIndex.load(home, Forgetful()))
 
 
 def search(index: HybridIndex, question: str) -> tuple[list[Passage], dict[str, Any]]:
@@ -316,6 +325,17 @@ def questions(out: Path, data: Path | None, part: str) -> list[Question]:
         made.rename(path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [Question(**{**row, "gold_answers": tuple(row["gold_answers"])}) for row in rows]
+
+
+def both_arms(record: Record, asked: list[Question]) -> list[Question]:
+    """Return the questions that the record has with and without passages."""
+    alone, read = set(), set()
+    for call in record.calls.values():
+        if call["messages"][0]["content"] == ANSWER.system:
+            alone.add(call["meta"].get("id"))
+        if call["messages"][0]["content"] == ANSWER_WITH_PASSAGES.system:
+            read.add(call["meta"].get("id"))
+    return [question for question in asked if question.id in alone & read]
 
 
 class Searches:

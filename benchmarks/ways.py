@@ -1,7 +1,7 @@
 """Ways to answer, each a LangChain chain over the same LLM and the same search; `end_to_end` compares them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,41 +9,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from answer_picture import Beginning
+from asked import asked_chains
 from langchain_core.messages import convert_to_openai_messages
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 from mixture import Question
-from served import K, NotRecorded, RecordedChat, closed_book, with_passages
+from served import Forgetful, K, RecordedChat, closed_book, with_passages
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.files import read_jsonl
-from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.loading import DEFAULT_GATES
 
 Chain: TypeAlias = Runnable[Any, Any]
 
-ROUTER_PROMPT = ChatPromptTemplate.from_template(
-    "Can you answer this question from memory? Reply with one word, direct if you can or retrieve if documents must "
-    "be searched.\n\nQuestion: {question}"
-)
-ADAPT_PROMPT = ChatPromptTemplate.from_messages(
-    [
-        (
-            "system",
-            "Answer the question briefly, in one or two sentences. If you do not know, reply only: RETRIEVE",
-        ),
-        ("user", "{question}"),
-    ]
-)
-"""The question that ADAPT-LLM (Labruna et al. 2024) trains an LLM for; here it is asked without training."""
-TOOLS = (
-    ("direct", "Answers well-known facts from memory, without documents."),
-    ("docs", "Searches documents for what is not known from memory."),
-)
 HELD = 32
 EXAMPLES, NEAREST = 150, 5
 
@@ -77,22 +58,22 @@ class Ways:
             read = {"documents": searched, "question": RunnablePassthrough()} | answer
             return begun.route(retrieve=read, direct=never, answer_first=options)
 
-        asked = self.asked_by_prompt(chat)
-        selected = self.asked_by_selector(chat)
+        alone = RetrievalGate(self.first_look)
         ways = {
             "never": never,
             "always": always,
-            "LLM asked, LangChain prompt": RunnableBranch((asked, always), never),
-            "LLM asked, LlamaIndex selector": RunnableBranch((selected, always), never),
-            "LLM asked to answer or retrieve": _answer_or_retrieve(chat, always),
-            "gate, question alone": RetrievalGate(self.first_look).route(retrieve=always, direct=never),
+            **asked_chains(chat, always, never),
+            "gate, question alone": alone.route(retrieve=always, direct=never),
+            "look first": alone.route(retrieve=always, direct=never, look_first=True),
             "answer first": begun.route(retrieve=always, direct=never, answer_first=options),
             "answer first, speculative": begun.route(
                 retrieve=always, direct=never, answer_first=options, speculative=True
             ),
             "answer first, claims": claims(False),
             "answer first, unknown claims": claims(True),
-            # Ways that look at the search first go here: gate.route(retrieve=always, direct=never, look_first=True).
+            "answer first, FLARE's trigger": RetrievalGate(self.weakest_token).route(
+                retrieve=always, direct=never, answer_first=AnswerFirst(tokens=HELD, first_look=None)
+            ),
         }
         if self.data is not None:
             ways["nearest examples"] = RunnableBranch((self.near_examples, always), never)
@@ -125,29 +106,10 @@ class Ways:
         """The gate that reads a begun answer."""
         return load_gate(DEFAULT_GATES["llm"])
 
-    def asked_by_prompt(self, chat: RecordedChat) -> Callable[[str], bool]:
-        """Return what asks the LLM for one word; all but a clear "direct" retrieves."""
-        chain = ROUTER_PROMPT | chat.bind(max_tokens=4)
-        return lambda question: "direct" not in chain.invoke({"question": question}).text.lower()
-
-    def asked_by_selector(self, chat: RecordedChat) -> Callable[[str], bool]:
-        """Return what asks LlamaIndex's selector to choose a tool; what cannot be parsed retrieves."""
-        from llama_index.core.selectors import LLMSingleSelector
-        from llama_index.core.tools import ToolMetadata
-        from llama_index_chat import ChatLLM
-
-        selector = LLMSingleSelector.from_defaults(llm=ChatLLM(answering=chat))
-        tools = [ToolMetadata(name=name, description=text) for name, text in TOOLS]
-
-        def retrieves(question: str) -> bool:
-            try:
-                return bool(selector.select(tools, question).ind != 0)
-            except NotRecorded:
-                raise
-            except Exception:
-                return True
-
-        return retrieves
+    @cached_property
+    def weakest_token(self) -> Any:
+        """FLARE's trigger (Jiang et al. 2023): the least probable token of a begun answer."""
+        return load_gate("token_probability", tokens=HELD)
 
     def near_examples(self, question: str) -> bool:
         """Whether labelled requests for retrieval are nearer than others: what semantic-router does.
@@ -155,7 +117,7 @@ class Ways:
         The mean similarity of the five nearest examples of each route is compared.
         """
         vectors, retrieves = self._examples
-        similarity = vectors @ SentenceEmbedder().embed_queries([question])[0]
+        similarity = vectors @ Forgetful().embed([question])[0]
         means = [np.sort(similarity[retrieves == side])[-NEAREST:].mean() for side in (True, False)]
         return bool(means[0] >= means[1])
 
@@ -171,19 +133,9 @@ class Ways:
                 found[not record["closed_book_correct"]].append(record["question"])
         rng = np.random.default_rng(0)
         chosen = {side: _sample(texts, rng) for side, texts in found.items()}
-        vectors = SentenceEmbedder().embed([*chosen[True], *chosen[False]])
+        vectors = Forgetful().embed([*chosen[True], *chosen[False]])
         return vectors, np.repeat([True, False], [len(chosen[True]), len(chosen[False])])
 
 
 def _sample(texts: Sequence[str], rng: np.random.Generator) -> list[str]:
     return [texts[row] for row in rng.permutation(len(texts))[:EXAMPLES]]
-
-
-def _answer_or_retrieve(chat: RecordedChat, always: Chain) -> Chain:
-    asking = ADAPT_PROMPT | chat | StrOutputParser()
-
-    def answered(question: str) -> Any:
-        text = asking.invoke({"question": question})
-        return always if "retrieve" in text.lower() else text
-
-    return RunnableLambda(answered)

@@ -89,6 +89,18 @@ def test_a_way_that_lacks_questions_is_left_out(bench: ModuleType) -> None:
     assert bench.whole([*answers, answered(bench, "answer first", "a", True)]) == answers
 
 
+def test_ways_that_lack_questions_are_compared_on_those_they_have(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "LEAST", 2)
+    both = [answered(bench, way, name, True) for name in "abc" for way in ("never", "always")]
+    asked = [answered(bench, "LLM asked", name, True) for name in "ab"]
+    barely = answered(bench, "claims", "c", True)  # alone it would leave no question to compare
+    common = bench.shared([*both, *asked, barely])
+    assert {each.id for each in common} == {"a", "b"}
+    assert {each.way for each in common} == {"never", "always", "LLM asked"}
+
+
 def test_a_gate_that_costs_more_than_it_can_save_never_pays(bench: ModuleType) -> None:
     from answer_tables import calculated
 
@@ -103,8 +115,25 @@ def test_a_gate_that_costs_more_than_it_can_save_never_pays(bench: ModuleType) -
     }
     ways = {"never": 0.0, "always": 0.0, "quick": 0.09, "slow": 0.5}
     answers = [answered(bench, way, "q", True, gate=seconds) for way, seconds in ways.items()]
-    rows = {row["way"]: row for row in calculated(answers, {"llms": [llm], "gpu": gpu})}
+    rows = {row["way"]: row for row in calculated(answers, {"llms": [llm], "gpu": gpu, "prices": PRICES})}
     assert rows["quick"]["8B: pays above a skip rate of"] == "20 %"
     assert rows["slow"]["8B: pays above a skip rate of"] == "never"
     assert rows["always"]["8B: s a question"] == "0.51"
     assert rows["always"]["8B: $"] == "510"
+
+
+def test_behind_an_api_a_way_must_skip_enough_to_pay_for_what_it_began(bench: ModuleType) -> None:
+    from answer_tables import calculated
+
+    begun = {"prompt": 550, "written": 35, "retrieved": True}  # 50 read and 25 written for nothing
+    answers = [
+        *[answered(bench, way, "q", True) for way in ("never", "always", "gate, question alone")],
+        answered(bench, "answer first", "q", True, **begun),
+    ]
+    prices = {"llms": [], "gpu": {}, "prices": PRICES}
+    rows = {row["way"]: row for row in calculated(answers, prices)}
+    # Always reads 500 for 500 dollars and writes 10 for 20; never reads 50. 450 dollars are spared, 100 wasted.
+    assert rows["never"]["dear: $ saved"] == f"{450e6:,.0f}"
+    assert rows["answer first"]["dear: $ saved"] == f"{-100e6:,.0f}"
+    assert rows["answer first"]["dear: pays above a skip rate of"] == f"{100 * 100 / 550:.0f} %"
+    assert rows["gate, question alone"]["dear: pays above a skip rate of"] == "0 %"
