@@ -254,7 +254,9 @@ def agreement(arguments: argparse.Namespace) -> None:
         closed, rag = Draft(text=record["closed_book_answer"] or ""), Draft(text=record["rag_answer"] or "")
         answered.append(Answered(question, closed, rag, {}))
     gold = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
-    agree = np.array(agreeing(answered, None))
+    agree = np.array(
+        agreeing([each.direct.text for each in answered], [each.retrieve.text for each in answered], None)
+    )
     print(f"{llm}: agreement equals gold for {(gold == agree).mean():.1%} of {len(gold)}; "
           f"known by gold {gold.mean():.1%}, by agreement {agree.mean():.1%}")  # fmt: skip
     data = recorded(arguments, name, llm)

@@ -95,6 +95,10 @@ def tune(
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="Further answers at temperature 1 to each question, for soft labels."),
+    ] = 0,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     answers: Annotated[
         Path | None, typer.Option(help="File of the answers; OUT.answers.jsonl when none.")
@@ -117,6 +121,7 @@ def tune(
         sample=sample,
         concurrency=concurrency,
         tokens=tokens,
+        samples=samples,
         seed=seed,
         prior=gate,
         costs=Costs(stage_times, _prices(price_in, price_out)),
@@ -156,7 +161,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
     with ExitStack() as shown:
 
         def before(plan: Plan) -> None:
-            _confirm(plan, asked, notices)
+            _confirm(plan, asked, options.samples, notices)
             shown.enter_context(bar)  # not before: a bar would run over the question
 
         return run(
@@ -217,18 +222,18 @@ def _embedder(notices: Terminal) -> Embedder | None:
     return SentenceEmbedder()
 
 
-def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
+def _confirm(plan: Plan, asked: _Asked, samples: int, notices: Terminal) -> None:
     """Say what will be asked, and wait for a yes."""
     calls = sum(plan.calls.values())
+    arms = f"{plan.calls['direct']} calls without and {plan.calls['retrieve']} with retrieval"
+    if samples:
+        arms += f", and {plan.calls['sample']} for {samples} samples each,"
     notices.print(
-        f"{plan.questions} questions: {plan.calls['direct']} calls without and {plan.calls['retrieve']} with "
-        f"retrieval to {asked.llm}, about {plan.tokens:,} tokens.",
-        soft_wrap=True,
+        f"{plan.questions} questions: {arms} to {asked.llm}, about {plan.tokens:,} tokens.", soft_wrap=True
     )
     if asked.judge is not None:
-        notices.print(
-            f"Then {2 * plan.questions} answers at most are judged by {asked.judge}.", soft_wrap=True
-        )
+        judged = (2 + samples) * plan.questions
+        notices.print(f"Then {judged} answers at most are judged by {asked.judge}.", soft_wrap=True)
     if calls == 0 or asked.yes:
         return
     if not _is_asked():
