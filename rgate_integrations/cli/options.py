@@ -10,9 +10,7 @@ import typer
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 DEFAULT_GATE = "default-heads"  # as in loading.py, which imports too much for a quick --help
 
-QuestionArguments = Annotated[
-    list[str] | None, typer.Argument(help="QuestionArguments; standard input when none.")
-]
+QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; standard input when none.")]
 GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
 ThresholdOption = Annotated[
     float | None, typer.Option("--threshold", min=0.0, help="Retrieve iff p_known is below it.")
@@ -26,3 +24,10 @@ IndexFolder = Annotated[
 ]
 PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+AnswerFirstFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--answer-first/--question-alone",
+        help="Let the LLM begin to answer, and judge that; what the default gate does unless you say otherwise.",
+    ),
+]
