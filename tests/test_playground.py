@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.answer_first_gate import AnswerFirstGate
 from rgate_integrations.claims import plan_queries
 from rgate_integrations.decision import Beginning, Failure
 from rgate_integrations.index import Passage, PassageIndex
@@ -218,7 +219,7 @@ def page(request, tmp_path, smollm2, minilm):
     index = PassageIndex.build(passages)
     port = free_port()
     if request.param == "in this process":
-        pipeline = Pipeline(load_gate(), index, smollm2, tokens=16)
+        pipeline = Pipeline(AnswerFirstGate(smollm2), index, smollm2, tokens=16)
         served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
         yield f"http://127.0.0.1:{port}"
         served.close()
@@ -270,6 +271,9 @@ def test_in_a_browser(page, browser):
     wait.until(lambda b: value("rg-without"))
     assert "<b>Zorblat</b>" in text("rg-claims"), "the question is shown as text"
     assert "Quimbo" in text("rg-passages")
+    begun = text("rg-draft")
+    assert "First look" in begun
+    assert "judged after" in begun or "the question alone was clear" in begun
     route = text("rg-gauge").splitlines()[0]
 
     # While answers come in, the threshold is moved; the keyboard is enough.
