@@ -7,7 +7,7 @@ LIGHT := .venv/.light
 # What is printed is seen at once, in a pipe too.
 export PYTHONUNBUFFERED = 1
 
-.PHONY: setup demo test test-slow test-extras soak lint type bench cookbook docs clean
+.PHONY: setup demo test test-slow test-extras test-wheel soak lint type bench cookbook docs clean
 
 setup: $(STAMP)
 
@@ -44,6 +44,10 @@ soak: $(STAMP)
 
 test-extras:
 	PYTHON=$(PYTHON) tests/extras.sh
+
+# The wheel in an empty environment, with one extra at a time: make test-wheel EXTRAS="core langchain"
+test-wheel:
+	PYTHON=$(PYTHON) tests/wheel.sh $(EXTRAS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

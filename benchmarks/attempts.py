@@ -1,6 +1,6 @@
 """What might make a shipped gate better: other evidence, another model, more data. AUC, cross-validated by question.
 
-    python benchmarks/attempts.py --data FILE.jsonl ... [--plot docs/benchmarks/curve.svg]
+    python benchmarks/attempts.py --data FILE.jsonl ... [--plot FILE.svg]
 
 The files hold recorded answers (``question``, ``closed_book_text``, ``closed_book_correct``, ``rag_correct``,
 ``dataset``). Hidden states are kept under benchmarks/out/attempts/, so that a second run prints at once; the first

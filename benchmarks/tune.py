@@ -227,17 +227,27 @@ def priors(arguments: argparse.Namespace) -> None:
     """Print the AUC of each shipped gate, and tuned from it, on questions that neither was trained on."""
     print(f"| LLM | n | {' | '.join(f'{name} | tuned from it' for name in PRIORS)} |")
     print(f"|{'---|' * (2 + 2 * len(PRIORS))}")
+    found: dict[int, list[list[float]]] = {n: [] for n in arguments.sizes}
     for file, llm in UNSEEN:
         data = [recorded(arguments, file, llm, name) for name in PRIORS]
         for n in arguments.sizes:
             if 2 * n > len(data[0].known):
                 continue
-            cells = []
+            row: list[float] = []
             for each in data:
                 made = [one(each, n, seed, arguments.loss) for seed in range(arguments.seeds)]
                 runs = [run for run in made if run is not None]
-                cells += [_mean([run[column] for run in runs]) for column in ("shipped", "tuned")]
-            print(f"| {llm} | {n} | {' | '.join(cells)} |", flush=True)
+                for column in ("shipped", "tuned"):
+                    row.append(float(np.mean([run[column] for run in runs])))
+            found[n].append(row)
+            print(f"| {llm} | {n} | {_cells(row)} |", flush=True)
+    for n, rows in found.items():
+        if rows:
+            print(f"| **mean** | {n} | {_cells(np.mean(rows, axis=0).tolist())} |", flush=True)
+
+
+def _cells(row: Sequence[float]) -> str:
+    return " | ".join(f"{value:.3f}" for value in row)
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -254,7 +264,9 @@ def agreement(arguments: argparse.Namespace) -> None:
         closed, rag = Draft(text=record["closed_book_answer"] or ""), Draft(text=record["rag_answer"] or "")
         answered.append(Answered(question, closed, rag, {}))
     gold = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
-    agree = np.array(agreeing(answered, None))
+    agree = np.array(
+        agreeing([each.direct.text for each in answered], [each.retrieve.text for each in answered], None)
+    )
     print(f"{llm}: agreement equals gold for {(gold == agree).mean():.1%} of {len(gold)}; "
           f"known by gold {gold.mean():.1%}, by agreement {agree.mean():.1%}")  # fmt: skip
     data = recorded(arguments, name, llm)

@@ -86,7 +86,7 @@ for document in guarded.invoke(questions[2]):
     print(document.metadata["rgate_query"], "found:", document.page_content)
 
 # %% [markdown]
-# ## Your own LLM as the witness
+# ## Drafts by your own LLM
 #
 # The LLM's own first tokens are much stronger evidence than a small proxy's draft. With `llm=` the chat model writes
 # them, with log-probabilities where its API gives them, and the gate judges those.

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.answer_first_gate import FIRST_LOOK
+from rgate_integrations.decision import Beginning, Decision
 from rgate_integrations.errors import RGateError, missing_dependency
 from rgate_integrations.index import PassageIndex, read_passages
 
@@ -37,6 +38,7 @@ EXAMPLES = [
     "Where was the composer Aarno Maliniemi born?",
 ]
 MAX_PASSAGES = 2_000
+_LEGEND = (1.0, 0.75, 0.5, 0.25, 0.0)
 CSS = """
 .rg{font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 .rg .gauge{position:relative;height:26px;border-radius:6px;margin:26px 0 24px;
@@ -46,7 +48,8 @@ CSS = """
 .rg .tip{position:absolute;transform:translateX(-50%);font-size:12px;white-space:nowrap}
 .rg .route{display:inline-block;font-weight:600;padding:2px 10px;border-radius:99px;color:#111827}
 .rg .retrieve{background:#fde68a}.rg .direct{background:#a7f3d0}
-.rg .tok{border-radius:3px;color:#111827}
+.rg .tok{border-radius:3px;color:#111827;white-space:pre-wrap}
+.rg .judged{border-left:3px solid #4f46e5;margin-left:3px;padding-left:6px;font-size:13px}
 .rg li.dropped{opacity:.65}.rg small{opacity:.75}
 """
 
@@ -82,12 +85,12 @@ class Playground:
             yield (
                 arms.decision,
                 route,
-                draft_html(arms.decision.draft),
+                draft_html(arms.decision),
                 "" if arms.plan is None else claims_html(arms.plan),
                 "" if arms.plan is None else passages_html(arms.hits),
                 "" if arms.closed_book is None else arms.closed_book.text,
                 "" if arms.with_passages is None else arms.with_passages.text,
-                times_html(arms.timings),
+                times_html(arms.timings) + saved_html(arms.decision, arms.timings),
             )
 
 
@@ -119,18 +122,57 @@ def _inside(p: float) -> str:
     return f"{100 * min(max(p, 0.12), 0.88):.1f}"
 
 
-def draft_html(draft: Draft | None) -> str:
-    """Show a draft, its tokens coloured by their probability; everything in it is text."""
+def draft_html(decision: Decision) -> str:
+    """Show a draft, its tokens coloured by their probability, and where it was judged; all of it is text."""
+    draft, beginning = decision.draft, decision.beginning
+    look = _first_look(decision)
     if draft is None:
-        return '<div class="rg"><small>No draft: the question alone was clear enough.</small></div>'
+        why = "the question alone was judged" if beginning is None else "the question alone was clear"
+        return f'<div class="rg">{look}<small>No draft: {why}.</small></div>'
+    judged = "" if beginning is None else f' <span class="judged">{_fate(beginning)}</span>'
     if draft.logprobs is None:
-        return f'<div class="rg">{escape(draft.text)}</div>'
+        return f'<div class="rg">{look}{escape(draft.text)}{judged}</div>'
     spans = []
     for token, logprob in zip(draft.tokens, draft.logprobs, strict=False):
-        p = math.exp(logprob)
-        colour = f"hsl({120 * p:.0f} 75% {88 - 10 * (1 - p):.0f}%)"
-        spans.append(f'<span class="tok" style="background:{colour}" title="{p:.2f}">{escape(token)}</span>')
-    return f'<div class="rg">{"".join(spans)}</div>'
+        spans.append(_token(token, math.exp(logprob)))
+    legend = " ".join(_token(f"{p:.0%}", p) for p in _LEGEND)
+    return f'<div class="rg">{look}{"".join(spans)}{judged}<br><small>probability of a token: {legend}</small></div>'
+
+
+def _token(text: str, p: float) -> str:
+    colour = f"hsl({120 * p:.0f} 75% {88 - 10 * (1 - p):.0f}%)"
+    return f'<span class="tok" style="background:{colour}" title="{p:.2f}">{escape(text)}</span>'
+
+
+def _first_look(decision: Decision) -> str:
+    """Say what the question alone looked like, before an answer was begun."""
+    p, beginning = decision.signals.get(FIRST_LOOK), decision.beginning
+    if p is None or beginning is None:
+        return ""
+    return f"<small>First look, {beginning.first_look:.0f} ms: P(known) {p:.2f} by the question alone.</small><br>"
+
+
+def _fate(beginning: Beginning) -> str:
+    """Say what became of a begun answer."""
+    if beginning.tokens_dropped:
+        return f"judged after {beginning.tokens_held} tokens: stopped, and they are dropped"
+    return f"judged after {beginning.tokens_held} tokens: the answer goes on"
+
+
+def saved_html(decision: Decision, times: Mapping[str, float]) -> str:
+    """Say what the decision saves against the other way; both ways were timed here."""
+    if "answer with passages" not in times:
+        return ""
+    with_passages = sum(times.get(stage, 0.0) for stage in ("claims", "search", "answer with passages"))
+    difference = with_passages - times["answer without"]
+    if not decision.retrieve:
+        more = "saves" if difference >= 0 else "costs"
+        said = f"Answering alone {more} {abs(difference):.0f} ms here, and the tokens of the passages."
+    else:
+        dropped = 0 if decision.beginning is None else decision.beginning.tokens_dropped
+        said = f"Retrieving saves nothing: it takes {difference:+.0f} ms"
+        said += f", and {dropped} begun tokens were dropped." if dropped else "."
+    return f'<div class="rg">{said}</div>'
 
 
 def claims_html(plan: QueryPlan | None) -> str:
@@ -255,7 +297,7 @@ def build(pipeline: Pipeline) -> Any:
             without = gradio.Textbox(label="Answer without passages", lines=3, elem_id="rg-without")
             with_passages = gradio.Textbox(label="Answer with passages", lines=3, elem_id="rg-with")
         times = gradio.HTML(elem_id="rg-times")
-        with gradio.Accordion("Draft: green tokens were likely, red ones not", open=True):
+        with gradio.Accordion("What was begun, and where it was judged", open=True):
             draft = gradio.HTML(elem_id="rg-draft")
         with gradio.Row():
             with gradio.Accordion("Claims and queries", open=True):

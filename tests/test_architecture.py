@@ -97,7 +97,7 @@ LAYERS = [
         "answer_first",
         "look_first",
     },
-    {"claims", "answer", "pipeline"},
+    {"claims", "answer", "answer_first_gate", "pipeline"},
     {"evaluation", "calibration", "training"},
     {"tuning"},
     {"langchain", "llama_index", "ray", "playground"},

@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.answer_first_gate import AnswerFirstGate
 from rgate_integrations.claims import plan_queries
-from rgate_integrations.decision import Failure
+from rgate_integrations.decision import Beginning, Failure
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.pipeline import Pipeline
@@ -28,6 +30,7 @@ from rgate_integrations.playground import (
     launch,
     passages_html,
     read_corpus,
+    saved_html,
     times_html,
 )
 from tests.patience import PATIENCE
@@ -40,17 +43,53 @@ def test_what_models_write_is_shown_as_text():
     draft = Draft(text=SLY, tokens=(SLY, " b"), logprobs=(-0.1, -9.0))
     decision = Decision(question=SLY, retrieve=True, p_known=0.2, reason=SLY, draft=draft)
     (plan,) = plan_queries([decision])
-    shown = [draft_html(draft), draft_html(Draft(text=SLY)), gauge(decision, 0.5), claims_html(plan)]
+    bare = decision.model_copy(update={"draft": Draft(text=SLY)})
+    shown = [draft_html(decision), draft_html(bare), gauge(decision, 0.5), claims_html(plan)]
     failed = decision.model_copy(update={"error": Failure(type="X", message=SLY)})
     shown += [gauge(failed, 0.5), times_html({SLY: 1.0})]
     for html in shown:
         assert "<script>" not in html
         assert "<img" not in html
         assert "&lt;script&gt;" in html
-    assert 'title="0.90"' in draft_html(draft)
+    assert 'title="0.90"' in draft_html(decision)
     assert "Nothing to search" in claims_html(None)
     assert passages_html([]) == '<div class="rg"><small>None.</small></div>'
-    assert "question alone" in draft_html(None)
+    assert "question alone" in draft_html(Decision(question="q", retrieve=True, p_known=0.2))
+
+
+def begun(*, retrieve):
+    """A decision on an answer of two tokens that was begun."""
+    beginning = Beginning(tokens_held=2, tokens_dropped=2 if retrieve else 0, first_look=12.0)
+    draft = Draft(text="Quim bo", tokens=("Quim", " bo"), logprobs=(-0.01, -3.0))
+    return Decision(
+        question="q",
+        retrieve=retrieve,
+        p_known=0.4,
+        draft=draft,
+        beginning=beginning,
+        signals={"first_look": 0.7},
+    )
+
+
+def test_the_begun_answer_is_shown_with_a_legend_and_the_moment_of_the_decision():
+    shown = draft_html(begun(retrieve=True))
+    assert "First look, 12 ms: P(known) 0.70" in shown
+    assert shown.index("Quim") < shown.index("judged after 2 tokens: stopped") < shown.index("probability of")
+    likely, unlikely = (f"hsl({120 * p:.0f} " for p in (np.exp(-0.01), np.exp(-3.0)))
+    assert likely in shown
+    assert unlikely in shown
+    assert 'title="0.25">25%</span>' in shown
+    assert "the answer goes on" in draft_html(begun(retrieve=False))
+    at_once = begun(retrieve=True).model_copy(update={"draft": None})
+    assert "the question alone was clear" in draft_html(at_once)
+
+
+def test_what_a_decision_saves_is_the_difference_of_both_ways():
+    times = {"gate": 5.0, "search": 20.0, "answer without": 300.0, "answer with passages": 900.0}
+    assert "saves 620 ms" in saved_html(begun(retrieve=False), times)
+    assert "+620 ms, and 2 begun tokens were dropped" in saved_html(begun(retrieve=True), times)
+    assert "costs 80 ms" in saved_html(begun(retrieve=False), {**times, "answer with passages": 200.0})
+    assert saved_html(begun(retrieve=False), {"gate": 5.0, "answer without": 300.0}) == ""
 
 
 def test_the_route_follows_the_threshold():
@@ -181,7 +220,7 @@ def page(request, tmp_path, smollm2, minilm):
     index = PassageIndex.build(passages)
     port = free_port()
     if request.param == "in this process":
-        pipeline = Pipeline(load_gate(), index, smollm2, tokens=16)
+        pipeline = Pipeline(AnswerFirstGate(smollm2), index, smollm2, tokens=16)
         served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
         yield f"http://127.0.0.1:{port}"
         served.close()
@@ -233,6 +272,9 @@ def test_in_a_browser(page, browser):
     wait.until(lambda b: value("rg-without"))
     assert "<b>Zorblat</b>" in text("rg-claims"), "the question is shown as text"
     assert "Quimbo" in text("rg-passages")
+    begun = text("rg-draft")
+    assert "First look" in begun
+    assert "judged after" in begun or "the question alone was clear" in begun
     route = text("rg-gauge").splitlines()[0]
 
     # While answers come in, the threshold is moved; the keyboard is enough.

@@ -73,6 +73,15 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
         assert file.is_dir() or b"sk-from-outside" not in file.read_bytes()
 
 
+def test_the_command_says_how_many_samples_it_will_ask_for(command):
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--samples", "2", "--yes")
+    assert done.exit_code == 0, done.output
+    calls = f"{N} calls without and {N} with retrieval, and {2 * N} for 2 samples each, to http"
+    assert calls in done.output
+    assert "share of right answers among up to 2 samples a question" in done.output
+    assert len(Fake.seen) == 4 * N
+
+
 def judging(body):
     """Answer as an LLM that is its own judge: one that says nothing clear of number 4, and breaks at number 6."""
     text = body["messages"][-1]["content"]
@@ -117,7 +126,7 @@ def test_the_command_limits_and_samples(command):
     ("options", "said"),
     [
         (["--yes"], "Which model"),
-        (["--model", "m"], "nobody to say yes"),
+        (["--model", "m"], "nobody is at the terminal"),
         (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one promise"),
         (["--model", "m", "--yes", "--labels", "guess"], "not known"),
         (["--model", "m", "--yes", "--price-in", "3"], "price is missing"),

@@ -141,8 +141,7 @@ def test_who_refuses_to_answer_is_not_right_whatever_the_judge_says():
     ],
 )
 def test_agreement_by_words(direct, retrieve, same):
-    each = Answered(Question("where?"), Draft(text=direct), Draft(text=retrieve), {})
-    assert agreeing([each], None) == [same]
+    assert agreeing([direct], [retrieve], None) == [same]
 
 
 def test_agreement_by_meaning():
@@ -151,5 +150,5 @@ def test_agreement_by_meaning():
             return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
 
     pairs = [("the French capital", "Paris"), ("Lyon", "Paris"), ("", "Paris")]
-    answered = [Answered(Question("where?"), Draft(text=a), Draft(text=b), {}) for a, b in pairs]
-    assert agreeing(answered, Alike()) == [True, False, False]
+    first, second = zip(*pairs, strict=True)
+    assert agreeing(first, second, Alike()) == [True, False, False]

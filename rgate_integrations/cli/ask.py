@@ -1,7 +1,8 @@
-"""``rgate ask``: decision, draft, queries, passages and answer, with the time of each stage."""
+"""``rgate ask``: the begun answer, the decision, queries, passages and the answer, with the time of each stage."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -14,6 +15,7 @@ from rgate_integrations.cli.opening import open_pipeline
 from rgate_integrations.cli.options import (
     DEFAULT_GATE,
     DEFAULT_LLM,
+    AnswerFirstFlag,
     AsJson,
     GateName,
     IndexFolder,
@@ -26,8 +28,14 @@ from rgate_integrations.cli.options import (
 from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 
 if TYPE_CHECKING:
-    from rgate_integrations.decision import Decision
+    from rgate_integrations.decision import Beginning, Decision, Draft
     from rgate_integrations.pipeline import Answered
+
+
+LIKELY, UNSURE = 0.8, 0.4
+"""Probabilities of a token from which on it is shown as likely, and as unsure; below, as unlikely."""
+
+_STYLES = {"likely": "green", "unsure": "yellow", "unlikely": "red"}
 
 
 def ask(
@@ -38,11 +46,12 @@ def ask(
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,
+    answer_first: AnswerFirstFlag = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""
     notices = Terminal(stderr=True)
-    pipeline = open_pipeline(gate, notices, proxy=proxy, llm=llm, index=index, k=k)
+    pipeline = open_pipeline(gate, notices, proxy=proxy, llm=llm, index=index, k=k, answer_first=answer_first)
     console = Terminal()
     failed = False
     for question in typed_questions(questions):
@@ -51,7 +60,7 @@ def ask(
         if as_json:
             print_json(answered_as_json(answered))
         else:
-            console.print(panel(answered))
+            console.print(panel(answered, coloured=console.is_terminal))
     if failed:
         raise typer.Exit(1)
 
@@ -59,7 +68,7 @@ def ask(
 def answered_as_json(answered: Answered) -> dict[str, Any]:
     """Return one answered question as JSON values."""
     decision = answered.decision
-    found = {
+    found: dict[str, Any] = {
         "question": decision.question,
         "retrieve": decision.retrieve,
         "p_known": decision.p_known,
@@ -71,13 +80,22 @@ def answered_as_json(answered: Answered) -> dict[str, Any]:
         "answer": answered.answer,
         "timings": {stage: round(ms, 1) for stage, ms in answered.timings.items()},
     }
+    if decision.signals:
+        found["signals"] = decision.signals
+    if decision.beginning is not None:
+        found["beginning"] = decision.beginning.model_dump()
     if decision.error is not None:
         found["error"] = decision.error.model_dump()
     return found
 
 
-def panel(answered: Answered) -> Panel:
-    """Show one answered question."""
+def panel(answered: Answered, *, coloured: bool = False) -> Panel:
+    """Show one answered question.
+
+    Args:
+        answered: It.
+        coloured: Whether colours are seen, so that a legend is of use.
+    """
     decision = answered.decision
     if decision.error is not None and not answered.answer:
         text = Text(f"{decision.error.message} {decision.error.hint}")
@@ -88,21 +106,77 @@ def panel(answered: Answered) -> Panel:
     grid.add_column()
     grid.add_row("", _verdict(decision, colour))
     grid.add_row("because", _one_line(decision.reason))
-    if decision.draft is not None:
+    if decision.beginning is not None:
+        _add_beginning(grid, decision, decision.beginning, coloured)
+    elif decision.draft is not None:
         grid.add_row("draft", _one_line(decision.draft.text))
-    elif not decision.retrieve and decision.error is None:
-        grid.add_row("draft", _one_line("not needed", "dim"))
     for query in answered.plan.queries:
         grid.add_row("query", _one_line(query.text))
     for hit in answered.hits:
         grid.add_row(f"{hit.score:.2f}", _one_line(f"{hit.passage.title}: {hit.passage.text[:110]}…"))
     grid.add_row("answer", _one_line(answered.answer, "bold"))
+    if saved := _saved(decision):
+        grid.add_row("saved", _one_line(saved))
     stages = "  ".join(f"{stage} {ms:.0f} ms" for stage, ms in answered.timings.items())
     total = sum(answered.timings.values())
     grid.add_row("time", _one_line(f"{stages}  (total {total:.0f} ms)", "dim"))
     for warning in decision.warnings:
         grid.add_row("note", _one_line(warning, "dim"))
     return Panel(grid, title=Text(decision.question[:90]), title_align="left", border_style=colour)
+
+
+def _add_beginning(grid: Table, decision: Decision, beginning: Beginning, coloured: bool) -> None:
+    """Show the first look, what the LLM began to answer, and where it was judged."""
+    from rgate_integrations.answer_first_gate import FIRST_LOOK
+
+    p = decision.signals.get(FIRST_LOOK)
+    if p is not None:
+        grid.add_row(
+            "first look", f"P(known) {p:.2f} by the question alone, in {beginning.first_look:.0f} ms"
+        )
+    if decision.draft is None:
+        grid.add_row("begun", _one_line("nothing: the question alone is clearly unknown", "dim"))
+        return
+    grid.add_row("begun", _begun(decision.draft, _fate(beginning)))
+    if coloured and decision.draft.logprobs:
+        legend = Text("tokens by their probability: ", "dim")
+        for name, style in _STYLES.items():
+            legend.append(f"{name} ", style)
+        grid.add_row("", legend)
+
+
+def _begun(draft: Draft, fate: str) -> Text:
+    """Show a begun answer, a mark where it was judged, and what became of it."""
+    shown = Text()
+    if draft.tokens and draft.logprobs is not None:
+        for token, logprob in zip(draft.tokens, draft.logprobs, strict=True):
+            shown.append(token.replace("\n", " "), _STYLES[likelihood(logprob)])
+    else:
+        shown.append(" ".join(draft.text.split()))
+    return shown.append(f" ▌ {fate}", "dim")
+
+
+def likelihood(logprob: float) -> str:
+    """Return whether a token was likely, unsure or unlikely."""
+    p = math.exp(logprob)
+    if p >= LIKELY:
+        return "likely"
+    return "unsure" if p >= UNSURE else "unlikely"
+
+
+def _fate(beginning: Beginning) -> str:
+    if beginning.tokens_dropped:
+        return f"stopped here: {beginning.tokens_dropped} tokens dropped"
+    return f"judged after {beginning.tokens_held} tokens: it goes on"
+
+
+def _saved(decision: Decision) -> str:
+    """Say what the decision saved, or cost; nothing where it is neither."""
+    if not decision.retrieve:
+        return "the search, and reading what it finds"
+    if decision.beginning is not None and decision.beginning.tokens_dropped:
+        return f"nothing; it cost {decision.beginning.tokens_dropped} tokens that were dropped"
+    return ""
 
 
 def _verdict(decision: Decision, colour: str) -> Text:

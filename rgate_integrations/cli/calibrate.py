@@ -63,15 +63,16 @@ def calibrate(
         float | None, typer.Option(help="Retrieve for at most this share of the questions.")
     ] = None,
     max_loss: Annotated[
-        float | None, typer.Option(help="Lose at most this much in-accuracy against always.")
+        float | None, typer.Option(help="Lose at most this much accuracy against always retrieving.")
     ] = None,
     cost: Annotated[
-        str | None, typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: the least expected cost.")
+        str | None,
+        typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: prices, for the lowest expected cost."),
     ] = None,
     band: Annotated[
         float | None,
         typer.Option(
-            help="Set the band of --gate cascade:FIRST,SECOND: lose at most this against SECOND for all."
+            help="Set the band of --gate cascade:FIRST,SECOND; lose at most this against SECOND alone."
         ),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,

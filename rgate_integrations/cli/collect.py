@@ -44,11 +44,12 @@ def collect(
     k: PassageCount = 3,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     judge: Annotated[
-        str | None, typer.Option(help="A model that judges the answers; in-accuracy when none.")
+        str | None,
+        typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:
-    """Make paired data: your LLM's answers with and without retrieval. Started again it continues."""
+    """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
     options = CollectOptions(
         questions=questions,
         out=out,

@@ -31,7 +31,7 @@ def decide(
     batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Decide for each question whether to retrieve, and say why. Exit code 1 if any could not be judged.
+    """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
 
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
     and "popularity".

@@ -62,7 +62,7 @@ def doctor(
         bool, typer.Option("--verify", help="Read the cached files, and compare their checksums.")
     ] = False,
 ) -> None:
-    """Report versions, devices, the cache, and how to mend what is missing.
+    """Report versions, devices, the cache, and how to get what is missing.
 
     With --verify, exit code 1 if a file in the cache is not what was downloaded.
     """

@@ -19,7 +19,7 @@ from rgate_integrations.proxy.sources import Source
 
 def download(
     names: Annotated[
-        list[str] | None, typer.Argument(help="What to download; nothing lists the catalogue.")
+        list[str] | None, typer.Argument(help="What to download; without names, the catalogue is listed.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Download the whole catalogue.")] = False,
     source: Annotated[

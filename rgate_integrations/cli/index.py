@@ -20,7 +20,7 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
 ) -> None:
-    """Embed the passages of a corpus and save the index. Stopped and started again, it continues."""
+    """Embed the passages of a corpus and save the index. Run again, it goes on where it stopped."""
     from rgate_integrations.index import read_passages
     from rgate_integrations.index.building import build_resumable
     from rgate_integrations.index.embedder import SentenceEmbedder

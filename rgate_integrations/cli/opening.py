@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
-from rgate_integrations.cli.options import DEFAULT_LLM
+from rgate_integrations.cli.options import DEFAULT_GATE, DEFAULT_LLM
 from rgate_integrations.cli.output import Terminal, advance
 from rgate_integrations.errors import IndexMismatchError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.locks import locked
@@ -29,6 +29,7 @@ def open_pipeline(
     llm: str = DEFAULT_LLM,
     index: Path | None = None,
     k: int = 3,
+    answer_first: bool | None = None,
 ) -> Pipeline:
     """Open everything that answers questions, and use each model once.
 
@@ -39,12 +40,20 @@ def open_pipeline(
         llm: Answering LLM.
         index: Folder of an index; the demo's corpus when None.
         k: Maximum number of passages a question.
+        answer_first: Whether the LLM begins to answer and the gate judges that; None where the gate is the default.
     """
-    from rgate_integrations.loading import load_gate
+    from rgate_integrations.answer_first_gate import AnswerFirstGate
+    from rgate_integrations.calling import DecidesBatches
+    from rgate_integrations.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.pipeline import Pipeline
 
+    begins = gate == DEFAULT_GATE if answer_first is None else answer_first
+    if begins and gate == DEFAULT_GATE:
+        gate = DEFAULT_GATES["llm"]
     loaded = load_gate(gate, proxy=proxy)
-    pipeline = Pipeline(loaded, open_index(index, notices), open_llm(llm, loaded.get_proxy(), notices), k=k)
+    answering = open_llm(llm, loaded.get_proxy(), notices)
+    deciding: DecidesBatches = AnswerFirstGate(answering, loaded) if begins else loaded
+    pipeline = Pipeline(deciding, open_index(index, notices), answering, k=k)
     with notices.status("loading models"):
         pipeline.warm_up()
     return pipeline

@@ -65,14 +65,15 @@ def tune(
     index: IndexFolder = None,
     k: PassageCount = 3,
     max_loss: Annotated[
-        float | None, typer.Option(help="Lose at most this much against always retrieving; 0.02 by default.")
+        float | None,
+        typer.Option(help="Lose at most this much accuracy against always retrieving; 0.02 by default."),
     ] = None,
     budget: Annotated[
         float | None, typer.Option(help="Retrieve for at most this share of the questions.")
     ] = None,
     times: Annotated[
         str | None,
-        typer.Option(help="direct=…,rag=…: what an answer costs. The least cost, unless a promise is asked."),
+        typer.Option(help="direct=…,rag=…: what an answer costs, for the threshold of the lowest cost."),
     ] = None,
     price_in: Annotated[
         float | None, typer.Option(help="Price of a million tokens of prompts, for the report.")
@@ -81,7 +82,9 @@ def tune(
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     labels: Annotated[
         str,
-        typer.Option(help="gold, judge or agreement; auto: judge if one is named, else gold where there is."),
+        typer.Option(
+            help="gold, judge, agreement, or auto: judge with --judge, else gold if every question has it."
+        ),
     ] = "auto",
     judge: Annotated[
         str | None,
@@ -91,13 +94,17 @@ def tune(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="So many questions, drawn so that they stand for all.")
+        int | None, typer.Option(min=1, help="This many questions, drawn to represent all.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="Further answers at temperature 1 to each question, for soft labels."),
+    ] = 0,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     answers: Annotated[
-        Path | None, typer.Option(help="File of the answers; OUT.answers.jsonl when none.")
+        Path | None, typer.Option(help="File of the answers; OUT.answers.jsonl by default.")
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
@@ -106,7 +113,7 @@ def tune(
     ] = DEFAULT_QUESTION_GATE,
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
-    """Ask your LLM with and without retrieval, and make a gate for it. Started again it goes on."""
+    """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning.costs import Costs
     from rgate_integrations.tuning.tune import TuneOptions
 
@@ -117,6 +124,7 @@ def tune(
         sample=sample,
         concurrency=concurrency,
         tokens=tokens,
+        samples=samples,
         seed=seed,
         prior=gate,
         costs=Costs(stage_times, _prices(price_in, price_out)),
@@ -156,7 +164,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
     with ExitStack() as shown:
 
         def before(plan: Plan) -> None:
-            _confirm(plan, asked, notices)
+            _confirm(plan, asked, options.samples, notices)
             shown.enter_context(bar)  # not before: a bar would run over the question
 
         return run(
@@ -217,22 +225,22 @@ def _embedder(notices: Terminal) -> Embedder | None:
     return SentenceEmbedder()
 
 
-def _confirm(plan: Plan, asked: _Asked, notices: Terminal) -> None:
+def _confirm(plan: Plan, asked: _Asked, samples: int, notices: Terminal) -> None:
     """Say what will be asked, and wait for a yes."""
     calls = sum(plan.calls.values())
+    arms = f"{plan.calls['direct']} calls without and {plan.calls['retrieve']} with retrieval"
+    if samples:
+        arms += f", and {plan.calls['sample']} for {samples} samples each,"
     notices.print(
-        f"{plan.questions} questions: {plan.calls['direct']} calls without and {plan.calls['retrieve']} with "
-        f"retrieval to {asked.llm}, about {plan.tokens:,} tokens.",
-        soft_wrap=True,
+        f"{plan.questions} questions: {arms} to {asked.llm}, about {plan.tokens:,} tokens.", soft_wrap=True
     )
     if asked.judge is not None:
-        notices.print(
-            f"Then {2 * plan.questions} answers at most are judged by {asked.judge}.", soft_wrap=True
-        )
+        judged = (2 + samples) * plan.questions
+        notices.print(f"Then {judged} answers at most are judged by {asked.judge}.", soft_wrap=True)
     if calls == 0 or asked.yes:
         return
     if not _is_asked():
-        raise ConfigurationError("Nothing was asked: there is nobody to say yes.", hint="--yes")
+        raise ConfigurationError("The LLM was not asked: nobody is at the terminal to say yes.", hint="--yes")
     typer.confirm("Go on?", abort=True, err=True)
 
 

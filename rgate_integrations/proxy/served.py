@@ -32,7 +32,7 @@ class ServedProxy(Proxy):
     that refuses requests for these is asked without. An adapter is the server's name of it (vLLM:
     ``--lora-modules``). ``score`` asks for one token with the 20 likeliest: targets are compared by their first token
     after their common prefix, which the assistant's turn begins with. A target that is not among the 20 gets an upper
-    bound of its probability: that of the least likely of the 20, or what the 20 leave over, whichever is less.
+    bound of its probability: the smaller of the least likely of the 20 and what all 20 together leave over.
 
     Args:
         url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,

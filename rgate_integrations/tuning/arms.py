@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from rgate_integrations.answer import AnswerRequest, write_answers
@@ -13,6 +13,9 @@ from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.served import ServedProxy
+
+TEMPERATURE = 1.0
+"""Of sampled answers, as in KBM (section 2.2)."""
 
 _METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex's query engines and LLMs
 _TEXTS = ("answer", "result", "output", "text", "response", "content")
@@ -50,12 +53,14 @@ class ModelArm:
         index: Finds passages; None answers without. Where it finds none the answer is without, too.
         k: Passages a question.
         tokens: Maximum length of an answer.
+        seed: Answers are sampled with it, at `TEMPERATURE`; None for the likeliest answer.
     """
 
     llm: Proxy
     index: Retriever | None = None
     k: int = 3
     tokens: int = 64
+    seed: int | None = None
 
     @property
     def name(self) -> str:
@@ -80,10 +85,14 @@ class ModelArm:
             facts["server"] = self.llm.url
         if self.index is not None:
             facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": type(self.index).__name__}
+        if self.seed is not None:
+            facts |= {"temperature": TEMPERATURE, "seed": self.seed}
         return facts
 
     def answer(self, questions: Sequence[str]) -> list[Draft]:
         """Search, if there is an index, and answer."""
+        if self.seed is not None:
+            return self._sampled(questions, self.seed)
         requests = []
         hits = [[] for _ in questions] if self.index is None else self.index.search(list(questions), self.k)
         for question, found in zip(questions, hits, strict=True):
@@ -93,6 +102,12 @@ class ModelArm:
             else:
                 requests.append(AnswerRequest.closed_book(question, self.tokens))
         return write_answers(self.llm, requests)
+
+    def _sampled(self, questions: Sequence[str], seed: int) -> list[Draft]:
+        """Answer without passages, at random."""
+        values = [{"question": question} for question in questions]
+        drawn = self.llm.sample(ANSWER, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=seed)
+        return [drafts[0] for drafts in drawn]
 
 
 @dataclass(frozen=True)
@@ -138,6 +153,30 @@ def as_arm(given: Any, what: str) -> Arm:
         f"{what}= cannot answer questions: it is a {type(given).__name__}.",
         hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
     )
+
+
+def sampling_arms(given: Any, direct: Arm, n: int) -> list[Arm]:
+    """Return ``n`` arms that sample answers without retrieval, one answer a question each.
+
+    Args:
+        given: What samples, as for `as_arm`; None for the model of ``direct``.
+        direct: The arm that answers without retrieval.
+        n: How many.
+
+    Raises:
+        ConfigurationError: ``direct`` is an object of the application, which only the application can make sample.
+    """
+    if n == 0:
+        return []
+    arm = direct if given is None else as_arm(given, "sampling")
+    if isinstance(arm, ModelArm):
+        return [replace(arm, index=None, seed=seed) for seed in range(n)]
+    if given is None:
+        raise ConfigurationError(
+            "samples= needs an LLM that answers at random, and direct= is an object of yours.",
+            hint="Give the same one with a temperature, such as sampling=llm.bind(temperature=1.0).",
+        )
+    return [arm] * n
 
 
 def _object_arm(call: Callable[[str], Any], given: Any) -> ObjectArm:

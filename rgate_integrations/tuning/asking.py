@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError, ServerError
@@ -18,10 +18,12 @@ from rgate_integrations.records import Record
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.questions import Question
 
-ArmName = Literal["direct", "retrieve"]
-ARMS: tuple[ArmName, ...] = ("direct", "retrieve")
+ArmName: TypeAlias = str
+"""``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
+
+SAMPLE = "sample"
 STOP_AFTER = 10
-"""So many failures of an arm in a row mean that there is no use in asking on."""
+"""So many failures of an arm in a row mean that there is no use in asking on; all samples are one arm here."""
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _SHORTEST_SECRET = 6
@@ -36,12 +38,14 @@ class Answered:
         direct: The answer without retrieval.
         retrieve: The answer with retrieval.
         seconds: How long each took, by arm.
+        samples: Further answers without retrieval, drawn at random; those that failed are not among them.
     """
 
     question: Question
     direct: Draft
     retrieve: Draft
     seconds: dict[str, float]
+    samples: tuple[Draft, ...] = ()
 
 
 class Answers:
@@ -64,15 +68,22 @@ class Answers:
         self._log = JsonlLog(path)
         self._questions: dict[str, Question] = {}
         self._found: dict[tuple[str, str], tuple[Draft, float]] = {}
-        made_with: dict[str, Any] = {name: dict(arm.facts) for name, arm in arms.items()}
-        lines = self._log.values()
-        if not lines:
-            self._log.append([{"made_with": made_with}])
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                self._check(line, made_with)
+        made_with: dict[ArmName, dict[str, Any]] = {name: dict(arm.facts) for name, arm in arms.items()}
+        found: dict[ArmName, Any] = {}
+        for number, line in enumerate(self._log.values(), start=1):
+            fields = line if isinstance(line, dict) else {}
+            if isinstance(fields.get("made_with"), dict):
+                found |= fields["made_with"]
+            elif number == 1:
+                raise DataFormatError(
+                    f"{str(path)!r} holds something else than answers.", hint="Name another file."
+                )
             else:
-                self._take(Record(f"{path}, line {number}", number, line if isinstance(line, dict) else {}))
+                self._take(Record(f"{path}, line {number}", number, fields))
+        self._check(found, made_with)
+        new = {name: facts for name, facts in made_with.items() if name not in found}
+        if new:  # a later run may ask for samples, or for more of them
+            self._log.append([{"made_with": new}])
 
     def whole(self) -> list[Answered]:
         """Return the questions that both arms answered, in the order in which they were asked first."""
@@ -81,8 +92,16 @@ class Answers:
             direct, retrieve = self._found.get((key, "direct")), self._found.get((key, "retrieve"))
             if direct is not None and retrieve is not None:
                 seconds = {"direct": direct[1], "retrieve": retrieve[1]}
-                found.append(Answered(question, direct[0], retrieve[0], seconds))
+                found.append(Answered(question, direct[0], retrieve[0], seconds, self._samples(key)))
         return found
+
+    def _samples(self, key: str) -> tuple[Draft, ...]:
+        """Return the samples of a question that this run asks for, as far as they are there."""
+        found = []
+        for name in self.arms:
+            if _kind(name) == SAMPLE and (key, name) in self._found:
+                found.append(self._found[key, name][0])
+        return tuple(found)
 
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
         """Return the questions that an arm has not answered yet."""
@@ -109,16 +128,17 @@ class Answers:
         jobs = list(self._jobs(questions))
         total = sum(len(some) for _, some in jobs)
         done = 0
-        in_a_row = dict.fromkeys(ARMS, 0)
+        in_a_row = {_kind(name): 0 for name in self.arms}
         self.failed.clear()
         for arm, line in self._asked(jobs, concurrency):
             self._log.append([line])
             self._take(Record(str(self.path), 0, line))
-            in_a_row[arm] = in_a_row[arm] + 1 if "error" in line else 0
+            kind = _kind(arm)
+            in_a_row[kind] = in_a_row[kind] + 1 if "error" in line else 0
             done += 1
             if report is not None:
                 report(done, total)
-            if in_a_row[arm] == STOP_AFTER:
+            if in_a_row[kind] == STOP_AFTER:
                 raise _of_no_use(self.failed, self.path)
         if done and len(self.failed) == done:
             raise _of_no_use(self.failed, self.path)
@@ -145,10 +165,10 @@ class Answers:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _jobs(self, questions: Sequence[Question]) -> Iterator[tuple[ArmName, list[Question]]]:
-        """Yield what is to be asked, both arms of a question close to each other."""
+        """Yield what is to be asked, the arms of a question close to each other."""
         jobs: list[tuple[int, ArmName, list[Question]]] = []
-        for name in ARMS:
-            missing, batch = self.missing(questions, name), self.arms[name].batch
+        for name, arm in self.arms.items():
+            missing, batch = self.missing(questions, name), arm.batch
             for start in range(0, len(missing), batch):
                 jobs.append((start, name, missing[start : start + batch]))
         for _, name, some in sorted(jobs, key=lambda job: job[0]):
@@ -204,18 +224,19 @@ class Answers:
         )
         self._found[place] = (draft, record.optional_number("seconds") or 0.0)
 
-    def _check(self, line: Any, made_with: dict[str, Any]) -> None:
-        """Refuse a file that is something else, or whose answers are from elsewhere."""
-        theirs = line.get("made_with") if isinstance(line, dict) else None
-        if not isinstance(theirs, dict):
-            raise DataFormatError(
-                f"{str(self.path)!r} holds something else than answers.", hint="Name another file."
-            )
-        if theirs != made_with:
-            raise ConfigurationError(
-                f"The answers in {str(self.path)!r} were made with {theirs}; now it is {made_with}.",
-                hint="Write to another place: mixed answers would train a wrong gate.",
-            )
+    def _check(self, theirs: dict[ArmName, Any], made_with: dict[ArmName, dict[str, Any]]) -> None:
+        """Refuse a file whose answers are from elsewhere."""
+        for name, facts in made_with.items():
+            if name in theirs and theirs[name] != facts:
+                raise ConfigurationError(
+                    f"The answers in {str(self.path)!r} were made with {theirs}; now it is {made_with}.",
+                    hint="Write to another place: mixed answers would train a wrong gate.",
+                )
+
+
+def _kind(arm: ArmName) -> str:
+    """Return what an arm is: all samples are of one kind."""
+    return arm.partition(" ")[0]
 
 
 def _of_no_use(failed: dict[tuple[str, str], str], path: Path) -> RGateError:

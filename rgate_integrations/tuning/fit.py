@@ -7,7 +7,7 @@ gate's order as it is. How much of it gives way is chosen by cross-validation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,18 +76,29 @@ class Table:
         prior: Logit of the gate that is corrected, shape (n,).
         states: Components of the hidden states, shape (n, components).
         features: Of the begun answers, shape (n, features); no columns for the question alone.
-        known: The labels, shape (n,).
+        known: Whether the answer is right, shape (n,).
+        shares: The share of right samples, in [0, 1], shape (n,): what is fitted to in place of `known`, if given.
     """
 
     prior: Float64Array
     states: Float64Array
     features: Float64Array
     known: BoolArray
+    shares: Float64Array | None = None
+
+    @property
+    def labels(self) -> Float64Array:
+        """What is fitted to, in [0, 1], shape (n,)."""
+        return self.known.astype(np.float64) if self.shares is None else self.shares
 
     def part(self, positions: PositionArray) -> Table:
         """Return some of the questions."""
         return Table(
-            self.prior[positions], self.states[positions], self.features[positions], self.known[positions]
+            self.prior[positions],
+            self.states[positions],
+            self.features[positions],
+            self.known[positions],
+            None if self.shares is None else self.shares[positions],
         )
 
 
@@ -133,7 +144,17 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
             tried.append((strength, head_strength))
             losses.append(_held_out_losses(table, folds, strength, head_strength))
     strength, head_strength = tried[_clearly_best(np.stack(losses))]
-    return _fitted(table, strength, head_strength)
+    return _level_with_answers(_fitted(table, strength, head_strength), table)
+
+
+def _level_with_answers(fitted: Correction, table: Table) -> Correction:
+    """Move the intercept to where it fits the answers themselves: samples are right less often than they are."""
+    if table.shares is None:
+        return fitted
+    one = np.ones((len(table.known), 1))
+    labels = table.known.astype(np.float64)
+    (moved,) = ridge_logistic(one, labels, [_INTERCEPT], offset=fitted(table))
+    return replace(fitted, bias=fitted.bias + float(moved))
 
 
 def crossfit(table: Table, folds: int, seed: int) -> Float64Array:
@@ -151,9 +172,8 @@ def _held_out_losses(
     losses = np.zeros(len(table.known))
     for train, test in folds:
         held_out = table.part(test)
-        signs = np.where(held_out.known, 1.0, -1.0)
         fitted = _fitted(table.part(train), strength, head_strength)
-        losses[test] = np.logaddexp(0.0, -signs * fitted(held_out))
+        losses[test] = _log_losses(fitted(held_out), held_out.labels)
     return losses
 
 
@@ -177,7 +197,7 @@ def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
     columns = np.hstack([table.prior[:, None], table.states, (table.features - mean) / scale, one])
     many, few = table.states.shape[1], table.features.shape[1]
     penalty = np.array([_SLOPE, *[strength] * many, *[head_strength] * few, _INTERCEPT])
-    solved = ridge_logistic(columns, table.known, penalty, offset=table.prior)
+    solved = ridge_logistic(columns, table.labels, penalty, offset=table.prior)
     head = solved[1 + many : 1 + many + few] / scale
     return Correction(
         slope=1.0 + float(solved[0]),
@@ -189,13 +209,13 @@ def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
 
 
 def ridge_logistic(
-    columns: Float64Array, known: BoolArray, penalty: Sequence[float] | Float64Array, offset: Float64Array
+    columns: Float64Array, labels: Float64Array, penalty: Sequence[float] | Float64Array, offset: Float64Array
 ) -> Float64Array:
     """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
 
     Args:
         columns: Shape (n, d).
-        known: The labels, shape (n,).
+        labels: Numbers in [0, 1], shape (n,).
         penalty: Above 0, shape (d,).
         offset: Shape (n,).
 
@@ -204,16 +224,16 @@ def ridge_logistic(
     """
     ridge = np.asarray(penalty, dtype=float)
     weights = np.zeros(columns.shape[1])
-    loss = _penalised_loss(columns, known, ridge, offset, weights)
+    loss = _penalised_loss(columns, labels, ridge, offset, weights)
     for _ in range(_STEPS):
         p = 1 / (1 + np.exp(-np.clip(offset + columns @ weights, -30, 30)))
-        gradient = columns.T @ (p - known) + ridge * weights
+        gradient = columns.T @ (p - labels) + ridge * weights
         curvature = columns.T @ (columns * (p * (1 - p))[:, None]) + np.diag(ridge)
         step = np.linalg.solve(curvature, gradient)
         size = 1.0
         while True:  # a full step may overshoot where labels are separable
             tried = weights - size * step
-            new_loss = _penalised_loss(columns, known, ridge, offset, tried)
+            new_loss = _penalised_loss(columns, labels, ridge, offset, tried)
             if new_loss <= loss or size < 1e-4:
                 break
             size /= 2
@@ -224,8 +244,17 @@ def ridge_logistic(
 
 
 def _penalised_loss(
-    columns: Float64Array, known: BoolArray, ridge: Float64Array, offset: Float64Array, weights: Float64Array
+    columns: Float64Array,
+    labels: Float64Array,
+    ridge: Float64Array,
+    offset: Float64Array,
+    weights: Float64Array,
 ) -> float:
-    signs = np.where(known, 1.0, -1.0)
-    log_loss = np.logaddexp(0.0, -signs * (offset + columns @ weights)).sum()
-    return float(log_loss + ridge @ weights**2 / 2)
+    losses = _log_losses(offset + columns @ weights, labels)
+    return float(losses.sum() + ridge @ weights**2 / 2)
+
+
+def _log_losses(logits: Float64Array, labels: Float64Array) -> Float64Array:
+    """Return the log loss of each question, shape (n,); labels are in [0, 1]."""
+    found: Float64Array = np.logaddexp(0.0, logits) - labels * logits
+    return found

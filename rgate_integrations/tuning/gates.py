@@ -154,7 +154,8 @@ def fit_gate(
     if known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
-    table = Table(readings.prior[places], basis(readings.states[places]), features, known)
+    shares = np.array(labels.shares)[places] if labels.shares else None
+    table = Table(readings.prior[places], basis(readings.states[places]), features, known, shares)
     held_out = crossfit(table, folds, seed)
     p = 1 / (1 + np.exp(-held_out))
     # Thresholds come from a fixed grid, not from these scores: the promise needs that.
@@ -168,6 +169,7 @@ def fit_gate(
         "kept": chosen.kept,
         **chosen.facts,
         "labels": labels.kind,
+        "samples": max(len(each.samples) for each in labels.answered),
         "unlabelled": labels.unknown,
         "known": round(float(known.mean()), 4),
         "auc": round(after, 4),

@@ -37,6 +37,7 @@ class Labels:
         rag: Whether the answer with retrieval is right, one each.
         unknown: How many questions have no label.
         judge: Name of the model that judged them; empty if none did.
+        shares: Which share of a question's samples is right, in [0, 1], one each; none without samples.
     """
 
     kind: str
@@ -45,16 +46,33 @@ class Labels:
     rag: tuple[bool, ...]
     unknown: int
     judge: str = ""
+    shares: tuple[float, ...] = ()
 
     @property
     def description(self) -> str:
-        """What the labels are, and what they are not, in a sentence."""
+        """What the labels are, and what they are not."""
+        return f"{self._of_answers} {self._of_samples}".strip()
+
+    @property
+    def _of_answers(self) -> str:
         return {
             "gold": "An answer is right if it contains a gold answer, word by word.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
             "one with retrieval, which always does. That stands in for correctness and is not correctness.",
         }[self.kind]
+
+    @property
+    def _of_samples(self) -> str:
+        if not self.shares:
+            return ""
+        most = max(len(each.samples) for each in self.answered)
+        between = float(np.mean([0 < share < 1 for share in self.shares]))
+        return (
+            f"The gates were fitted to the share of right answers among up to {most} samples a question, which is "
+            f"neither 0 nor 1 for {between:.1%} of the questions. Threshold, promise and every figure here are about "
+            "the answer itself."
+        )
 
 
 def label(
@@ -79,56 +97,38 @@ def label(
     has_gold = [bool(each.question.gold) for each in answered]
     if kind == "auto":
         kind = "gold" if answered and all(has_gold) else "agreement"
-    if kind == "agreement":
-        agree = agreeing(answered, embedder)
-        return Labels("agreement", tuple(answered), tuple(agree), (True,) * len(answered), 0)
-    if kind not in ("gold", "judge"):
+    if kind not in ("agreement", "gold", "judge"):
         raise ConfigurationError(f"Labels {kind!r} are not known.", hint="gold, judge or agreement")
-    with_gold = [each for each in answered if each.question.gold]
-    if not with_gold:
+    usable = [each for each in answered if kind == "agreement" or each.question.gold]
+    if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
-    if kind == "gold":
-        known = [is_correct(each.direct.text, each.question.gold) for each in with_gold]
-        rag = [is_correct(each.retrieve.text, each.question.gold) for each in with_gold]
-        return Labels("gold", tuple(with_gold), tuple(known), tuple(rag), len(answered) - len(with_gold))
-    if judge is None:
+    if kind == "judge" and judge is None:
         raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    return _judged(with_gold, judge, len(answered) - len(with_gold))
+    rule = _Rule(kind, judge, embedder)
+    return _labelled(usable, rule, len(answered) - len(usable))
 
 
-def agreeing(answered: Sequence[Answered], embedder: Embedder | None) -> list[bool]:
-    """Return whether the two answers to each question say the same.
+@dataclass(frozen=True)
+class _Rule:
+    """Says of some texts whether each is a right answer to its question; None where it cannot tell."""
 
-    They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
-    nothing agrees with none.
-    """
-    found = [_same_words(each.direct.text, each.retrieve.text) for each in answered]
-    open_ones = [
-        place for place, same in enumerate(found) if not same and _both_say_something(answered[place])
-    ]
-    if embedder is None or not open_ones:
-        return found
-    direct = embedder.embed([answered[place].direct.text for place in open_ones])
-    retrieve = embedder.embed([answered[place].retrieve.text for place in open_ones])
-    lengths = np.linalg.norm(direct, axis=1) * np.linalg.norm(retrieve, axis=1)
-    nearness = (direct * retrieve).sum(axis=1) / np.maximum(lengths, 1e-12)
-    for place, near in zip(open_ones, nearness, strict=True):
-        found[place] = bool(near >= SAME_MEANING)
-    return found
+    kind: str
+    judge: Proxy | None
+    embedder: Embedder | None
+
+    def __call__(self, answered: Sequence[Answered], texts: Sequence[str]) -> list[bool | None]:
+        if self.judge is not None and self.kind == "judge":
+            return _verdicts(answered, texts, self.judge)
+        if self.kind == "gold":
+            return [is_correct(text, each.question.gold) for each, text in zip(answered, texts, strict=True)]
+        return [*agreeing(texts, [each.retrieve.text for each in answered], self.embedder)]
 
 
-def _same_words(first: str, second: str) -> bool:
-    short, long = sorted((first, second), key=lambda text: len(normalise(text)))
-    return len(normalise(short).split()) <= _SHORT and contains_answer(long, short)
-
-
-def _both_say_something(each: Answered) -> bool:
-    return bool(normalise(each.direct.text) and normalise(each.retrieve.text))
-
-
-def _judged(answered: Sequence[Answered], judge: Proxy, unknown: int) -> Labels:
-    direct = _verdicts(answered, [each.direct.text for each in answered], judge)
-    retrieve = _verdicts(answered, [each.retrieve.text for each in answered], judge)
+def _labelled(answered: Sequence[Answered], rule: _Rule, unknown: int) -> Labels:
+    direct = rule(answered, [each.direct.text for each in answered])
+    retrieve: list[bool | None] = [True] * len(answered)  # for agreement, it is what the others agree with
+    if rule.kind != "agreement":
+        retrieve = rule(answered, [each.retrieve.text for each in answered])
     kept: list[Answered] = []
     known: list[bool] = []
     rag: list[bool] = []
@@ -138,7 +138,62 @@ def _judged(answered: Sequence[Answered], judge: Proxy, unknown: int) -> Labels:
             known.append(of_direct)
             rag.append(of_retrieve)
     unknown += len(answered) - len(kept)
-    return Labels("judge", tuple(kept), tuple(known), tuple(rag), unknown, judge.name)
+    judge = rule.judge.name if rule.kind == "judge" and rule.judge is not None else ""
+    shares = _shares(kept, known, rule)
+    return Labels(rule.kind, tuple(kept), tuple(known), tuple(rag), unknown, judge, shares)
+
+
+def _shares(answered: Sequence[Answered], known: Sequence[bool], rule: _Rule) -> tuple[float, ...]:
+    """Return which share of each question's samples is right (KBM, section 2.2); none if nothing was sampled.
+
+    A question without a sample that has a label counts as its answer does.
+    """
+    owners: list[int] = []
+    texts: list[str] = []
+    for place, each in enumerate(answered):
+        for sample in each.samples:
+            owners.append(place)
+            texts.append(sample.text)
+    if not owners:
+        return ()
+    right: list[list[bool]] = [[] for _ in answered]
+    verdicts = rule([answered[place] for place in owners], texts)
+    for place, said in zip(owners, verdicts, strict=True):
+        if said is not None:
+            right[place].append(said)
+    shares = []
+    for of_samples, of_answer in zip(right, known, strict=True):
+        counted = of_samples or [of_answer]
+        shares.append(sum(counted) / len(counted))
+    return tuple(shares)
+
+
+def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | None) -> list[bool]:
+    """Return whether each text says the same as the other one at its place.
+
+    They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
+    nothing agrees with none.
+    """
+    pairs = list(zip(texts, others, strict=True))
+    found = [_same_words(text, other) for text, other in pairs]
+    open_ones = []
+    for place, (text, other) in enumerate(pairs):
+        if not found[place] and normalise(text) and normalise(other):
+            open_ones.append(place)
+    if embedder is None or not open_ones:
+        return found
+    first = embedder.embed([texts[place] for place in open_ones])
+    second = embedder.embed([others[place] for place in open_ones])
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    nearness = (first * second).sum(axis=1) / np.maximum(lengths, 1e-12)
+    for place, near in zip(open_ones, nearness, strict=True):
+        found[place] = bool(near >= SAME_MEANING)
+    return found
+
+
+def _same_words(first: str, second: str) -> bool:
+    short, long = sorted((first, second), key=lambda text: len(normalise(text)))
+    return len(normalise(short).split()) <= _SHORT and contains_answer(long, short)
 
 
 def _verdicts(answered: Sequence[Answered], texts: Sequence[str], judge: Proxy) -> list[bool | None]:

@@ -22,8 +22,8 @@ from rgate_integrations.saved.tuned import tuned_files
 from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.training.probe import middle_layers
-from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm
-from rgate_integrations.tuning.asking import ARMS, Answers, ArmName
+from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
+from rgate_integrations.tuning.asking import SAMPLE, Answers, ArmName
 from rgate_integrations.tuning.costs import Costs, held_out_of
 from rgate_integrations.tuning.gates import (
     LEAST,
@@ -59,6 +59,8 @@ class TuneOptions:
         sample: How many questions are asked, drawn so that they stand for all; all when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
+        samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
+            them that is right is what the gates are fitted to (KBM, section 2.2).
         folds: Folds of the cross-fitting, at least 2.
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
@@ -74,13 +76,14 @@ class TuneOptions:
     sample: int | None = None
     concurrency: int = 4
     tokens: int = 32
+    samples: int = 0
     folds: int = 5
     seed: int = 0
     prior: str = "default-question"
     costs: Costs = Costs()  # noqa: RUF009  it is frozen
 
     def __post_init__(self) -> None:
-        least = {"concurrency": 1, "tokens": 1, "folds": 2, "sample": 1}
+        least = {"concurrency": 1, "tokens": 1, "samples": 0, "folds": 2, "sample": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:
@@ -93,7 +96,7 @@ class Plan:
 
     Attributes:
         questions: How many questions.
-        calls: LLM calls that are left to make, by arm.
+        calls: LLM calls that are left to make: ``"direct"``, ``"retrieve"`` and, if there are any, ``"sample"``.
         tokens: About how many tokens these take; 0 if that cannot be told.
     """
 
@@ -138,6 +141,7 @@ def tune(
     embedder: Embedder | None = None,
     proxy: Proxy | str | None = None,
     answers: str | Path | None = None,
+    sampling: Any = None,
     update: bool = False,
     before: Callable[[Plan], None] | None = None,
     progress: Progress = silent,
@@ -159,6 +163,7 @@ def tune(
         embedder: Embeds questions and answers: for the sample, agreement and topics. They do without when None.
         proxy: The proxy model, instead of the shipped gate's own.
         answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
+        sampling: Answers without retrieval at random, likewise, for ``samples``; the model of ``direct`` when None.
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
         before: Told what will be asked before it is; what it raises ends the run.
         progress: Told what is being done, how far it is, and how far it goes.
@@ -178,6 +183,8 @@ def tune(
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
     }
+    for number, arm in enumerate(sampling_arms(sampling, arms["direct"], options.samples), start=1):
+        arms[f"{SAMPLE} {number}"] = arm
     asked = read_log(questions)
     if options.sample is not None:
         asked = sampled(asked, options.sample, embedder, options.seed)
@@ -216,16 +223,19 @@ def _check_out(folder: Path, update: bool) -> None:
 
 def _plan(questions: Sequence[Question], log: Answers) -> Plan:
     """Count the calls that are left; a token is about four characters."""
-    calls: dict[str, int] = {arm: len(log.missing(questions, arm)) for arm in ARMS}
-    tokens = 0
-    for name in ARMS:
-        arm = log.arms[name]
+    calls: dict[str, int] = {}
+    tokens, counted = 0, True
+    for name, arm in log.arms.items():
+        missing = log.missing(questions, name)
+        kind = name.partition(" ")[0]
+        calls[kind] = calls.get(kind, 0) + len(missing)
         if not isinstance(arm, ModelArm):
-            return Plan(len(questions), calls, 0)
+            counted = False
+            continue
         passages = 0 if arm.index is None else arm.k * _PASSAGE
-        for question in log.missing(questions, name):
+        for question in missing:
             tokens += len(question.text) // _CHARACTERS_A_TOKEN + _PROMPT + passages + arm.tokens
-    return Plan(len(questions), calls, tokens)
+    return Plan(len(questions), calls, tokens if counted else 0)
 
 
 def _fitted(

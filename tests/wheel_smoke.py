@@ -1,0 +1,287 @@
+"""Smoke tests of the guides, for an environment with the wheel and one extra: ``python -I wheel_smoke.py EXTRA``.
+
+`tests/wheel.sh` runs them. None needs a model but those of ``local``.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+QUESTION = "Who wrote Hamlet?"
+KNOWN, UNKNOWN = "constant:never", "constant:always"
+
+
+def command(*arguments, stdin=""):
+    """Run ``rgate``; returns what it prints."""
+    rgate = Path(sys.executable).with_name("rgate")
+    done = subprocess.run([rgate, *arguments], input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def core():
+    """Guides: the commands, and a gate of your own. Without an extra, its absence is said by the wheel's name."""
+    from rgate_integrations import Gate, list_gates, load_gate
+    from rgate_integrations.gates import Score
+
+    class Short(Gate):
+        @property
+        def specs(self):
+            return ()
+
+        def score(self, evidence):
+            return Score(0.9 if len(evidence.question) < 20 else 0.1, "By its length.")
+
+    assert load_gate(Short()).decide(QUESTION).retrieve is False
+    assert load_gate(KNOWN).decide(QUESTION).retrieve is False
+    assert len(list_gates()) >= 18
+    assert {"default-heads", "default-begun"} <= {
+        json.loads(line)["name"] for line in command("gates", "--shipped", "--json").splitlines()
+    }
+    assert command("--version").startswith("rgate ")
+    assert "skip" in command("decide", "--gate", KNOWN, stdin=f"{QUESTION}\n")
+    failed = load_gate().decide(QUESTION)  # it needs a model, and retrieves without
+    assert failed.retrieve
+    assert 'pip install "rgate-integrations[local]"' in failed.error.hint, failed.error
+    for adapter, extra in (("langchain", "langchain"), ("llama_index", "llama-index")):
+        assert f'pip install "rgate-integrations[{extra}]"' in said_without(adapter)
+
+
+def said_without(adapter):
+    """What importing an adapter says whose extra is not there."""
+    try:
+        __import__(f"rgate_integrations.{adapter}")
+    except ImportError as error:
+        return str(error)
+    return ""
+
+
+def langchain():
+    """Guides: LangChain, answer first, look first."""
+    from langchain_core.documents import Document
+    from langchain_core.language_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
+    from langchain_core.retrievers import BaseRetriever
+
+    from rgate_integrations.langchain import RetrievalGate, gated_rag
+
+    class Passages(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [Document("Shakespeare wrote Hamlet.")]
+
+    def chat_model(logprob):
+        logprobs = {"content": [{"token": "Shakespeare", "logprob": logprob}]}
+        metadata = {"finish_reason": "stop", "logprobs": logprobs}
+        replies = [AIMessage("Shakespeare", response_metadata=metadata) for _ in range(2)]
+        return GenericFakeChatModel(messages=iter(replies))
+
+    def retrieving(question):
+        return "from passages"
+
+    for gate, answer in ((KNOWN, "alone"), (UNKNOWN, "from passages")):
+        chain = RetrievalGate(gate).route(retrieve=retrieving, direct=lambda question: "alone")
+        assert chain.batch([QUESTION] * 2) == [answer] * 2
+    assert RetrievalGate(KNOWN).guard(Passages()).invoke(QUESTION) == []
+    assert len(RetrievalGate(UNKNOWN).guard(Passages()).invoke(QUESTION)) == 1
+    assert "Shakespeare" in gated_rag(Passages(), chat_model(-0.1), gate=RetrievalGate(KNOWN)).invoke(
+        QUESTION
+    )
+    from rgate_integrations.answer_first import AnswerFirst
+
+    # The LLM's own tokens are judged without any model of ours, so without torch.
+    for logprob, answer in ((-0.01, "Shakespeare"), (-5.0, "from passages")):
+        options = AnswerFirst(first_look=None)
+        gate = RetrievalGate("token_probability")
+        chain = gate.route(retrieve=retrieving, direct=chat_model(logprob), answer_first=options)
+        assert answer in str(chain.invoke(QUESTION)), chain.invoke(QUESTION)
+    looking = RetrievalGate(UNKNOWN).route(
+        retrieve=Passages() | retrieving, direct=retrieving, look_first=True
+    )
+    assert looking.invoke(QUESTION) == "from passages"
+    assert absent("llama_index", "torch", "langgraph")
+
+
+def langchain_agents():
+    """Guides: agents, LangGraph."""
+    from langchain.agents import create_agent
+    from langchain_core.language_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+    from rgate_integrations.langchain.graph import gate_node, route_edge
+
+    @tool
+    def search_docs(query: str) -> str:
+        """Search."""
+        return "found"
+
+    class Model(GenericFakeChatModel):
+        def bind_tools(self, tools, **options):
+            return self
+
+    model = Model(messages=iter([AIMessage("Shakespeare")]))
+    middleware = RetrievalGateMiddleware(RetrievalGate(KNOWN), tools=["search_docs"])
+    agent = create_agent(model, [search_docs], middleware=[middleware])
+    found = agent.invoke({"messages": [("human", QUESTION)]})
+    assert found["messages"][-1].content == "Shakespeare"
+
+    builder = StateGraph(MessagesState)
+    assert callable(gate_node)
+    assert callable(route_edge)
+    builder.add_node("answer", lambda state: {"messages": [AIMessage("Shakespeare")]})
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    assert (
+        builder.compile().invoke({"messages": [("human", QUESTION)]})["messages"][-1].content == "Shakespeare"
+    )
+    assert absent("llama_index", "torch")
+
+
+def llama_index():
+    """Guide: LlamaIndex."""
+    from llama_index.core.indices.empty import EmptyIndex
+    from llama_index.core.llms import MockLLM
+    from llama_index.core.query_engine import RouterQueryEngine
+    from llama_index.core.tools import QueryEngineTool
+
+    from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
+
+    llm = MockLLM()
+    engine = GatedQueryEngine.from_defaults(EmptyIndex().as_query_engine(llm=llm), KNOWN, llm=llm)
+    response = engine.query(QUESTION)
+    assert QUESTION in str(response)
+    assert response.metadata["rgate"]["retrieve"] is False
+    tools = [
+        QueryEngineTool.from_defaults(engine.direct, name="direct", description="Answers from memory."),
+        QueryEngineTool.from_defaults(engine.query_engine, name="docs", description="Searches."),
+    ]
+    selector = RetrievalGateSelector(KNOWN, direct="direct", retrieve="docs")
+    router = RouterQueryEngine(selector=selector, query_engine_tools=tools, llm=llm)
+    assert QUESTION in str(router.query(QUESTION))
+    assert absent("langchain_core", "torch", "openai")
+
+
+def served():
+    """Guide: a model on a server."""
+    from rgate_integrations import load_gate
+    from rgate_integrations.proxy.served import ServedProxy
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self):
+            top = [{"token": "Yes", "logprob": -0.1}, {"token": "No", "logprob": -2.4}]
+            content = [{"token": "Yes", "logprob": -0.1, "top_logprobs": top}]
+            choice = {
+                "message": {"content": "Yes"},
+                "finish_reason": "stop",
+                "logprobs": {"content": content},
+            }
+            body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 7}}).encode()
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    proxy = ServedProxy(f"http://127.0.0.1:{server.server_port}/v1", "m")
+    decision = load_gate("ik", proxy=proxy, tokens=0).decide(QUESTION)
+    assert decision.error is None, decision.error
+    assert decision.p_known > 0.8
+    server.shutdown()
+
+
+def faiss():
+    """Guide: corpora. An index with an embedder of the user's own."""
+    import numpy as np
+
+    from rgate_integrations.index import Passage, PassageIndex
+
+    class Letters:
+        name = identity = "letters"
+
+        def embed(self, texts):
+            return np.array([[text.count(c) + 0.01 for c in "abcdefgh"] for text in texts], dtype=np.float32)
+
+    passages = [Passage("1", "aaaa bbbb"), Passage("2", "gggg hhhh")]
+    with tempfile.TemporaryDirectory() as folder:
+        PassageIndex.build(passages, embedder=Letters()).save(f"{folder}/index")
+        found = PassageIndex.load(f"{folder}/index", embedder=Letters()).search(["hhh ggg"], 1)
+    assert found[0][0].passage.id == "2"
+
+
+def train():
+    """Guides: a gate of your own, thresholds with a promise."""
+    import numpy as np
+
+    from rgate_integrations.calibration import Budget
+    from rgate_integrations.tuning.questions import clusters
+
+    p = np.linspace(0, 1, 400)
+    known = p > 0.5
+    chosen = Budget(0.4).choose(p, known, known, 0)
+    assert chosen.kept
+    assert (p < chosen.threshold).mean() <= 0.4
+    assert len(set(clusters(np.eye(4), 2, 0))) == 2
+    assert "--samples" in command("tune", "--help")
+
+
+def datasets():
+    """The extra that reads data sets of the Hub."""
+    import datasets as library
+
+    assert library.Dataset.from_list([{"question": QUESTION}])[0]["question"] == QUESTION
+
+
+def playground():
+    """Guide: the page."""
+    from rgate_integrations import load_gate
+    from rgate_integrations.pipeline import Pipeline
+    from rgate_integrations.playground import build
+
+    class NoModel:
+        name = "none"
+
+    assert build(Pipeline(load_gate(KNOWN), None, NoModel())) is not None
+
+
+def ray():
+    """Guide: many machines."""
+    from rgate_integrations.ray import gate_files
+
+    with tempfile.TemporaryDirectory() as folder:
+        questions = Path(folder, "part-0.jsonl")
+        questions.write_text(json.dumps({"question": QUESTION}) + "\n")
+        gate_files([str(questions)], f"{folder}/out", gate=KNOWN, workers=1)
+        assert '"retrieve": false' in Path(folder, "out", "part-0.jsonl").read_text()
+
+
+def local():
+    """Index page: the default gate, with its model."""
+    from rgate_integrations import load_gate
+
+    gate = load_gate(on_error="raise")
+    common, private = gate.decide_batch(["What is the capital of France?", "What does our contract say?"])
+    assert (common.retrieve, private.retrieve) == (False, True)
+    assert "skip" in command("decide", stdin="What is the capital of France?\n")
+
+
+def absent(*modules):
+    """Whether none of these modules is installed."""
+    return all(importlib.util.find_spec(module) is None for module in modules)
+
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    assert "site-packages" in importlib.util.find_spec("rgate_integrations").origin, "the wheel is tested"
+    globals()[name.replace("-", "_")]()
+    sys.stdout.write(f"{name}: ok\n")
