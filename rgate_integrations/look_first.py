@@ -16,6 +16,7 @@ import numpy as np
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES, FoundPassage, search_features
+from rgate_integrations.follow_up import REFERS_BACK
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 
 _log = logging.getLogger("rgate_integrations")
@@ -74,8 +75,9 @@ def looked(
 ) -> Decision:
     """Return a decision that also counts what a search found.
 
-    Where there is nothing to judge, since the search failed or found nothing, or the gate failed, the decision by the
-    question alone stands.
+    Where there is nothing to judge, since the search failed or found nothing, or the gate failed, the gate's decision
+    stands. So it does for a question that refers to something said before: its own words say too little of what the
+    passages should hold.
 
     Args:
         decision: The gate's.
@@ -84,11 +86,11 @@ def looked(
         known_from: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
     """
     if isinstance(found, Exception):
-        return _noting(decision, f"The search failed ({type(found).__name__}): the question alone decided.")
-    if decision.error is not None:
+        return _noting(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
+    if decision.error is not None or REFERS_BACK in decision.warnings:
         return decision
     if not found:
-        return _noting(decision, "The search found nothing to judge: the question alone decided.")
+        return _noting(decision, "The search found nothing to judge: the gate alone decided.")
     try:
         p_helps = p_helps_of(decision.question, found, decision.p_known, options)
     except Exception as error:
@@ -96,6 +98,30 @@ def looked(
         noted = _noting(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
     return decided(decision, p_helps, options, known_from=known_from)
+
+
+def settled(
+    decision: Decision, found: Sequence[FoundPassage] | Exception, options: LookFirst, *, unknown_below: float
+) -> Decision | None:
+    """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
+
+    It is settled for a question that is clearly unknown, and where the passages would help no LLM that knows any more
+    than that. Else the LLM may begin to answer, and `looked` decides once that is judged.
+
+    Args:
+        decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
+        found: The passages, best first, or what the search raised.
+        options: How they are judged.
+        unknown_below: The P(known) below which a question is clearly unknown.
+    """
+    look = looked(decision, found, options)
+    if decision.retrieve:
+        return look
+    if isinstance(found, Exception) or look.p_helps is None:
+        return None
+    # The less an LLM knows, the more passages help it: none knows less than this and is not clearly unknown.
+    most = p_helps_of(decision.question, found, unknown_below, options)
+    return look if most - options.least_gain <= unknown_below else None
 
 
 def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, options: LookFirst) -> float:

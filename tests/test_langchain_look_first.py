@@ -124,7 +124,7 @@ def test_a_search_that_fails_leaves_it_to_the_question_alone(call):
     for event, retrieve in zip(told.events, [False, True], strict=True):
         assert event["retrieve"] is retrieve
         assert "outcome" not in event
-        assert event["warnings"] == ["The search failed (TimeoutError): the question alone decided."]
+        assert event["warnings"] == ["The search failed (TimeoutError): the gate alone decided."]
 
 
 @each(SINGLES)
@@ -132,7 +132,7 @@ def test_a_search_that_finds_nothing_leaves_it_to_the_question_alone(call):
     told = Told()
     assert call(router(Shelf()), "empty unknown", {"callbacks": [told]}) == "empty unknown <>"
     assert call(router(Shelf()), "empty, yet fine", {"callbacks": [told]}) == "direct empty, yet fine"
-    warned = ["The search found nothing to judge: the question alone decided."]
+    warned = ["The search found nothing to judge: the gate alone decided."]
     assert [event["warnings"] for event in told.events] == [warned, warned]
 
 

@@ -100,7 +100,7 @@ def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_question_alone(ca
     response = call(engine, "query", "broken, yet fine")
     said = response.metadata["rgate"]
     assert (said["retrieve"], said["outcome"]) == (False, None)
-    assert said["warnings"] == ["The search failed (TimeoutError): the question alone decided."]
+    assert said["warnings"] == ["The search failed (TimeoutError): the gate alone decided."]
     with pytest.raises(TimeoutError, match="index gone"):
         call(engine, "query", "broken unknown")
     assert call(engine, "query", "empty, yet fine").metadata["rgate"]["retrieve"] is False
@@ -114,6 +114,13 @@ def test_a_gate_that_fails_retrieves_and_does_not_search_again(call):
     assert "Zorba wrote the quartet." in str(response)
     assert response.metadata["rgate"]["error"]["type"] == "RuntimeError"
     assert shelf.queries == ["RAISE"]
+
+
+@both_ways
+def test_a_question_that_refers_back_reads_what_was_found(call):
+    response = call(engine_over(Shelf()), "query", "How tall was he?")
+    assert "Zorba wrote the quartet." in str(response)
+    assert response.metadata["rgate"]["outcome"] is None
 
 
 @both_ways

@@ -30,6 +30,7 @@ from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.questions import FOLLOW_UP
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
+from rgate_integrations.langchain.speculation import Search
 from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
@@ -75,6 +76,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         options: AnswerFirst,
         speculative: bool = False,
         name: str | None = None,
+        **fields: Any,
     ) -> None:
         super().__init__(
             gate,
@@ -85,6 +87,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             judge=judge,
             first_look=first_look,
             options=options,
+            **fields,
         )
         self._telling = telling_logprobs(self.direct)
 
@@ -152,10 +155,10 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
 
     def _outcomes(self, batch: RunBatch) -> Flow[list[Task | DirectAnswer | Exception]]:
         """Return for each input what is left to do: a begun answer to go on with, or the retrieve arm to run."""
-        search = yield from self._searching(batch)
+        ahead = yield from self._ahead(batch)
         answers: dict[int, DirectAnswer] = {}
         try:
-            decisions = yield from self._judged(batch, answers)
+            decisions = yield from self._judged(batch, answers, ahead)
             yield from self._announcing(decisions, batch)
             outcomes: list[Task | DirectAnswer | Exception] = []
             for place, decision in enumerate(decisions):
@@ -164,12 +167,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
                 elif not decision.retrieve:
                     outcomes.append(answers[place])
                 else:
-                    config = arm_config(batch, place, decision)
-                    task = Task(self.retrieve, batch.inputs[place], config, batch.options)
-                    if search is not None:
-                        found = yield search.job
-                        task = Task(self._rest, found, config, {})  # the first step had the options
-                    outcomes.append(task)
+                    outcomes.append((yield from ahead.task(batch, place, decision)))
             return outcomes
         except BaseException as error:
             if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
@@ -177,10 +175,15 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
                     yield from answer.stopping()
             raise
         finally:
-            if search is not None:
-                search.drop()
+            ahead.drop()
 
-    def _judged(self, batch: RunBatch, answers: dict[int, DirectAnswer]) -> Flow[list[Decision | Exception]]:
+    def _ahead(self, batch: RunBatch) -> Flow[Ahead]:
+        """Begin what runs ahead of the decisions."""
+        return Ahead(self.retrieve, self._rest, (yield from self._searching(batch)))
+
+    def _judged(
+        self, batch: RunBatch, answers: dict[int, DirectAnswer], ahead: Ahead
+    ) -> Flow[list[Decision | Exception]]:
         """Decide for each input; notes the answers that were begun under their places."""
         clock = Clock()
         looks: list[Any] = [None] * len(batch.inputs)
@@ -190,25 +193,34 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
             # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
             looks = [None if is_unread(look) else look for look in found]
-            clock.looked()
+        settled = yield from ahead.settling(looks)
+        clock.looked()
         decided: dict[int, Decision | Exception] = {}
-        for place, look in enumerate(looks):
-            if isinstance(look, Exception):
-                decided[place] = look
-            elif look is not None and look.retrieve:
-                decided[place] = clock.at_once(look)
+        begun: list[int] = []
+        for place, decision in enumerate(settled):
+            if isinstance(decision, Decision):
+                decided[place] = clock.at_once(decision)
+                if not decision.retrieve:
+                    answers[place] = self._unjudged(batch, place, decision)
+            elif isinstance(decision, Exception):
+                decided[place] = decision
             else:
-                answers[place] = self._begun(batch, place, look)
-        if answers:
-            decide = partial(self._judging, batch, looks, list(answers))
-            judged = yield from judging(list(answers.values()), self.options, decide, clock)
-            decided.update(zip(answers, judged, strict=True))
+                answers[place] = self._begun(batch, place, looks[place])
+                begun.append(place)
+        if begun:
+            decide = partial(self._judging, batch, looks, begun, ahead)
+            judged = yield from judging([answers[place] for place in begun], self.options, decide, clock)
+            decided.update(zip(begun, judged, strict=True))
         return [decided[place] for place in range(len(batch.inputs))]
 
     def _begun(self, batch: RunBatch, place: int, look: Decision | None) -> DirectAnswer:
         question = "" if look is None else look.question
         forms = [self.direct] if self._telling is None else [self._telling, self.direct]
         return DirectAnswer(question, forms, batch, place, refused=self._told_nothing)
+
+    def _unjudged(self, batch: RunBatch, place: int, decision: Decision) -> DirectAnswer:
+        """Return an answer that goes on from its first token, since nothing about it is to be judged."""
+        return DirectAnswer(decision.question, [self.direct], batch, place, refused=self._told_nothing)
 
     def _told_nothing(self) -> None:
         self._telling = None
@@ -218,6 +230,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         batch: RunBatch,
         looks: Sequence[Decision | None],
         begun: Sequence[int],
+        ahead: Ahead,
         chosen: Sequence[int],
         drafts: Sequence[Draft],
     ) -> Flow[list[Decision | Exception]]:
@@ -229,9 +242,52 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             look = looks[place]
             asked.append(batch.inputs[place] if look is None else look.question)
         found = yield BatchCall(self.judge, asked, [configs[place] for place in places], drafts=drafts)
-        return [
-            _with_first_look(decision, looks[place]) for place, decision in zip(places, found, strict=True)
-        ]
+        judged = []
+        for place, decision in zip(places, found, strict=True):
+            judged.append(_with_first_look(decision, looks[place]))
+        return (yield from ahead.judged(places, judged))
+
+
+class Ahead:
+    """What runs ahead of the decisions for a batch: the search of a speculative router, if it is one.
+
+    Args:
+        arm: The retrieve arm.
+        rest: The part of it that goes on with what was found.
+        search: The search; None where there is none.
+    """
+
+    def __init__(self, arm: Runnable[Any, Any], rest: Runnable[Any, Any], search: Search | None) -> None:
+        self._arm = arm
+        self._rest = rest
+        self._search = search
+
+    def settling(
+        self, looks: Sequence[Decision | Exception | None]
+    ) -> Flow[list[Decision | Exception | None]]:
+        """Return the decision of each first look that settles it; None where the answer is to be begun."""
+        yield from ()
+        return [look if isinstance(look, Exception) or (look and look.retrieve) else None for look in looks]
+
+    def judged(
+        self, places: Sequence[int], decisions: list[Decision | Exception]
+    ) -> Flow[list[Decision | Exception]]:
+        """Return what is decided for begun answers, by what the gate says of them."""
+        yield from ()
+        return decisions
+
+    def task(self, batch: RunBatch, place: int, decision: Decision) -> Flow[Task | Exception]:
+        """Return what is left to do for an input that is retrieved for."""
+        config = arm_config(batch, place, decision)
+        if self._search is None:
+            return Task(self._arm, batch.inputs[place], config, batch.options)
+        found = yield self._search.job
+        return Task(self._rest, found, config, {})  # the first step had the options
+
+    def drop(self) -> None:
+        """Say that nobody needs it any more."""
+        if self._search is not None:
+            self._search.drop()
 
 
 class DirectAnswer(Attempt):

@@ -10,11 +10,11 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
+from rgate_integrations.langchain.look_and_answer import LookAndAnswerRouter
 from rgate_integrations.langchain.look_first import LookFirstRouter
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
@@ -108,41 +108,25 @@ class RetrievalGate(GateRunnable):
                 ``ensemble:default-heads,default-begun`` judges; `AnswerFirst` has more to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
-                `LookFirst` has more to choose.
+                `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change
+                the outcome, and what was begun is compared with what was found.
 
         Raises:
             ConfigurationError: ``speculative`` or ``look_first``, and ``retrieve`` is neither a sequence of steps nor
-                a retriever; or both ways to begin are asked for.
+                a retriever.
         """
         options = AnswerFirst.of(answer_first)
         looking = LookFirst.of(look_first)
-        if options is not None and looking is not None:
-            raise ConfigurationError(
-                "answer_first and look_first cannot go together yet.", hint="Leave one of them out."
-            )
-        if looking is not None:
-            return LookFirstRouter(self, retrieve=retrieve, direct=direct, options=looking)
+        arms: dict[str, Any] = {"retrieve": retrieve, "direct": direct}
         if options is not None:
-            return self._answering_first(options, retrieve, direct, speculative)
-        return RetrievalRouter(self, retrieve=retrieve, direct=direct, speculative=speculative)
-
-    def _answering_first(
-        self,
-        options: AnswerFirst,
-        retrieve: RunnableLike[_Input, _Retrieved],
-        direct: RunnableLike[_Input, _Direct],
-        speculative: bool,
-    ) -> AnswerFirstRouter[_Input, _Retrieved | _Direct]:
-        judge, first_look = self.for_begun(options)
-        return AnswerFirstRouter(
-            self,
-            judge=judge,
-            first_look=first_look,
-            retrieve=retrieve,
-            direct=direct,
-            options=options,
-            speculative=speculative,
-        )
+            judge, first_look = self.for_begun(options)
+            arms |= {"judge": judge, "first_look": first_look, "options": options}
+            if looking is not None:
+                return LookAndAnswerRouter(self, look=looking, **arms)
+            return AnswerFirstRouter(self, speculative=speculative, **arms)
+        if looking is not None:
+            return LookFirstRouter(self, options=looking, **arms)
+        return RetrievalRouter(self, speculative=speculative, **arms)
 
     def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
         """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one."""

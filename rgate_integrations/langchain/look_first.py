@@ -17,6 +17,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.flow import Call, Each, Flow
 from rgate_integrations.langchain.gate_runnable import THRESHOLD_KEY
+from rgate_integrations.langchain.questions import FOLLOW_UP_DRAFT
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch, only
 from rgate_integrations.langchain.speculation import split
@@ -69,54 +70,92 @@ class LookFirstRouter(RetrievalRouter[Input, Output]):
 
     def _tasks(self, batch: RunBatch) -> Flow[list[Task | Exception]]:
         """Search, decide, and look; returns for each input what is left to do, or the exception that concerns it."""
-        heard = [RetrieverRuns() for _ in batch.inputs]
-        configs = batch.children("retrieve")
-        for config, listener in zip(configs, heard, strict=True):
-            _listening(config, listener)
+        search = BatchSearch(self._search, self._rest, batch)
         asking = BatchCall(self.gate, batch.inputs, batch.children("gate"))
-        searching = BatchCall(self._search, batch.inputs, configs, **batch.options)
-        decisions, found = yield Each([asking, searching])
-        passages = [_passages(listener, each) for listener, each in zip(heard, found, strict=True)]
-        decisions = yield Call(self._looked, None, batch, decisions, passages)
+        decisions, search.found = yield Each([asking, search.step])
+        decisions = yield Call(self._looked, None, batch, decisions, search)
         yield from self._announcing(decisions, batch)
         tasks: list[Task | Exception] = []
         for place, decision in enumerate(decisions):
-            tasks.append(self._task(batch, place, decision, found[place]))
+            if isinstance(decision, Exception):
+                tasks.append(decision)
+            elif decision.retrieve:
+                tasks.append(search.task(place, decision))
+            else:
+                config = arm_config(batch, place, decision)
+                tasks.append(Task(self.direct, batch.inputs[place], config, batch.options))
         return tasks
 
     def _looked(
-        self,
-        batch: RunBatch,
-        decisions: Sequence[Decision | Exception],
-        passages: Sequence[Sequence[FoundPassage] | Exception],
+        self, batch: RunBatch, decisions: Sequence[Decision | Exception], search: BatchSearch
     ) -> list[Decision | Exception]:
         """Return the decisions that also count what was found."""
         results: list[Decision | Exception] = []
-        for decision, found, config in zip(decisions, passages, batch.configs, strict=True):
+        for place, decision in enumerate(decisions):
             if isinstance(decision, Exception):
                 results.append(decision)
             else:
-                known_from = decision.threshold if self._has_threshold(config) else None
-                results.append(looked(decision, found, self.options, known_from=known_from))
+                has_threshold = threshold_was_given(self.gate, batch.configs[place])
+                results.append(search.looked(place, decision, self.options, has_threshold=has_threshold))
         return results
 
-    def _has_threshold(self, config: RunnableConfig) -> bool:
-        """Whether the caller chose a threshold, for this call or for the gate."""
-        chosen = config.get("configurable", {}).get(THRESHOLD_KEY)
-        return chosen is not None or getattr(self.gate, "threshold", None) is not None
 
-    def _task(
-        self, batch: RunBatch, place: int, decision: Decision | Exception, found: Any
-    ) -> Task | Exception:
-        """Return what is left to do for an input; the retrieve arm goes on with what was found."""
-        if isinstance(decision, Exception):
+class BatchSearch:
+    """The searches of a batch, one an input, and what is made of what they find.
+
+    Args:
+        first: What searches: the retrieve arm up to its retriever.
+        rest: What goes on with what was found.
+        batch: The inputs and their runs.
+
+    Attributes:
+        step: The step that searches.
+        found: Its result, which whoever takes the step puts here: for each input what the first part of the arm
+            returned, or the exception that it raised.
+    """
+
+    def __init__(self, first: Runnable[Any, Any], rest: Runnable[Any, Any], batch: RunBatch) -> None:
+        self._rest = rest
+        self._batch = batch
+        self._heard = [RetrieverRuns() for _ in batch.inputs]
+        configs = batch.children("retrieve")
+        for config, listener in zip(configs, self._heard, strict=True):
+            _listening(config, listener)
+        self.step = BatchCall(first, batch.inputs, configs, **batch.options)
+        self.found: list[Any] = []
+
+    def passages(self, place: int) -> list[FoundPassage] | Exception:
+        """Return what was found for an input, or what its search raised."""
+        return _passages(self._heard[place], self.found[place])
+
+    def looked(self, place: int, decision: Decision, options: LookFirst, *, has_threshold: bool) -> Decision:
+        """Return the decision that also counts what was found for an input.
+
+        Args:
+            place: The place of the input.
+            decision: The gate's.
+            options: How what was found is judged.
+            has_threshold: Whether the caller chose the decision's threshold.
+        """
+        if FOLLOW_UP_DRAFT in decision.warnings:  # its own words say too little of what passages should hold
             return decision
-        config = arm_config(batch, place, decision)
-        if not decision.retrieve:
-            return Task(self.direct, batch.inputs[place], config, batch.options)
+        known_from = decision.threshold if has_threshold else None
+        return looked(decision, self.passages(place), options, known_from=known_from)
+
+    def task(self, place: int, decision: Decision) -> Task | Exception:
+        """Return what is left to do for an input that is retrieved for: the arm goes on with what was found."""
+        found = self.found[place]
         if isinstance(found, Exception):
             return found
-        return Task(self._rest, found, config, {})  # the first step had the options
+        return Task(
+            self._rest, found, arm_config(self._batch, place, decision), {}
+        )  # the first step had the options
+
+
+def threshold_was_given(gate: Runnable[Any, Decision], config: RunnableConfig) -> bool:
+    """Whether the caller chose a threshold, for this call or for the gate."""
+    chosen = config.get("configurable", {}).get(THRESHOLD_KEY)
+    return chosen is not None or getattr(gate, "threshold", None) is not None
 
 
 class RetrieverRuns(BaseCallbackHandler):

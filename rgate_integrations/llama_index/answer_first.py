@@ -30,6 +30,19 @@ from rgate_integrations.llama_index.watching import Notes, noting
 _LATER: Final = object()
 
 
+class Ahead:
+    """What runs ahead of the decision; here nothing does."""
+
+    def settling(self, look: Decision | None) -> Flow[Decision | None]:
+        """Return the decision of a first look that settles it; None where the answer is to be begun."""
+        yield from ()
+        return look if look is not None and look.retrieve else None
+
+    def judged(self, decision: Decision) -> Decision:
+        """Return what is decided for a begun answer, by what the gate says of it."""
+        return decision
+
+
 class DirectFirst:
     """Lets a direct engine answer first.
 
@@ -57,16 +70,17 @@ class DirectFirst:
         self.first_look = None if options.first_look is None else as_gate(options.first_look)
 
     def answering(
-        self, bundle: QueryBundle, threshold: float | None = None
+        self, bundle: QueryBundle, threshold: float | None, ahead: Ahead
     ) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
         """Begin to answer, and judge it.
 
         Args:
             bundle: The question.
             threshold: Used instead of the gate's own.
+            ahead: What runs ahead of the decision.
 
         Returns:
-            The decision, and for a known question the response; None for the others.
+            The decision, and the response where the direct engine answers; None where it does not.
         """
         question, clock = bundle.query_str, Clock()
         look: Decision | None = None
@@ -75,13 +89,14 @@ class DirectFirst:
             low = low if threshold is None else min(low, threshold)
             (look,) = yield from deciding(self.first_look, [question], threshold=low)
             look = understood(question, look)
-            clock.looked()
-            if look.retrieve:
-                at_once = clock.at_once(look)
-                announce(at_once)
-                return at_once, None
+        settled = yield from ahead.settling(look)
+        clock.looked()
+        if settled is not None:
+            at_once = clock.at_once(settled)
+            announce(at_once)
+            return at_once, None if at_once.retrieve else (yield from self.asking(bundle))
         attempt = _DirectAnswer(self, bundle)
-        decide = partial(self._judging, question, threshold)
+        decide = partial(self._judging, question, threshold, ahead)
         (judged,) = yield from judging([attempt], self.options, decide, clock)
         if isinstance(judged, Exception):
             raise judged
@@ -101,10 +116,15 @@ class DirectFirst:
         return (yield from attempt.response(streaming=self.streaming))
 
     def _judging(
-        self, question: str, threshold: float | None, places: list[int], drafts: list[Draft]
+        self,
+        question: str,
+        threshold: float | None,
+        ahead: Ahead,
+        places: list[int],
+        drafts: list[Draft],
     ) -> Flow[list[Decision | Exception]]:
         found: list[Decision] = yield from deciding(self.gate, [question], drafts=drafts, threshold=threshold)
-        return [understood(question, decision) for decision in found]
+        return [ahead.judged(understood(question, decision)) for decision in found]
 
 
 class _DirectAnswer(Attempt):

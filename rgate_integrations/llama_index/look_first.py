@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.flow import Background, Call, Flow, Start
+from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst
 from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.look_first import LookFirst, looked
+from rgate_integrations.look_first import LookFirst, looked, settled
 
 
 class SearchedFirst:
@@ -41,7 +43,7 @@ class SearchedFirst:
         try:
             taken = decider.taken(bundle)
             if taken is not None:
-                yield from self._waiting(job)
+                yield from self.waiting(job)
                 decision = taken
             else:
                 decision = yield from decider.deciding(
@@ -55,17 +57,73 @@ class SearchedFirst:
             raise self._found
         return decision, self._found
 
-    def _looking(self, decision: Decision, decider: Decider, job: Background) -> Flow[Decision]:
-        yield from self._waiting(job)
-        found = self._found if isinstance(self._found, Exception) else passages_of(self._found)
-        known_from = None if decider.threshold is None else decision.threshold
-        return looked(decision, found, self.options, known_from=known_from)
+    def answering(
+        self, first: DirectFirst, decider: Decider, bundle: QueryBundle
+    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
+        """Search, let the direct engine begin to answer, and judge both.
 
-    def _waiting(self, job: Background) -> Flow[None]:
+        Returns:
+            The decision, and either the direct engine's response or the nodes to read.
+
+        Raises:
+            Exception: What the search raised, where passages are needed.
+        """
+        job: Background = yield Start(self._search)
+        try:
+            ahead = _SearchedAhead(self, job, decider, unknown_below=first.options.band[0])
+            decision, response = yield from first.answering(bundle, decider.threshold, ahead)
+        finally:
+            job.drop()  # when the gate raises or the caller leaves
+        if response is not None:
+            return decision, response, None
+        if isinstance(self._found, Exception):
+            raise self._found
+        return decision, None, self._found
+
+    def looked(self, decision: Decision, decider: Decider) -> Decision:
+        """Return the decision that also counts what was found."""
+        known_from = None if decider.threshold is None else decision.threshold
+        return looked(decision, self.passages, self.options, known_from=known_from)
+
+    @property
+    def passages(self) -> list[FoundPassage] | Exception:
+        """What was found, as it is judged, or what the search raised."""
+        return self._found if isinstance(self._found, Exception) else passages_of(self._found)
+
+    def waiting(self, job: Background) -> Flow[None]:
+        """Wait for what is found."""
         try:
             self._found = yield job
         except Exception as error:
             self._found = error
+
+    def _looking(self, decision: Decision, decider: Decider, job: Background) -> Flow[Decision]:
+        yield from self.waiting(job)
+        return self.looked(decision, decider)
+
+
+class _SearchedAhead(Ahead):
+    """A search that runs while the first look reads the question."""
+
+    def __init__(
+        self, search: SearchedFirst, job: Background, decider: Decider, *, unknown_below: float
+    ) -> None:
+        self._search = search
+        self._job = job
+        self._decider = decider
+        self._unknown_below = unknown_below
+
+    def settling(self, look: Decision | None) -> Flow[Decision | None]:
+        """Wait for what is found; return the decision of a first look that it settles."""
+        search = self._search
+        yield from search.waiting(self._job)
+        if look is None:
+            return None
+        return settled(look, search.passages, search.options, unknown_below=self._unknown_below)
+
+    def judged(self, decision: Decision) -> Decision:
+        """Compare what the gate says of a begun answer with what was found."""
+        return self._search.looked(decision, self._decider)
 
 
 def passages_of(nodes: Sequence[NodeWithScore]) -> list[FoundPassage]:

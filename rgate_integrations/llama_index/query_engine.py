@@ -21,7 +21,7 @@ from rgate_integrations.calling import DecidesBatches, as_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
-from rgate_integrations.llama_index.answer_first import DirectFirst
+from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.look_first import SearchedFirst
 from rgate_integrations.llama_index.note import facts_in, note_of
@@ -58,11 +58,12 @@ class GatedQueryEngine(BaseQueryEngine):
         streaming: Whether an answer that was begun as a stream is given as one.
         look_first: Search for every question, while the gate decides, and compare what the LLM knows with what was
             found: only passages that help are read, and nothing is searched twice. `LookFirst` has more to choose.
-            Needs such an engine as ``speculative`` does.
+            Needs such an engine as ``speculative`` does. With ``answer_first``, an answer is begun only where that
+            can change the outcome, and what was begun is compared with what was found.
 
     Raises:
         ConfigurationError: ``speculative`` or ``look_first``, and the engine does not work in two steps, or its
-            retriever decides; or both ``answer_first`` and ``look_first``.
+            retriever decides.
     """
 
     def __init__(
@@ -82,10 +83,6 @@ class GatedQueryEngine(BaseQueryEngine):
         self.look = LookFirst.of(look_first)
         if speculative or self.look is not None:
             _check_two_steps(query_engine)
-        if self.look is not None and answer_first:
-            raise ConfigurationError(
-                "answer_first and look_first cannot go together yet.", hint="Leave one of them out."
-            )
         self.query_engine = query_engine
         self.direct = direct
         self.decider = Decider(gate, draft_llm, tokens)
@@ -214,7 +211,7 @@ class GatedQueryEngine(BaseQueryEngine):
         nodes: list[NodeWithScore] | None = None
         response: RESPONSE_TYPE | None = None
         if self.look is not None:
-            decision, nodes = yield from self._looking_first(self.look, bundle)
+            decision, response, nodes = yield from self._looking_first(self.look, bundle)
         elif self.speculative:
             decision, response, nodes = yield from self._searching_ahead(bundle)
         else:
@@ -229,13 +226,17 @@ class GatedQueryEngine(BaseQueryEngine):
         """Decide; where the direct engine answers first, its response to a known question comes with it."""
         if self.first is None or self.decider.taken(bundle) is not None:
             return (yield from self.decider.deciding(bundle)), None
-        return (yield from self.first.answering(bundle, self.decider.threshold))
+        return (yield from self.first.answering(bundle, self.decider.threshold, Ahead()))
 
     def _looking_first(
         self, options: LookFirst, bundle: QueryBundle
-    ) -> Flow[tuple[Decision, list[NodeWithScore] | None]]:
-        """Search and decide; the nodes to read come with the decision."""
-        return (yield from SearchedFirst(self._search(bundle), options).deciding(self.decider, bundle))
+    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
+        """Search and decide; the nodes to read come with the decision, or a response that was begun."""
+        search = SearchedFirst(self._search(bundle), options)
+        if self.first is not None and self.decider.taken(bundle) is None:
+            return (yield from search.answering(self.first, self.decider, bundle))
+        decision, nodes = yield from search.deciding(self.decider, bundle)
+        return decision, None, nodes
 
     def _searching_ahead(
         self, bundle: QueryBundle
@@ -275,7 +276,8 @@ class GatedQueryEngine(BaseQueryEngine):
 
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         if self.look is not None:
-            decision, found = yield from self._looking_first(self.look, bundle)
+            search = SearchedFirst(self._search(bundle), self.look)
+            decision, found = yield from search.deciding(self.decider, bundle)
             return [note_of(decision)] if found is None else found
         decision = yield from self.decider.deciding(bundle)
         if not decision.retrieve:
