@@ -174,3 +174,16 @@ def test_ask_with_an_own_index(smollm2, zorblat):
     assert "Quimbo" in done.stdout
     assert "error" in done.stdout
     assert done.exit_code == 1
+
+
+@pytest.mark.model
+def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
+    options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1"]
+    (answered,) = objects(
+        rgate("ask", "--json", *options, "--threshold", "0", "What is the capital of France?")
+    )
+    assert "error" not in answered
+    assert answered["retrieve"] is False
+    assert answered["beginning"]["tokens_held"] > 0
+    assert 0 <= answered["signals"]["first_look"] <= 1
+    assert answered["answer"].startswith(answered["draft"])
