@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -225,11 +225,13 @@ def table(arguments: argparse.Namespace, data: Sequence[Recorded], columns: Sequ
 
 def priors(arguments: argparse.Namespace) -> None:
     """Print the AUC of each shipped gate, and tuned from it, on questions that neither was trained on."""
-    print(f"| LLM | n | {' | '.join(f'{name} | tuned from it' for name in PRIORS)} |")
-    print(f"|{'---|' * (2 + 2 * len(PRIORS))}")
+    names = (*PRIORS, "mean of both logits")
+    print(f"| LLM | n | {' | '.join(f'{name} | tuned from it' for name in names)} |")
+    print(f"|{'---|' * (2 + 2 * len(names))}")
     found: dict[int, list[list[float]]] = {n: [] for n in arguments.sizes}
     for file, llm in UNSEEN:
         data = [recorded(arguments, file, llm, name) for name in PRIORS]
+        data.append(replace(data[0], prior=np.mean([each.prior for each in data], axis=0)))
         for n in arguments.sizes:
             if 2 * n > len(data[0].known):
                 continue

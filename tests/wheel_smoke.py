@@ -94,12 +94,15 @@ def langchain():
     )
     from rgate_integrations.answer_first import AnswerFirst
 
+    options = AnswerFirst(first_look=None)
+    for gate, answer in ((KNOWN, "Shakespeare"), (UNKNOWN, "from passages")):
+        direct = chat_model(-0.1)
+        chain = RetrievalGate(gate).route(retrieve=retrieving, direct=direct, answer_first=options)
+        assert answer in str(chain.invoke(QUESTION))
     # The LLM's own tokens are judged without any model of ours, so without torch.
-    for logprob, answer in ((-0.01, "Shakespeare"), (-5.0, "from passages")):
-        options = AnswerFirst(first_look=None)
-        gate = RetrievalGate("token_probability")
-        chain = gate.route(retrieve=retrieving, direct=chat_model(logprob), answer_first=options)
-        assert answer in str(chain.invoke(QUESTION)), chain.invoke(QUESTION)
+    for logprob, retrieves in ((-0.01, False), (-5.0, True)):
+        decision = RetrievalGate("token_probability", llm=chat_model(logprob)).invoke(QUESTION)
+        assert (decision.retrieve, decision.error) == (retrieves, None), decision
     looking = RetrievalGate(UNKNOWN).route(
         retrieve=Passages() | retrieving, direct=retrieving, look_first=True
     )
