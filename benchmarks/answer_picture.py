@@ -25,6 +25,7 @@ SHOWN = {
     "answer first": "answer first",
     "oracle": "oracle",
 }
+BELOW = ("nearest examples", "answer first, FLARE's trigger")  # these have others above them
 
 
 class Beginning(NamedTuple):
@@ -74,12 +75,14 @@ def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, B
             if way in ways and len(ways[way]) == len(ways["always"]):
                 point = _point(list(ways[way].values()))
                 axis.plot([getattr(point, name)], [100 * point.right], "o", markersize=5, color="black")
+                is_below = way in BELOW
                 axis.annotate(
                     shown,
                     (getattr(point, name), 100 * point.right),
-                    xytext=(4, 4),
+                    xytext=(-4, -10) if is_below else (4, 4),
                     textcoords="offset points",
                     fontsize=7,
+                    horizontalalignment="right" if is_below else "left",
                 )
         axis.set_xlabel(f"{label}, mean")
         axis.grid(alpha=0.3)

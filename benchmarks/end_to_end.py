@@ -49,7 +49,7 @@ from rgate_integrations.text import is_correct, normalise, token_f1
 
 CONSOLE = Console(width=230, highlight=False)
 PRICES = Path(__file__).parent / "prices.json"
-LEAST = 40  # questions, without which a way is not shown
+LEAST = 30  # questions, without which a way is not shown
 
 
 @dataclass

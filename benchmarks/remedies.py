@@ -98,7 +98,7 @@ class Remedy:
     Attributes:
         name: Its name.
         decide: Decides by one setting.
-        shipped: The setting that ships.
+        shipped: The setting that ships; None where another row has it.
         tried: Other settings to choose from; empty where nothing is chosen.
     """
 
@@ -177,13 +177,13 @@ def remedies(threshold: float) -> list[Remedy]:
         Remedy(
             "answer first, other threshold",
             answering_first,
-            (32, BAND, THRESHOLD),
+            None,
             [(32, BAND, each) for each in thresholds],
         ),
         Remedy(
             "answer first, other band",
             answering_first,
-            (32, BAND, THRESHOLD),
+            None,
             [(32, each, THRESHOLD) for each in thresholds],
         ),
         Remedy("look first", looking_first, 0.0, gains),
@@ -240,7 +240,8 @@ def table(facts: Facts, training: Facts | None, threshold: float) -> list[dict[s
     """Return a row for each way and each choice of its setting."""
     rows = []
     for remedy in remedies(threshold):
-        rows.append(_row(facts, remedy.name, "shipped", remedy.decide(facts, remedy.shipped)))
+        if remedy.shipped is not None:
+            rows.append(_row(facts, remedy.name, "shipped", remedy.decide(facts, remedy.shipped)))
         if not len(remedy.tried):
             continue
         if training is not None:

@@ -65,6 +65,9 @@ class Ways:
             **asked_chains(chat, always, never),
             "gate, question alone": alone.route(retrieve=always, direct=never),
             "look first": alone.route(retrieve=always, direct=never, look_first=True),
+            "look first, then answer first": begun.route(
+                retrieve=always, direct=never, look_first=True, answer_first=options
+            ),
             "answer first": begun.route(retrieve=always, direct=never, answer_first=options),
             "answer first, speculative": begun.route(
                 retrieve=always, direct=never, answer_first=options, speculative=True
