@@ -1,0 +1,450 @@
+"""SlimPLM: a small model's answer says whether the LLM knows, and what to search for; see `papers`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from begun import CUTS, Answers, read_states
+from paper_data import (
+    ARMS,
+    Options,
+    SixSets,
+    calibrated,
+    embeddings,
+    held_out_begun,
+    held_out_question,
+    judgments,
+    mixed,
+    nearest_vote,
+    question_states,
+    random_folds,
+    read_rows,
+    read_six_sets,
+)
+from paper_tables import UNTESTED, Claim, PaperTable, auc_estimate, claims_table, difference, gap_of
+from retrieval import share_found
+from served import open_index
+
+from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.claims.plan import plan_queries
+from rgate_integrations.index import HybridIndex
+from rgate_integrations.index.hybrid import slimplm_search
+from rgate_integrations.index.retriever import Hit
+from rgate_integrations.proxy.local import DEFAULT_MODEL, shared_proxy
+from rgate_integrations.text import contains_answer
+
+PAPER = "SlimPLM"
+TOKENS = 64
+K = 5
+"""Passages that count as found."""
+BUDGET = 10_000
+"""Words of all passages together: more than K passages have."""
+PROXIES = (
+    ("Qwen2-7B-Instruct", "Llama-3-8B-Instruct"),
+    ("Qwen2.5-7B-Instruct", "Qwen2.5-14B-Instruct"),
+    ("Qwen2.5-7B-Instruct", "Qwen2.5-32B-Instruct"),
+    ("Llama-3-8B-Instruct", "Qwen2.5-32B-Instruct"),
+    ("Qwen2.5-7B-Instruct", "ChatGPT"),
+)
+"""Proxy and LLM, of those that answered the same questions."""
+
+
+def run(options: Options) -> tuple[list[PaperTable], list[Claim]]:
+    """Return all tables and claims."""
+    judged, judged_claims = judgment_part(options)
+    gated, gated_claims = gated_part(read_six_sets(options))
+    agreed, agreed_claims = consensus_part(options)
+    searched, searched_claims = queries_part(options)
+    annotated, annotated_claims = annotated_part(options)
+    claims = [*judged_claims, *gated_claims, *searched_claims, *annotated_claims, *agreed_claims]
+    claims.append(
+        Claim(
+            PAPER,
+            "claim queries and the filter make the LLM's answers better",
+            "NQ, Hit@1: 62.3; without rewriting 59.8, without filter 61.3",
+            "no recorded answers from claims' passages; see the end-to-end benchmark for small LLMs",
+            UNTESTED,
+        )
+    )
+    return [judged, gated, searched, annotated, agreed, claims_table(claims)], claims
+
+
+# --- the judgment --------------------------------------------------------------------------------------------
+
+
+def judgment_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+    """Judge the published answers of Llama-2-7B-chat by its authors' labels (section 3.2)."""
+    rows = mixed(read_rows(options.data / "judgment_llama2_7b.jsonl"), options.limit)
+    known = np.array([row["known"] for row in rows])
+    sets = np.array([row["dataset"] for row in rows])
+    questions = [row["question"].strip() for row in rows]
+    fold = random_folds(len(rows))
+    pairs = [(q, row["closed_book_text"].strip()) for q, row in zip(questions, rows, strict=True)]
+    answers = Answers(read_states(options.cache, pairs), known.astype(float), sets, questions)
+    states = question_states(questions, options.cache)
+    ids = [f"{row['dataset']} {row['id']}" for row in rows]
+    judged = {}
+    for name, gate in (("slimplm, not trained", "slimplm"), ("`default-recorded`, as shipped", "recorded")):
+        path = options.out / f"slimplm.judgment.{gate}.jsonl"
+        judged[name] = judgments(path, ids, partial(_judged, rows, gate))
+    nearest = nearest_vote(embeddings(questions, options.cache), known, fold)
+    judged["SKR-kNN, trained here"] = nearest
+    judged["probe on the question, trained here"] = calibrated(
+        held_out_question(states, known, sets, fold), known, fold
+    )
+    reading = calibrated(held_out_begun(answers, fold, CUTS.index(TOKENS)), known, fold)
+    judged["probe on question and answer, trained here"] = reading
+    return judgment_table(judged, known, sets), judgment_claims(reading, nearest, known)
+
+
+def judgment_table(judged: dict[str, np.ndarray], known: np.ndarray, sets: np.ndarray) -> PaperTable:
+    """Return accuracy and AUC of judges."""
+    share = max(known.mean(), 1 - known.mean())
+    rows = [["the same for all", f"{share:.3f}", "0.500"]]
+    for name, p in judged.items():
+        right = difference((p >= 0.5) == known)
+        rows.append([name, str(right), str(auc_estimate(p, known, sets))])
+    caption = (
+        f"{len(known)} published judgments of Llama-2-7B-chat's answers, {100 * known.mean():.0f} % known. "
+        "The first "
+        f"{TOKENS} tokens of the answer are read. What is trained here is held out in five folds."
+    )
+    return PaperTable("judgment", caption, ["judge", "accuracy [95 %]", "AUC, mean of the sets [95 %]"], rows)
+
+
+def judgment_claims(reading: np.ndarray, nearest: np.ndarray, known: np.ndarray) -> list[Claim]:
+    """Return the claims about the judgment."""
+    share = max(known.mean(), 1 - known.mean())
+    right, voted = (reading >= 0.5) == known, (nearest >= 0.5) == known
+    learned = difference(right, share)
+    better = difference(right, voted.astype(float))
+    return [
+        Claim(
+            PAPER,
+            "whether the LLM knows can be learned from question and heuristic answer",
+            "no accuracy given",
+            f"accuracy {learned.points} points above the same for all",
+            learned.verdict(),
+        ),
+        Claim(
+            PAPER,
+            "a judge that reads the heuristic answer is better than the question alone (SKR-kNN)",
+            "Llama2-70B, answers with the gate: 47.4 against 43.3 EM on NQ",
+            f"accuracy of the judgment {better.points} points",
+            better.verdict(),
+        ),
+    ]
+
+
+def _judged(rows: list[dict], name: str, places: list[int]) -> list[float]:
+    proxy = shared_proxy(DEFAULT_MODEL)
+    gate = load_gate("default-recorded")
+    if name == "slimplm":
+        gate = load_gate("slimplm", proxy=proxy, source="recorded", tokens=TOKENS)
+    some = [rows[place] for place in places]
+    texts = [row["closed_book_text"] for row in some]
+    drafts = [Draft(text=proxy.cut(text, TOKENS) or text, source="recorded") for text in texts]
+    decisions = gate.decide_batch([row["question"] for row in some], drafts=drafts)
+    return [decision.p_known for decision in decisions]
+
+
+# --- the gate ------------------------------------------------------------------------------------------------
+
+
+def gated_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+    """Answer without, always with, and with gated retrieval (tables 1 and 2, without rewriting)."""
+    arms, n = six.arms, len(six.sets)
+    judge = six.calibrated(six.answer(CUTS.index(TOKENS)))
+    question = six.calibrated(six.question())
+    neighbours = nearest_vote(six.vectors, arms.closed, six.fold)
+    oracle = arms.rag & ~arms.closed
+    ways = {
+        "never (vanilla chat)": np.zeros(n, bool),
+        "always (direct RAG)": np.ones(n, bool),
+        "SKR-kNN": neighbours < 0.5,
+        "gate on the question": question < 0.5,
+        "gate on question and answer": judge < 0.5,
+        "the same, best threshold": six.best(judge),
+        "oracle": oracle,
+    }
+    rows = [arms.row(name, retrieve) for name, retrieve in ways.items()]
+    caption = (
+        f"Recorded answers of an 8B LLM to {n:,} questions of six sets, without and with one retrieval. Gates "
+        "are probes on "
+        "smollm2's states, held out by question cluster; they retrieve below 0.5. The answer that they read "
+        "is the LLM's "
+        "own beginning, as no larger proxy has answered these questions."
+    )
+    against_always = difference(arms.right(judge < 0.5), arms.rag)
+    against_never = difference(arms.right(judge < 0.5), arms.closed)
+    against_nearest = difference(arms.right(judge < 0.5), arms.right(neighbours < 0.5))
+    claims = [
+        Claim(
+            PAPER,
+            "gated retrieval answers better than none",
+            "Llama2-70B, NQ: 47.4 against 40.5 EM",
+            f"{against_never.points} points",
+            against_never.verdict(),
+        ),
+        Claim(
+            PAPER,
+            "gated retrieval answers better than always retrieving",
+            "without the judgment 43.0 instead of 47.4 EM on NQ",
+            f"{against_always.points} points at {100 * (judge < 0.5).mean():.0f} % retrieval",
+            against_always.verdict(),
+        ),
+        Claim(
+            PAPER,
+            "the judge on the answer beats SKR-kNN in the answers, too",
+            "Qwen-72B, NQ: 44.1 against 43.1 EM",
+            f"{against_nearest.points} points, at {100 * (judge < 0.5).mean():.0f} % "
+            f"and {100 * (neighbours < 0.5).mean():.0f} % retrieval",
+            against_nearest.verdict(),
+        ),
+    ]
+    return PaperTable("gated", caption, ARMS, rows), claims
+
+
+# --- the queries ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way to search found for each question.
+
+    Attributes:
+        queries: Number of queries.
+        supporting: Share of the supporting passages among the first `K`.
+        gold: Whether a gold answer is in them; NaN where it is yes or no.
+    """
+
+    queries: np.ndarray
+    supporting: np.ndarray
+    gold: np.ndarray
+
+
+def queries_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+    """Search for questions, for claims of recorded answers, and for the unknown ones (section 3.3)."""
+    if options.index is None:
+        raise ValueError("--index is needed: the folder of an index of the corpus, made where there is none.")
+    rows = mixed(read_rows(options.data / "hotpot_2wiki.train.jsonl"), options.limit)
+    texts = {}
+    for name in ("hotpotqa", "2wikimultihopqa"):
+        for row in read_rows(options.data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
+            texts[row["id"]] = row["closed_book_text"]
+    rows = [row for row in rows if row["supporting_ids"] and row["id"] in texts]
+    index = open_index(options.index, options.data)
+    ways = claim_queries(rows, [texts[row["id"]] for row in rows], options.out / "slimplm.claims.jsonl")
+    found = {name: search_all(index, rows, queries) for name, queries in ways.items()}
+    return queries_table(found, len(index.dense)), queries_claims(found)
+
+
+def claim_queries(rows: list[dict], texts: list[str], kept: Path) -> dict[str, list[list[str]]]:
+    """Return the queries of each way to search; the gate's judgments of claims are kept."""
+    drafts = [Draft(text=text, source="recorded") for text in texts]
+    decisions = [
+        Decision(question=row["question"], retrieve=True, p_known=0.0, draft=draft)
+        for row, draft in zip(rows, drafts, strict=True)
+    ]
+    plans = plan_queries(decisions, always_include_question=False)
+    claims = [[(q.claim or "", q.text) for q in plan.queries] for plan in plans]
+    flat = [(row["id"], *pair) for row, own in zip(rows, claims, strict=True) for pair in own]
+    p = judgments(
+        kept, [f"{name} {claim} {query}" for name, claim, query in flat], partial(_claims_judged, flat)
+    )
+    known = iter(p >= 0.5)
+    unknown = [[query for _, query in own if not next(known)] for own in claims]
+    questions = [row["question"] for row in rows]
+    return {
+        "question": [[question] for question in questions],
+        "claims": [[query for _, query in own] or [q] for q, own in zip(questions, claims, strict=True)],
+        "claims and question": [
+            [q, *(query for _, query in own)] for q, own in zip(questions, claims, strict=True)
+        ],
+        "unknown claims": [own or [q] for q, own in zip(questions, unknown, strict=True)],
+        "unknown claims and question": [[q, *own] for q, own in zip(questions, unknown, strict=True)],
+    }
+
+
+def _claims_judged(flat: list[tuple[str, str, str]], places: list[int]) -> list[float]:
+    """Judge claims with the gate, query and claim in the places of question and answer."""
+    gate = load_gate("default-recorded")
+    some = [flat[place] for place in places]
+    drafts = [Draft(text=claim, source="recorded") for _, claim, _ in some]
+    return [d.p_known for d in gate.decide_batch([query for *_, query in some], drafts=drafts)]
+
+
+def search_all(index: HybridIndex, rows: list[dict], queries: list[list[str]]) -> Found:
+    """Search as SlimPLM does: BM25 a query, reranked against the question, round-robin."""
+    hits = []
+    for row, own in zip(rows, queries, strict=True):
+        hits.append(slimplm_search(index, row["question"], own, token_budget=BUDGET)[:K])
+    return Found(
+        np.array([len(own) for own in queries], float),
+        np.array([share_found(row, own) for row, own in zip(rows, hits, strict=True)]),
+        np.array([gold_found(row["gold_answers"], own) for row, own in zip(rows, hits, strict=True)]),
+    )
+
+
+def gold_found(gold: Sequence[str], hits: Sequence[Hit]) -> float:
+    """Return whether a gold answer is in one of the passages; NaN for yes and no."""
+    if {answer.strip().lower() for answer in gold} & {"yes", "no"}:
+        return float("nan")
+    return float(any(contains_answer(hit.passage.searchable, answer) for hit in hits for answer in gold))
+
+
+def queries_table(found: dict[str, Found], passages: int, name: str = "queries") -> PaperTable:
+    """Return what each way found, and by how much more than the question."""
+    first = found["question"]
+    told = ~np.isnan(first.gold)
+    rows = []
+    for way, each in found.items():
+        more_passages = difference(each.supporting, first.supporting).points
+        more_gold = difference(each.gold[told], first.gold[told]).points
+        rows.append(
+            [
+                way,
+                f"{each.queries.mean():.1f}",
+                f"{100 * each.supporting.mean():.1f}",
+                "" if way == "question" else more_passages,
+                f"{100 * each.gold[told].mean():.1f}",
+                "" if way == "question" else more_gold,
+            ]
+        )
+    caption = (
+        f"{len(first.gold):,} multi-hop questions (HotpotQA, 2WikiMultihopQA) among {passages:,} passages; "
+        f"the first {K} "
+        "passages of the paper's search: BM25 for each query, reranked against the question, in turns. The "
+        "claims are "
+        "those of the 8B LLM's answer, sentence by sentence. Gold answers are counted for "
+        f"{int(told.sum()):,} questions "
+        "whose answer is not yes or no."
+    )
+    columns = [
+        "queries",
+        "queries a question",
+        f"supporting passages in {K}, %",
+        "points against the question [95 %]",
+        f"gold answer in {K}, %",
+        "points against the question [95 %]",
+    ]
+    return PaperTable(name, caption, columns, rows)
+
+
+def queries_claims(found: dict[str, Found]) -> list[Claim]:
+    """Return the claims about queries."""
+    more = difference(found["claims"].supporting, found["question"].supporting)
+    kept, every = found["unknown claims"], found["claims"]
+    filtered = difference(kept.supporting, every.supporting)
+    return [
+        Claim(
+            PAPER,
+            "claim queries find more than the question",
+            "NQ, Hit@1: 62.3 against 59.8 without rewriting",
+            f"supporting passages {more.points} points",
+            more.verdict(),
+        ),
+        Claim(
+            PAPER,
+            "leaving out the queries of known claims finds more than all claims",
+            "NQ, Hit@1: 62.3 against 61.3 without the filter",
+            f"supporting passages {filtered.points} points, with {kept.queries.mean():.1f} instead of "
+            f"{every.queries.mean():.1f} queries",
+            filtered.verdict(),
+        ),
+    ]
+
+
+def annotated_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+    """Search for the claims that GPT-4 wrote, and for those that it says need a search."""
+    rows = [row for row in read_rows(options.data / "claims_gpt4.jsonl") if row.get("supporting_ids")]
+    rows = rows[: options.limit]
+    index = open_index(options.index, options.data)
+    parts: dict[str, Callable[[dict], list[str]]] = {
+        "question": lambda row: [row["question"]],
+        "sub-questions": lambda row: [_query(each, "question") for each in row["sub_questions"]],
+        "claims": lambda row: [_query(each, "claim") for each in row["claims"]],
+        "claims to search for": lambda row: [_query(e, "claim") for e in row["claims"] if e["needs_search"]],
+    }
+    found = {}
+    for name, queries_of in parts.items():
+        found[name] = search_all(index, rows, [queries_of(row) or [row["question"]] for row in rows])
+    table = queries_table(found, len(index.dense), "annotated")
+    caption = (
+        "The same with the claims and queries that GPT-4 wrote for Llama-2-13B-chat's answers: all "
+        f"{len(rows)} questions "
+        "of MuSiQue and 2WikiMultihopQA that have both annotations and supporting passages."
+    )
+    more = difference(found["claims"].supporting, found["question"].supporting)
+    claim = Claim(
+        PAPER,
+        "the same with GPT-4's claims and queries",
+        "(these trained the paper's rewriter)",
+        f"supporting passages {more.points} points, {len(rows)} questions",
+        more.verdict(),
+    )
+    return PaperTable(table.name, caption, table.columns, table.rows), [claim]
+
+
+def _query(annotated: dict, name: str) -> str:
+    return annotated["query"] or annotated[name]
+
+
+# --- what proxy and LLM have in common -----------------------------------------------------------------------
+
+
+def consensus_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+    """Count how often the LLM is right where a smaller model is (section 4.6)."""
+    rows = read_rows(options.data / "songs_six_llms.dev.jsonl.gz")[: options.limit]
+    right = {
+        llm: np.array([row["answers"][llm]["correct"] for row in rows])
+        for llm in dict.fromkeys(name for pair in PROXIES for name in pair)
+    }
+    return consensus([(small, large, right[small], right[large]) for small, large in PROXIES])
+
+
+def consensus(pairs: Sequence[tuple[str, str, np.ndarray, np.ndarray]]) -> tuple[PaperTable, list[Claim]]:
+    """Return how often an LLM is right where its proxy is right, and where it is wrong.
+
+    Args:
+        pairs: Name of proxy and LLM, and whether each is right.
+    """
+    rows, gaps, shares = [], [], []
+    for small, large, proxy_right, llm_right in pairs:
+        where_right, where_wrong = llm_right[proxy_right], llm_right[~proxy_right]
+        shares.append(where_right.mean())
+        gaps.append(gap_of(llm_right, proxy_right))
+        rows.append(
+            [
+                small,
+                large,
+                f"{100 * proxy_right.mean():.1f}",
+                f"{100 * llm_right.mean():.1f}",
+                f"{100 * shares[-1]:.1f}",
+                f"{100 * where_wrong.mean():.1f}",
+            ]
+        )
+    columns = [
+        "proxy",
+        "LLM",
+        "proxy right, %",
+        "LLM right, %",
+        "LLM right where the proxy is, %",
+        "where it is not, %",
+    ]
+    gap = min(gaps, key=lambda each: each.low)
+    caption = f"Recorded answers of LLMs to the same {len(pairs[0][2]):,} questions about songs."
+    claim = Claim(
+        PAPER,
+        "what the proxy knows, the LLM knows",
+        "82 % of the questions of ASQA that the 7B model answers well, the 70B model does, too",
+        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of {len(pairs)} pairs; in the weakest "
+        f"{gap.points} points "
+        "more than where the proxy is wrong",
+        gap.verdict(),
+    )
+    return PaperTable("consensus", caption, columns, rows), [claim]
