@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from begun import Answers, Probe, line_of, read_states
 from begun import fit as fit_begun
 from heads import FOLDS, LAYERS, SEED, Kept, key
 from labels import SETS, clustered, read_adarague
-from paper_tables import difference
+from paper_tables import Part, difference
 
 from rgate_integrations.files import JsonlLog
 from rgate_integrations.gates.popularity import fit_cutoff
@@ -266,6 +267,7 @@ class SixSets:
         return best_decisions(p, self.arms, self.fold)
 
 
+@cache
 def read_six_sets(options: Options) -> SixSets:
     """Read the six sets, the first ``limit`` questions of each."""
     records: list[dict[str, Any]] = []
@@ -286,3 +288,8 @@ def read_six_sets(options: Options) -> SixSets:
     sets = np.array([record["dataset"] for record in records])
     begun = Answers(read_states(options.cache, pairs), arms.closed.astype(float), sets, questions)
     return SixSets(arms, sets, fold, question_states(questions, options.cache), begun, vectors)
+
+
+def on_six_sets(part: Callable[[SixSets], Part]) -> Callable[[Options], Part]:
+    """Return a part of a pipeline that reads the six sets."""
+    return lambda options: part(read_six_sets(options))

@@ -161,6 +161,10 @@ class Claim:
     verdict: str
 
 
+Part = tuple[PaperTable, list[Claim]]
+"""What a part of a pipeline finds: its table, and what became of the claims that it tests."""
+
+
 def claims_table(claims: Sequence[Claim], name: str = "claims", *, papers: bool = False) -> PaperTable:
     """Return claims as a table."""
     columns = ["claim", "in the paper", "here [95 %]", "verdict"]

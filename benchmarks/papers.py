@@ -8,13 +8,13 @@
 
 Prints every table, and every claim of a paper that can be tested, with 95 % intervals by bootstrap over questions.
 ``--markdown docs/papers/PAPER.md`` writes them into their places of a page, ``--show`` prints what an earlier run
-found. Hidden states and judgments of gates are kept as they are made (``--cache``, ``--out``), so that a run that was
-stopped goes on from there. ``--limit 50`` takes 50 questions of each data set. The folder is the one of `heads`.
+found. Hidden states, judgments of gates and the result of each part are kept as they are made (``--cache``,
+``--out``), so that a run that was stopped goes on from there; ``--fresh`` does all anew. ``--limit 50`` takes 50
+questions of each data set. The folder is the one of `heads`.
 """
 
 import argparse
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,37 +31,52 @@ from rich.table import Table
 from rgate_integrations.files import write_atomically
 
 CONSOLE = Console(width=200, highlight=False)
+PIPELINES = {"slimplm": papers_slimplm, "ik": papers_ik, "adapt": papers_adapt, "kbm": papers_kbm}
 Found = tuple[list[PaperTable], list[Claim]]
-PIPELINES: dict[str, Callable[[Options], Found]] = {
-    "slimplm": papers_slimplm.run,
-    "ik": papers_ik.run,
-    "adapt": papers_adapt.run,
-    "kbm": papers_kbm.run,
-}
 
 
-def keep(path: Path, found: Found) -> None:
-    """Keep what a run found."""
-    tables, claims = found
-    kept = {"tables": [asdict(each) for each in tables], "claims": [asdict(each) for each in claims]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+def found_by(name: str, options: Options, *, fresh: bool) -> Found:
+    """Run the parts of a pipeline that are not kept yet; return what all found.
+
+    Args:
+        name: The pipeline.
+        options: How it runs.
+        fresh: Whether to run all parts anew.
+    """
+    for part, run in PIPELINES[name].PARTS.items():
+        path = part_file(options.out, name, part)
+        if not fresh and path.is_file() and json.loads(path.read_text())["limit"] == options.limit:
+            continue
+        print(f"{name}: {part}", flush=True)
+        table, claims = run(options)
+        kept = {"limit": options.limit, "table": asdict(table), "claims": [asdict(each) for each in claims]}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return kept_of(name, options.out)
 
 
-def kept(path: Path) -> Found:
-    """Return what a run found."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    tables = [PaperTable(**each) for each in found["tables"]]
-    return tables, [Claim(**each) for each in found["claims"]]
+def part_file(out: Path, name: str, part: str) -> Path:
+    """Return where the result of a part is kept."""
+    return out / name / f"{part}.json"
+
+
+def kept_of(name: str, out: Path) -> Found:
+    """Return what the parts of a pipeline found that have been run."""
+    tables: list[PaperTable] = []
+    claims: list[Claim] = []
+    for part in PIPELINES[name].PARTS:
+        path = part_file(out, name, part)
+        if path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            tables.append(PaperTable(**kept["table"]))
+            claims += [Claim(**each) for each in kept["claims"]]
+    claims += PIPELINES[name].UNTESTABLE
+    return [*tables, claims_table(claims)], claims
 
 
 def all_claims(out: Path) -> Found:
-    """Return the claims of all papers that have been run."""
-    claims: list[Claim] = []
-    for name in PIPELINES:
-        path = out / f"{name}.json"
-        if path.is_file():
-            claims += kept(path)[1]
+    """Return the claims of all papers."""
+    claims = [claim for name in PIPELINES for claim in kept_of(name, out)[1]]
     return [claims_table(claims, papers=True)], claims
 
 
@@ -87,20 +102,21 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, default=STATES, help="where hidden states are kept")
     parser.add_argument("--out", type=Path, default=OUT, help="where judgments and results are kept")
     parser.add_argument("--limit", type=int, help="questions a data set")
-    parser.add_argument("--show", action="store_true", help="print what an earlier run found")
+    parser.add_argument("--show", action="store_true", help="print what earlier runs found")
+    parser.add_argument(
+        "--fresh", action="store_true", help="run all parts anew; states and judgments are kept"
+    )
     parser.add_argument("--markdown", type=Path, help="write the tables into a page")
     arguments = parser.parse_args(given)
-    path = arguments.out / f"{arguments.what}.json"
     if arguments.what == "claims":
         found = all_claims(arguments.out)
     elif arguments.show:
-        found = kept(path)
+        found = kept_of(arguments.what, arguments.out)
     elif arguments.data is None:
         parser.error("--data is needed")
     else:
         options = Options(arguments.data, arguments.cache, arguments.out, arguments.index, arguments.limit)
-        found = PIPELINES[arguments.what](options)
-        keep(path, found)
+        found = found_by(arguments.what, options, fresh=arguments.fresh)
     show(found[0])
     if arguments.markdown is not None:
         insert(arguments.markdown, found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -13,17 +14,17 @@ from paper_data import (
     SixSets,
     held_out_question,
     judgments,
+    on_six_sets,
     question_states,
     random_folds,
     read_rows,
-    read_six_sets,
 )
 from paper_tables import (
     UNTESTED,
     Claim,
     PaperTable,
+    Part,
     auc_difference,
-    claims_table,
     difference,
     gap_of,
     mean_auc,
@@ -37,41 +38,10 @@ BINS = 5
 LEAST, EMPTY = 1e-9, -1e4
 """The least probability of a token, and what an empty answer gets."""
 
-
-def run(options: Options) -> tuple[list[PaperTable], list[Claim]]:
-    """Return all tables and claims."""
-    six = read_six_sets(options)
-    tables, claims = [], []
-    for table, found in (ways_part(six), split_part(six)):
-        tables.append(table)
-        claims += found
-    tables.append(sets_table(six))
-    for table, found in (popularity_part(options), bins_part(options)):
-        tables.append(table)
-        claims += found
-    claims += [
-        Claim(
-            PAPER,
-            "with gold passages the same LLM answers far better than with retrieved ones",
-            "NQ: 70.9 against 28.5 %",
-            "the passages of the recorded runs are not known",
-            UNTESTED,
-        ),
-        Claim(
-            PAPER,
-            "adaptive retrieval answers as well as a popularity threshold",
-            "37.9 against 37.2 %",
-            "no recorded answers with retrieval to questions whose popularity is known",
-            UNTESTED,
-        ),
-    ]
-    return [*tables, claims_table(claims)], claims
-
-
 # --- what it brings ------------------------------------------------------------------------------------------
 
 
-def ways_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def ways_part(six: SixSets) -> Part:
     """Answer never, always and adaptively with retrieval (table 1)."""
     arms, n = six.arms, len(six.sets)
     p = six.calibrated(six.question())
@@ -112,7 +82,7 @@ def ways_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
     ]
 
 
-def split_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def split_part(six: SixSets) -> Part:
     """Tell questions with `<RET>` from those without (table 2)."""
     ways = {
         "question alone": six.calibrated(six.question()) < 0.5,
@@ -121,7 +91,7 @@ def split_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
     return split(ways, six.arms)
 
 
-def split(ways: dict[str, np.ndarray], arms: Arms) -> tuple[PaperTable, list[Claim]]:
+def split(ways: dict[str, np.ndarray], arms: Arms) -> Part:
     """Return how right both arms are where a gate asks for context, and where it does not.
 
     Args:
@@ -177,7 +147,7 @@ def split(ways: dict[str, np.ndarray], arms: Arms) -> tuple[PaperTable, list[Cla
     ]
 
 
-def sets_table(six: SixSets) -> PaperTable:
+def sets_part(six: SixSets) -> Part:
     """Return each set's rate of `<RET>`, and the two-prompt training set of its recorded answers (section 3.1)."""
     asks = six.calibrated(six.question()) < 0.5
     rows = []
@@ -212,7 +182,7 @@ def sets_table(six: SixSets) -> PaperTable:
         "would teach with "
         "these recorded answers: the answer where the LLM was right, else `<RET>` and the answer from context."
     )
-    return PaperTable("sets", caption, columns, rows)
+    return PaperTable("sets", caption, columns, rows), []
 
 
 # --- popularity ----------------------------------------------------------------------------------------------
@@ -231,7 +201,7 @@ def own_words(row: dict, llm: str) -> float:
     return float(np.log(np.maximum(probabilities, LEAST)).sum())
 
 
-def popularity_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def popularity_part(options: Options) -> Part:
     """Compare popularity with what a gate sees, for six LLMs (section 4.7)."""
     rows = read_songs(options)
     llms = list(rows[0]["answers"])
@@ -244,7 +214,7 @@ def popularity_part(options: Options) -> tuple[PaperTable, list[Claim]]:
 
 def by_popularity(
     states: np.ndarray, popularity: np.ndarray, right: dict[str, np.ndarray], words: dict[str, np.ndarray]
-) -> tuple[PaperTable, list[Claim]]:
+) -> Part:
     """Return how well popularity, question and own words tell what an LLM knows.
 
     Args:
@@ -294,7 +264,7 @@ def by_popularity(
     return PaperTable("popularity", caption, columns, rows), [claim]
 
 
-def bins_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def bins_part(options: Options) -> Part:
     """Count `<RET>` by popularity (figure 2)."""
     rows = read_songs(options)
     popularity = np.array([row["popularity"] for row in rows], float)
@@ -315,9 +285,7 @@ def _default(rows: list[dict], places: list[int]) -> list[float]:
     return [decision.p_known for decision in decisions]
 
 
-def bins(
-    popularity: np.ndarray, right: np.ndarray, asks: dict[str, np.ndarray]
-) -> tuple[PaperTable, list[Claim]]:
+def bins(popularity: np.ndarray, right: np.ndarray, asks: dict[str, np.ndarray]) -> Part:
     """Return by popularity how right LLMs are, and how often gates ask for context.
 
     Args:
@@ -357,3 +325,29 @@ def bins(
             fewer.verdict(),
         ),
     ]
+
+
+PARTS: dict[str, Callable[[Options], Part]] = {
+    "ways": on_six_sets(ways_part),
+    "split": on_six_sets(split_part),
+    "sets": on_six_sets(sets_part),
+    "popularity": popularity_part,
+    "bins": bins_part,
+}
+
+UNTESTABLE = [
+    Claim(
+        PAPER,
+        "with gold passages the same LLM answers far better than with retrieved ones",
+        "NQ: 70.9 against 28.5 %",
+        "the passages of the recorded runs are not known",
+        UNTESTED,
+    ),
+    Claim(
+        PAPER,
+        "adaptive retrieval answers as well as a popularity threshold",
+        "37.9 against 37.2 %",
+        "no recorded answers with retrieval to questions whose popularity is known",
+        UNTESTED,
+    ),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +17,11 @@ from paper_data import (
     held_out_question,
     judgments,
     mixed,
+    on_six_sets,
     question_probe,
     question_states,
     random_folds,
     read_rows,
-    read_six_sets,
 )
 from paper_tables import (
     FAILS,
@@ -30,10 +31,10 @@ from paper_tables import (
     Claim,
     Estimate,
     PaperTable,
+    Part,
     all_agree,
     auc_difference,
     auc_estimate,
-    claims_table,
     difference,
     estimated,
     mean_auc,
@@ -68,26 +69,10 @@ class Length:
     p: np.ndarray
 
 
-def run(options: Options) -> tuple[list[PaperTable], list[Claim]]:
-    """Print nothing, return all tables and claims."""
-    six = read_six_sets(options)
+def lengths_part(six: SixSets) -> Part:
+    """Read ever more tokens of the answer (tables 1 and 3 of the paper)."""
     lengths = by_length(six)
-    tables = [lengths_table(six, lengths)]
-    claims = length_claims(six, lengths)
-    for table, found in (sets_part(six), curve_part(six), large_curve_part(options), teacher_part(options)):
-        tables.append(table)
-        claims += found
-    tables.append(untrained_table(options))
-    claims += [
-        Claim(
-            PAPER,
-            "LoRA on the LLM itself beats a probe on its middle layers",
-            "no figures given",
-            "no 7B LLM here; LoRA on smollm2 has been run on 600 answers only",
-            UNTESTED,
-        )
-    ]
-    return [*tables, claims_table(claims)], claims
+    return lengths_table(six, lengths), length_claims(six, lengths)
 
 
 def by_length(six: SixSets) -> list[Length]:
@@ -211,7 +196,7 @@ def _not_above(estimate: Estimate, bound: float) -> str:
 # --- other data sets, and the number of labels ---------------------------------------------------------------
 
 
-def sets_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def sets_part(six: SixSets) -> Part:
     """Train on NQ alone, and judge the other sets (table 2 of the paper)."""
     place = CUTS.index(32)
     rows = []
@@ -255,7 +240,7 @@ def sets_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
     return table, [claim]
 
 
-def curve_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def curve_part(six: SixSets) -> Part:
     """Train on ever more answers, with and without tokens (table 5 of the paper)."""
     place = CUTS.index(32)
     closed, rows, logits = six.arms.closed, [], {}
@@ -279,7 +264,7 @@ def curve_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
     return table, [claim]
 
 
-def large_curve_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def large_curve_part(options: Options) -> Part:
     """Train on up to 8,000 labels of one LLM, on the question alone."""
     rows = [
         row
@@ -296,7 +281,7 @@ def large_curve_part(options: Options) -> tuple[PaperTable, list[Claim]]:
     return large_curve(states, soft)
 
 
-def large_curve(states: np.ndarray, soft: np.ndarray) -> tuple[PaperTable, list[Claim]]:
+def large_curve(states: np.ndarray, soft: np.ndarray) -> Part:
     """Return the learning curve of questions; a fifth of them are never trained on."""
     known, one_set = soft >= 0.5, np.zeros(len(soft))
     test = np.arange(len(soft)) < len(soft) // 5
@@ -329,7 +314,7 @@ def large_curve(states: np.ndarray, soft: np.ndarray) -> tuple[PaperTable, list[
 # --- teachers ------------------------------------------------------------------------------------------------
 
 
-def teacher_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def teacher_part(options: Options) -> Part:
     """Learn from people's judgments and from string matches (table 4 of the paper)."""
     rows = read_rows(options.data / "more" / "evouna_nq_triviaqa.jsonl.gz")
     llms = list(dict.fromkeys(row["llm"] for row in rows))
@@ -398,7 +383,7 @@ def teachers(
 # --- without training ----------------------------------------------------------------------------------------
 
 
-def untrained_table(options: Options) -> PaperTable:
+def untrained_part(options: Options) -> Part:
     """Ask smollm2 with the paper's prompt, without training."""
     records = []
     for name in SETS:
@@ -418,7 +403,7 @@ def untrained_table(options: Options) -> PaperTable:
         f"Without training: smollm2 is asked with the paper's prompt whether it knows, {len(records)} questions. "
         f'"No" for all would be right for {np.mean(~known):.3f}.'
     )
-    return PaperTable("untrained", caption, ["tokens", "AUC, mean of the sets [95 %]", "accuracy"], rows)
+    return PaperTable("untrained", caption, ["tokens", "AUC, mean of the sets [95 %]", "accuracy"], rows), []
 
 
 def _asked(records: list[dict], tokens: int, places: list[int]) -> list[float]:
@@ -432,3 +417,23 @@ def _asked(records: list[dict], tokens: int, places: list[int]) -> list[float]:
         drafts = [Draft(text=proxy.cut(text, tokens) or text, source="recorded") for text in texts]
     decisions = gate.decide_batch([row["question"] for row in some], drafts=drafts)
     return [decision.p_known for decision in decisions]
+
+
+PARTS: dict[str, Callable[[Options], Part]] = {
+    "lengths": on_six_sets(lengths_part),
+    "sets": on_six_sets(sets_part),
+    "curve": on_six_sets(curve_part),
+    "large-curve": large_curve_part,
+    "teachers": teacher_part,
+    "untrained": untrained_part,
+}
+
+UNTESTABLE = [
+    Claim(
+        PAPER,
+        "LoRA on the LLM itself beats a probe on its middle layers",
+        "no figures given",
+        "no 7B LLM here; LoRA on smollm2 has been run on 600 answers only",
+        UNTESTED,
+    ),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from paper_data import (
     held_out_question,
     judgments,
     mixed,
+    on_six_sets,
     question_probe,
     question_states,
     random_folds,
@@ -25,7 +27,7 @@ from paper_tables import (
     UNTESTED,
     Claim,
     PaperTable,
-    claims_table,
+    Part,
     difference,
     estimated,
     gap_of,
@@ -40,43 +42,15 @@ EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 ASKED = 500
 """Questions of each kind that the shipped gate is asked about."""
 
-
-def run(options: Options) -> tuple[list[PaperTable], list[Claim]]:
-    """Return all tables and claims."""
-    six = read_six_sets(options)
-    tables, claims = [], []
-    for table, found in (
-        labels_part(options),
-        soft_part(options),
-        effects_part(six),
-        gated_part(six),
-        plug_in_part(options, six),
-        other_llm_part(options, six),
-        kinds_part(options),
-    ):
-        tables.append(table)
-        claims += found
-    claims.append(
-        Claim(
-            PAPER,
-            "fine-tuning a 7B model on the LLM's own labels judges knowledge better than a prompt",
-            "NQ, EM 61.3 at 97.5 % against 59.9 at 86 % retrieval",
-            "no 7B model here; see the gates without training for a prompt on smollm2",
-            UNTESTED,
-        )
-    )
-    return [*tables, claims_table(claims)], claims
-
-
 # --- what retrieval does -------------------------------------------------------------------------------------
 
 
-def effects_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def effects_part(six: SixSets) -> Part:
     """Count beneficial, neutral and harmful retrieval by P(known) (section 2.2, figure 2)."""
     return effects(six.calibrated(six.answer(CUTS.index(32))), six.arms)
 
 
-def effects(p: np.ndarray, arms: Arms) -> tuple[PaperTable, list[Claim]]:
+def effects(p: np.ndarray, arms: Arms) -> Part:
     """Return what retrieval does, by P(known), always and with the gate."""
     helps, hurts = arms.rag & ~arms.closed, arms.closed & ~arms.rag
     retrieve = p < 0.5
@@ -140,7 +114,7 @@ def effects(p: np.ndarray, arms: Arms) -> tuple[PaperTable, list[Claim]]:
     ]
 
 
-def gated_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def gated_part(six: SixSets) -> Part:
     """Answer by the gate on the question alone, beside random decisions (table 1)."""
     p, arms, n = six.calibrated(six.question()), six.arms, len(six.sets)
     half, sure, best = p < 0.5, p < TAU, six.best(p)
@@ -189,7 +163,7 @@ def gated_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
 # --- other LLMs ----------------------------------------------------------------------------------------------
 
 
-def plug_in_part(options: Options, six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def plug_in_part(options: Options) -> Part:
     """Judge each LLM by a gate that was taught by another one's answers (table 4)."""
     rows = read_rows(options.data / "more" / "evouna_nq_triviaqa.jsonl.gz")
     by_llm: dict[str, dict[str, bool]] = {}
@@ -203,6 +177,7 @@ def plug_in_part(options: Options, six: SixSets) -> tuple[PaperTable, list[Claim
     questions = [shared[place] for place in sorted(keep)]
     states = question_states(questions, options.cache)
     known = {llm: np.array([own[q] for q in questions]) for llm, own in by_llm.items()}
+    six = read_six_sets(options)
     whole = question_probe(six.states, six.arms.closed, six.sets)
     foreign = {"Llama-3.1-8B (the six sets)": whole(states[:, None])[:, 0]}
     return plug_in(states, known, np.array([sets[q] for q in questions]), foreign)
@@ -210,7 +185,7 @@ def plug_in_part(options: Options, six: SixSets) -> tuple[PaperTable, list[Claim
 
 def plug_in(
     states: np.ndarray, known: dict[str, np.ndarray], sets: np.ndarray, foreign: dict[str, np.ndarray]
-) -> tuple[PaperTable, list[Claim]]:
+) -> Part:
     """Return the AUC of each LLM's gate for each LLM.
 
     Args:
@@ -264,7 +239,7 @@ def plug_in(
     ]
 
 
-def other_llm_part(options: Options, six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def other_llm_part(options: Options) -> Part:
     """Let the 8B LLM's gate decide for ChatGPT, whose answers in both arms are recorded."""
     rows = read_rows(options.data / "more" / "when_to_retrieve_nq.jsonl.gz")[: options.limit]
     states = question_states([row["question"].strip() for row in rows], options.cache)
@@ -272,13 +247,14 @@ def other_llm_part(options: Options, six: SixSets) -> tuple[PaperTable, list[Cla
         np.array([row["closed_book_correct"] for row in rows]),
         np.array([row["rag_correct"] for row in rows]),
     )
+    six = read_six_sets(options)
     whole = question_probe(six.states, six.arms.closed, six.sets)
     logits = whole(states[:, None])[:, 0]
     gave_up = np.array([bool(row["giveup"]) for row in rows])
     return other_llm(logits, arms, gave_up)
 
 
-def other_llm(logits: np.ndarray, arms: Arms, gave_up: np.ndarray) -> tuple[PaperTable, list[Claim]]:
+def other_llm(logits: np.ndarray, arms: Arms, gave_up: np.ndarray) -> Part:
     """Return what a foreign gate brings at three rates, beside the LLM that is asked whether it is sure."""
     n = len(logits)
     rows = [arms.row("LLM only", np.zeros(n, bool)), arms.row("RAG for all", np.ones(n, bool))]
@@ -307,7 +283,7 @@ def other_llm(logits: np.ndarray, arms: Arms, gave_up: np.ndarray) -> tuple[Pape
 # --- kinds of questions --------------------------------------------------------------------------------------
 
 
-def kinds_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def kinds_part(options: Options) -> Part:
     """Count how often the shipped default gate retrieves, by kind of question (table 2)."""
     limit = min(ASKED, options.limit or ASKED)
     fresh = {
@@ -329,7 +305,7 @@ def _default(rows: list[dict], places: list[int]) -> list[float]:
     return [decision.p_known for decision in decisions]
 
 
-def kinds_table(p: dict[str, np.ndarray], threshold: float) -> tuple[PaperTable, list[Claim]]:
+def kinds_table(p: dict[str, np.ndarray], threshold: float) -> Part:
     """Return how often a gate retrieves, by kind; the first kind changes with time, the second does not."""
     rows = []
     for name, values in p.items():
@@ -345,3 +321,24 @@ def kinds_table(p: dict[str, np.ndarray], threshold: float) -> tuple[PaperTable,
     )
     caption = "How often the shipped default gate retrieves; it was trained on neither source."
     return PaperTable("kinds", caption, ["questions", "number", "retrieved [95 %]"], rows), [claim]
+
+
+PARTS: dict[str, Callable[[Options], Part]] = {
+    "gated": on_six_sets(gated_part),
+    "effects": on_six_sets(effects_part),
+    "labels": labels_part,
+    "plug-in": plug_in_part,
+    "other-llm": other_llm_part,
+    "kinds": kinds_part,
+    "soft": soft_part,
+}
+
+UNTESTABLE = [
+    Claim(
+        PAPER,
+        "fine-tuning a 7B model on the LLM's own labels judges knowledge better than a prompt",
+        "NQ, EM 61.3 at 97.5 % against 59.9 at 86 % retrieval",
+        "no 7B model here; see the gates without training for a prompt on smollm2",
+        UNTESTED,
+    ),
+]

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 from paper_data import Options, held_out_question, mixed, question_states, random_folds, read_rows
-from paper_tables import Claim, PaperTable, auc_difference, auc_estimate, estimated
+from paper_tables import Claim, PaperTable, Part, auc_difference, auc_estimate, estimated
 
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
@@ -26,7 +26,7 @@ def soft_labels(row: dict) -> tuple[float, float, float]:
     return accuracy, by_kind, by_count
 
 
-def labels_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def labels_part(options: Options) -> Part:
     """Make soft labels of ten samples a question (section 2.2)."""
     sources = {
         "NQ, a small LLM": mixed(read_rows(options.data / "more" / "nq_open_200.jsonl.gz"), options.limit)
@@ -49,7 +49,7 @@ def short_samples(options: Options) -> dict[str, list[dict]]:
 
 def label_statistics(
     labels: dict[str, list[tuple[float, float, float]]],
-) -> tuple[PaperTable, list[Claim]]:
+) -> Part:
     """Return how the two kinds of labels go together.
 
     Args:
@@ -107,7 +107,7 @@ def _correlation(first: np.ndarray, second: np.ndarray, rows: np.ndarray) -> flo
         return float(np.corrcoef(first[rows], second[rows])[0, 1])
 
 
-def soft_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def soft_part(options: Options) -> Part:
     """Train on either label, and judge against right answers."""
     llm, rows = next(iter(short_samples(options).items()))
     states = question_states([row["question"].strip() for row in rows], options.cache)
@@ -119,7 +119,7 @@ def soft_part(options: Options) -> tuple[PaperTable, list[Claim]]:
 
 def soft_labels_compared(
     llm: str, states: np.ndarray, right: np.ndarray, sets: np.ndarray, labels: np.ndarray
-) -> tuple[PaperTable, list[Claim]]:
+) -> Part:
     """Return what probes learn from each label.
 
     Args:

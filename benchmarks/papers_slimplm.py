@@ -20,12 +20,12 @@ from paper_data import (
     judgments,
     mixed,
     nearest_vote,
+    on_six_sets,
     question_states,
     random_folds,
     read_rows,
-    read_six_sets,
 )
-from paper_tables import UNTESTED, Claim, PaperTable, auc_estimate, claims_table, difference, gap_of
+from paper_tables import UNTESTED, Claim, PaperTable, Part, auc_estimate, difference, gap_of
 from retrieval import share_found
 from served import open_index
 
@@ -52,31 +52,10 @@ PROXIES = (
 )
 """Proxy and LLM, of those that answered the same questions."""
 
-
-def run(options: Options) -> tuple[list[PaperTable], list[Claim]]:
-    """Return all tables and claims."""
-    judged, judged_claims = judgment_part(options)
-    gated, gated_claims = gated_part(read_six_sets(options))
-    agreed, agreed_claims = consensus_part(options)
-    searched, searched_claims = queries_part(options)
-    annotated, annotated_claims = annotated_part(options)
-    claims = [*judged_claims, *gated_claims, *searched_claims, *annotated_claims, *agreed_claims]
-    claims.append(
-        Claim(
-            PAPER,
-            "claim queries and the filter make the LLM's answers better",
-            "NQ, Hit@1: 62.3; without rewriting 59.8, without filter 61.3",
-            "no recorded answers from claims' passages; see the end-to-end benchmark for small LLMs",
-            UNTESTED,
-        )
-    )
-    return [judged, gated, searched, annotated, agreed, claims_table(claims)], claims
-
-
 # --- the judgment --------------------------------------------------------------------------------------------
 
 
-def judgment_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def judgment_part(options: Options) -> Part:
     """Judge the published answers of Llama-2-7B-chat by its authors' labels (section 3.2)."""
     rows = mixed(read_rows(options.data / "judgment_llama2_7b.jsonl"), options.limit)
     known = np.array([row["known"] for row in rows])
@@ -155,7 +134,7 @@ def _judged(rows: list[dict], name: str, places: list[int]) -> list[float]:
 # --- the gate ------------------------------------------------------------------------------------------------
 
 
-def gated_part(six: SixSets) -> tuple[PaperTable, list[Claim]]:
+def gated_part(six: SixSets) -> Part:
     """Answer without, always with, and with gated retrieval (tables 1 and 2, without rewriting)."""
     arms, n = six.arms, len(six.sets)
     judge = six.calibrated(six.answer(CUTS.index(TOKENS)))
@@ -227,7 +206,7 @@ class Found:
     gold: np.ndarray
 
 
-def queries_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def queries_part(options: Options) -> Part:
     """Search for questions, for claims of recorded answers, and for the unknown ones (section 3.3)."""
     if options.index is None:
         raise ValueError("--index is needed: the folder of an index of the corpus, made where there is none.")
@@ -359,7 +338,7 @@ def queries_claims(found: dict[str, Found]) -> list[Claim]:
     ]
 
 
-def annotated_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def annotated_part(options: Options) -> Part:
     """Search for the claims that GPT-4 wrote, and for those that it says need a search."""
     rows = [row for row in read_rows(options.data / "claims_gpt4.jsonl") if row.get("supporting_ids")]
     rows = rows[: options.limit]
@@ -397,7 +376,7 @@ def _query(annotated: dict, name: str) -> str:
 # --- what proxy and LLM have in common -----------------------------------------------------------------------
 
 
-def consensus_part(options: Options) -> tuple[PaperTable, list[Claim]]:
+def consensus_part(options: Options) -> Part:
     """Count how often the LLM is right where a smaller model is (section 4.6)."""
     rows = read_rows(options.data / "songs_six_llms.dev.jsonl.gz")[: options.limit]
     right = {
@@ -407,7 +386,7 @@ def consensus_part(options: Options) -> tuple[PaperTable, list[Claim]]:
     return consensus([(small, large, right[small], right[large]) for small, large in PROXIES])
 
 
-def consensus(pairs: Sequence[tuple[str, str, np.ndarray, np.ndarray]]) -> tuple[PaperTable, list[Claim]]:
+def consensus(pairs: Sequence[tuple[str, str, np.ndarray, np.ndarray]]) -> Part:
     """Return how often an LLM is right where its proxy is right, and where it is wrong.
 
     Args:
@@ -448,3 +427,22 @@ def consensus(pairs: Sequence[tuple[str, str, np.ndarray, np.ndarray]]) -> tuple
         gap.verdict(),
     )
     return PaperTable("consensus", caption, columns, rows), [claim]
+
+
+PARTS: dict[str, Callable[[Options], Part]] = {
+    "gated": on_six_sets(gated_part),
+    "consensus": consensus_part,
+    "judgment": judgment_part,
+    "annotated": annotated_part,
+    "queries": queries_part,
+}
+
+UNTESTABLE = [
+    Claim(
+        PAPER,
+        "claim queries and the filter make the LLM's answers better",
+        "NQ, Hit@1: 62.3; without rewriting 59.8, without filter 61.3",
+        "no recorded answers from claims' passages; see the end-to-end benchmark for small LLMs",
+        UNTESTED,
+    ),
+]

@@ -1,6 +1,5 @@
 """The papers' pipelines on eight questions, with made-up states; resuming; intervals and verdicts."""
 
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -140,7 +139,7 @@ def test_adapt_tells_questions_with_ret_from_those_without(six):
     table, claims = papers_adapt.split({"oracle of knowledge": asks}, six.arms)
     assert table.rows[-1] == ["here: oracle of knowledge", "50.0", "50.0", "0.0", "75.0", "100.0"]
     assert claims[2].verdict == "holds"
-    by_set = papers_adapt.sets_table(six)
+    by_set, _ = papers_adapt.sets_part(six)
     assert cells(by_set, "`<RET>` to learn") == {"nq": "1", "trivia": "3"}
     ways, _ = papers_adapt.ways_part(six)
     assert cells(ways, "right, %")["never retrieve"] == "50.0"
@@ -261,20 +260,41 @@ def test_states_are_read_once(tmp_path, monkeypatch):
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command, with a pipeline of two parts."""
     import papers
     from paper_tables import Claim, PaperTable
 
-    def run(options):
-        table = PaperTable("lengths", "What it shows.", ["tokens", "AUC"], [["32", str(options.limit)]])
-        return [table], [Claim("IK", "more is better", "0.9", "+0.1", "holds")]
+    ran: list[str] = []
 
-    monkeypatch.setitem(papers.PIPELINES, "ik", run)
+    def lengths(options):
+        ran.append("lengths")
+        table = PaperTable("lengths", "What it shows.", ["tokens", "AUC"], [["32", str(options.limit)]])
+        return table, [Claim("IK", "more is better", "0.9", "+0.1", "holds")]
+
+    def sets(options):
+        ran.append("sets")
+        if options.limit == 13:
+            raise KeyboardInterrupt
+        return PaperTable("sets", "Sets.", ["set"], [["nq"]]), []
+
+    monkeypatch.setattr(papers.papers_ik, "PARTS", {"lengths": lengths, "sets": sets})
+    papers.ran = ran
     return papers
+
+
+PAGE = """Before.
+
+<!-- lengths -->
+old
+<!-- /lengths -->
+<!-- sets --><!-- /sets -->
+<!-- claims --><!-- /claims -->
+"""
 
 
 def test_tables_get_into_their_places_of_a_page(command, tmp_path, capsys):
     page = tmp_path / "ik.md"
-    page.write_text("Before.\n\n<!-- lengths -->\nold\n<!-- /lengths -->\n\nAfter.\n")
+    page.write_text(PAGE)
     given = ["ik", "--data", str(tmp_path), "--out", str(tmp_path), "--limit", "8", "--markdown", str(page)]
     command.main(given)
     assert "| 32 | 8 |" in page.read_text()
@@ -283,12 +303,25 @@ def test_tables_get_into_their_places_of_a_page(command, tmp_path, capsys):
     first = page.read_text()
     command.main(["ik", "--show", "--out", str(tmp_path), "--markdown", str(page)])
     assert page.read_text() == first
-    assert json.loads((tmp_path / "ik.json").read_text())["claims"][0]["verdict"] == "holds"
     index = tmp_path / "index.md"
     index.write_text("<!-- claims --><!-- /claims -->")
     command.main(["claims", "--out", str(tmp_path), "--markdown", str(index)])
     assert "| IK | more is better | 0.9 | +0.1 | **holds** |" in index.read_text()
     assert "more is better" in capsys.readouterr().out
+
+
+def test_parts_that_are_done_are_not_run_again(command, tmp_path):
+    given = ["ik", "--data", str(tmp_path), "--out", str(tmp_path), "--limit"]
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*given, "13"])
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*given, "13"])
+    assert command.ran == ["lengths", "sets", "sets"]
+    command.main([*given, "8"])
+    command.main([*given, "8"])
+    assert command.ran[3:] == ["lengths", "sets"]
+    command.main([*given, "8", "--fresh"])
+    assert command.ran[5:] == ["lengths", "sets"]
 
 
 def test_a_page_without_the_place_is_an_error_and_stays_as_it_is(command, tmp_path):
