@@ -230,7 +230,7 @@ class Arms:
 ARMS = ["", "right, %", "retrieved, %", "points against random at that rate [95 %]", "points against always"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SixSets:
     """Recorded answers of an 8B LLM to questions of six sets; n of them.
 
@@ -252,11 +252,11 @@ class SixSets:
 
     def question(self, size: int | None = None) -> np.ndarray:
         """Return held-out logits from the question alone, trained on ``size`` questions."""
-        return held_out_question(self.states, self.arms.closed, self.sets, self.fold, size)
+        return _question_logits(self, size)
 
     def answer(self, place: int, size: int | None = None) -> np.ndarray:
         """Return held-out logits from question and answer, cut to the length at a place of `begun.CUTS`."""
-        return held_out_begun(self.begun, self.fold, place, size)
+        return _answer_logits(self, place, size)
 
     def calibrated(self, logits: np.ndarray) -> np.ndarray:
         """Return P(known) of held-out logits."""
@@ -265,6 +265,16 @@ class SixSets:
     def best(self, p: np.ndarray) -> np.ndarray:
         """Return whether to retrieve, by the threshold that is best on the other folds."""
         return best_decisions(p, self.arms, self.fold)
+
+
+@cache  # several parts ask for the same
+def _question_logits(six: SixSets, size: int | None) -> np.ndarray:
+    return held_out_question(six.states, six.arms.closed, six.sets, six.fold, size)
+
+
+@cache
+def _answer_logits(six: SixSets, place: int, size: int | None) -> np.ndarray:
+    return held_out_begun(six.begun, six.fold, place, size)
 
 
 @cache

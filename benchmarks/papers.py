@@ -7,10 +7,10 @@
     python benchmarks/papers.py claims                                  what became of all claims
 
 Prints every table, and every claim of a paper that can be tested, with 95 % intervals by bootstrap over questions.
-``--markdown docs/papers/PAPER.md`` writes them into their places of a page, ``--show`` prints what an earlier run
-found. Hidden states, judgments of gates and the result of each part are kept as they are made (``--cache``,
-``--out``), so that a run that was stopped goes on from there; ``--fresh`` does all anew. ``--limit 50`` takes 50
-questions of each data set. The folder is the one of `heads`.
+``--markdown docs/papers`` writes them into their places of the pages, ``--show`` prints what earlier runs found.
+Several papers may be named at once, and some of their tables (``--only``). Hidden states, judgments of gates and the
+result of each part are kept as they are made (``--cache``, ``--out``), so that a run that was stopped goes on from
+there; ``--fresh`` does all anew. ``--limit 50`` takes 50 questions of each data set. The folder is that of `heads`.
 """
 
 import argparse
@@ -32,19 +32,29 @@ from rgate_integrations.files import write_atomically
 
 CONSOLE = Console(width=200, highlight=False)
 PIPELINES = {"slimplm": papers_slimplm, "ik": papers_ik, "adapt": papers_adapt, "kbm": papers_kbm}
+PAGES = {
+    "slimplm": "slimplm.md",
+    "ik": "ik.md",
+    "adapt": "adapt_llm.md",
+    "kbm": "kbm.md",
+    "claims": "index.md",
+}
 Found = tuple[list[PaperTable], list[Claim]]
 
 
-def found_by(name: str, options: Options, *, fresh: bool) -> Found:
+def found_by(name: str, options: Options, *, fresh: bool = False, only: list[str] | None = None) -> Found:
     """Run the parts of a pipeline that are not kept yet; return what all found.
 
     Args:
         name: The pipeline.
         options: How it runs.
-        fresh: Whether to run all parts anew.
+        fresh: Whether to run them anew.
+        only: The parts to run; None for all.
     """
     for part, run in PIPELINES[name].PARTS.items():
         path = part_file(options.out, name, part)
+        if only is not None and part not in only:
+            continue
         if not fresh and path.is_file() and json.loads(path.read_text())["limit"] == options.limit:
             continue
         print(f"{name}: {part}", flush=True)
@@ -96,30 +106,32 @@ def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=[*PIPELINES, "claims"])
+    parser.add_argument("what", nargs="+", choices=[*PIPELINES, "claims"])
     parser.add_argument("--data", type=Path, help="the folder with the question sets")
     parser.add_argument("--index", type=Path, help="index of the corpus, made if it is not there (slimplm)")
     parser.add_argument("--cache", type=Path, default=STATES, help="where hidden states are kept")
     parser.add_argument("--out", type=Path, default=OUT, help="where judgments and results are kept")
     parser.add_argument("--limit", type=int, help="questions a data set")
+    parser.add_argument("--only", nargs="+", metavar="TABLE", help="run these parts alone")
     parser.add_argument("--show", action="store_true", help="print what earlier runs found")
     parser.add_argument(
         "--fresh", action="store_true", help="run all parts anew; states and judgments are kept"
     )
-    parser.add_argument("--markdown", type=Path, help="write the tables into a page")
+    parser.add_argument("--markdown", type=Path, help="write the tables into the pages of this folder")
     arguments = parser.parse_args(given)
-    if arguments.what == "claims":
-        found = all_claims(arguments.out)
-    elif arguments.show:
-        found = kept_of(arguments.what, arguments.out)
-    elif arguments.data is None:
+    if arguments.data is None and not arguments.show and arguments.what != ["claims"]:
         parser.error("--data is needed")
-    else:
-        options = Options(arguments.data, arguments.cache, arguments.out, arguments.index, arguments.limit)
-        found = found_by(arguments.what, options, fresh=arguments.fresh)
-    show(found[0])
-    if arguments.markdown is not None:
-        insert(arguments.markdown, found[0])
+    options = Options(arguments.data, arguments.cache, arguments.out, arguments.index, arguments.limit)
+    for what in arguments.what:
+        if what == "claims":
+            found = all_claims(arguments.out)
+        elif arguments.show:
+            found = kept_of(what, arguments.out)
+        else:
+            found = found_by(what, options, fresh=arguments.fresh, only=arguments.only)
+        show(found[0])
+        if arguments.markdown is not None:
+            insert(arguments.markdown / PAGES[what], found[0])
 
 
 if __name__ == "__main__":

@@ -433,7 +433,7 @@ UNTESTABLE = [
         PAPER,
         "LoRA on the LLM itself beats a probe on its middle layers",
         "no figures given",
-        "no 7B LLM here; LoRA on smollm2 has been run on 600 answers only",
+        "no 7B LLM here; LoRA on smollm2 was tried on 400 answers only (Quality of the shipped gates)",
         UNTESTED,
     ),
 ]

@@ -295,17 +295,27 @@ old
 def test_tables_get_into_their_places_of_a_page(command, tmp_path, capsys):
     page = tmp_path / "ik.md"
     page.write_text(PAGE)
-    given = ["ik", "--data", str(tmp_path), "--out", str(tmp_path), "--limit", "8", "--markdown", str(page)]
+    given = [
+        "ik",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path),
+        "--limit",
+        "8",
+        "--markdown",
+        str(tmp_path),
+    ]
     command.main(given)
     assert "| 32 | 8 |" in page.read_text()
     assert page.read_text().startswith("Before.")
     assert "old" not in page.read_text()
     first = page.read_text()
-    command.main(["ik", "--show", "--out", str(tmp_path), "--markdown", str(page)])
+    command.main(["ik", "--show", "--out", str(tmp_path), "--markdown", str(tmp_path)])
     assert page.read_text() == first
     index = tmp_path / "index.md"
     index.write_text("<!-- claims --><!-- /claims -->")
-    command.main(["claims", "--out", str(tmp_path), "--markdown", str(index)])
+    command.main(["claims", "--out", str(tmp_path), "--markdown", str(tmp_path)])
     assert "| IK | more is better | 0.9 | +0.1 | **holds** |" in index.read_text()
     assert "more is better" in capsys.readouterr().out
 
@@ -328,7 +338,7 @@ def test_a_page_without_the_place_is_an_error_and_stays_as_it_is(command, tmp_pa
     page = tmp_path / "ik.md"
     page.write_text("Nothing.")
     with pytest.raises(ValueError, match="no place for the table 'lengths'"):
-        command.main(["ik", "--data", str(tmp_path), "--out", str(tmp_path), "--markdown", str(page)])
+        command.main(["ik", "--data", str(tmp_path), "--out", str(tmp_path), "--markdown", str(tmp_path)])
     assert page.read_text() == "Nothing."
 
 
