@@ -57,9 +57,9 @@ def ways_part(six: SixSets) -> Part:
         arms.row("oracle", arms.rag & ~arms.closed),
     ]
     caption = (
-        f"Recorded answers of an 8B LLM to {n:,} questions of six sets. A probe on smollm2's states asks for "
-        "context in the "
-        "LLM's place; held out by question cluster. The best threshold is chosen on the other folds."
+        f"Recorded answers of an 8B LLM to {n:,} questions of six sets. A probe on smollm2's states asks "
+        "for context in the LLM's place; held out by question cluster. The best threshold is chosen on "
+        "the other folds."
     )
     against_never = difference(arms.right(p < 0.5), arms.closed)
     against_always = difference(arms.right(p < 0.5), arms.rag)
@@ -179,8 +179,8 @@ def sets_part(six: SixSets) -> Part:
     ]
     caption = (
         "By set: the rate of `<RET>` of the gate on the question alone, and what the paper's two prompts "
-        "would teach with "
-        "these recorded answers: the answer where the LLM was right, else `<RET>` and the answer from context."
+        "would teach with these recorded answers: the answer where the LLM was right, else `<RET>` and "
+        "the answer from context."
     )
     return PaperTable("sets", caption, columns, rows), []
 
@@ -237,11 +237,10 @@ def by_popularity(
         rows.append([llm, f"{100 * known.mean():.1f}", *cells])
         gains.append(auc_difference(words[llm], popularity, known, one))
     caption = (
-        f"{len(popularity):,} questions about songs. AUC for the LLM being right: the song's popularity, a "
-        "probe on the "
-        "question (smollm2, held out in five folds), and the sum of the LLM's own token log-probabilities; "
-        "and how many "
-        "per cent are right of the half for which each would not retrieve."
+        f"{len(popularity):,} questions about songs. AUC for the LLM being right: the song's popularity, "
+        "a probe on the question (smollm2, held out in five folds), and the sum of the LLM's own token "
+        "log-probabilities; and how many per cent are right of the half for which each would not "
+        "retrieve."
     )
     columns = [
         "LLM",
@@ -304,9 +303,8 @@ def bins(popularity: np.ndarray, right: np.ndarray, asks: dict[str, np.ndarray])
     own = next(iter(asks.values())).astype(float)
     fewer, knows = gap_of(own, ~popular), gap_of(right, popular)
     caption = (
-        "By popularity, in five equal parts: how many per cent of six LLMs' answers are right, and how often "
-        "gates ask "
-        "for context. By its own words each LLM asks as often as it is wrong."
+        "By popularity, in five equal parts: how many per cent of six LLMs' answers are right, and how "
+        "often gates ask for context. By its own words each LLM asks as often as it is wrong."
     )
     columns = ["popularity", "questions", "right, %", *(f"`<RET>`, %: {name}" for name in asks)]
     return PaperTable("bins", caption, columns, rows), [

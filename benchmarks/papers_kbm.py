@@ -82,9 +82,9 @@ def effects(p: np.ndarray, arms: Arms) -> Part:
     ]
     caption = (
         "What retrieval does to the 8B LLM's answers, by P(known) of a held-out probe on its first 32 "
-        "tokens; always, and "
-        "when the gate retrieves below 0.5. One answer without and one with retrieval is recorded, so an answer "
-        "turns from wrong to right (beneficial) or from right to wrong (harmful)."
+        "tokens; always, and when the gate retrieves below 0.5. One answer without and one with "
+        "retrieval is recorded, so an answer turns from wrong to right (beneficial) or from right to "
+        "wrong (harmful)."
     )
     harm = difference(hurts, (hurts & retrieve).astype(float))
     benefit = difference((helps & retrieve).astype(float), helps)
@@ -126,11 +126,10 @@ def gated_part(six: SixSets) -> Part:
         arms.row("gate, best threshold", best),
     ]
     caption = (
-        f"Recorded answers of an 8B LLM to {n:,} questions of six sets; the gate is a probe on the question "
-        "alone, held out "
-        "by question cluster, as KBM reads the question alone. The best threshold is chosen on the other folds. "
-        f"The paper's τ = {TAU} is a threshold on labels; as a threshold on P(known) it retrieves for nearly "
-        "all here."
+        f"Recorded answers of an 8B LLM to {n:,} questions of six sets; the gate is a probe on the "
+        "question alone, held out by question cluster, as KBM reads the question alone. The best "
+        f"threshold is chosen on the other folds. The paper's τ = {TAU} is a threshold on labels; as a "
+        "threshold on P(known) it retrieves for nearly all here."
     )
     against_random = difference(arms.right(half), arms.at_random(float(half.mean())))
     against_always = difference(arms.right(best), arms.rag)
@@ -215,11 +214,9 @@ def plug_in(
         lambda d: float(np.mean([mean_auc(scores[a][d], known[b][d], sets[d]) for a, b in pairs])), sets
     )
     caption = (
-        "Gates on the question alone, taught by one LLM (row), judged by what people say of another LLM's "
-        "answers (column); "
-        f"{len(sets):,} questions of NQ and TriviaQA, held out; AUC, mean of the two sets. The last row was "
-        "trained on "
-        "other questions as well."
+        "Gates on the question alone, taught by one LLM (row), judged by what people say of another "
+        f"LLM's answers (column); {len(sets):,} questions of NQ and TriviaQA, held out; AUC, mean of the "
+        "two sets. The last row was trained on other questions as well."
     )
     return PaperTable("plug-in", caption, ["taught by", *known], rows), [
         Claim(
@@ -241,7 +238,8 @@ def plug_in(
 
 def other_llm_part(options: Options) -> Part:
     """Let the 8B LLM's gate decide for ChatGPT, whose answers in both arms are recorded."""
-    rows = read_rows(options.data / "more" / "when_to_retrieve_nq.jsonl.gz")[: options.limit]
+    rows = read_rows(options.data / "more" / "when_to_retrieve_nq.jsonl.gz")
+    rows = [row for row in rows if row["overlap"] is None][: options.limit]
     states = question_states([row["question"].strip() for row in rows], options.cache)
     arms = Arms(
         np.array([row["closed_book_correct"] for row in rows]),
@@ -267,8 +265,7 @@ def other_llm(logits: np.ndarray, arms: Arms, gave_up: np.ndarray) -> Part:
     gain = difference(arms.right(half), arms.at_random(float(half.mean())))
     caption = (
         f"ChatGPT on {n} questions of NQ, recorded without and with retrieval: the gate that the 8B LLM's "
-        "answers taught "
-        "decides for it, at rates that are set."
+        "answers taught decides for it, at rates that are set."
     )
     claim = Claim(
         PAPER,

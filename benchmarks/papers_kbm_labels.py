@@ -86,10 +86,9 @@ def label_statistics(
         "Pearson [95 %]",
     ]
     caption = (
-        "Labels from 10 sampled answers a question (the paper has 30). The questions of TriviaQA and SciQ were "
-        "chosen by their authors: half of the right answers are uncertain ones, and half of the wrong ones "
-        "certain, so that "
-        "their correlation is not that of all questions."
+        "Labels from 10 sampled answers a question (the paper has 30). The questions of TriviaQA and "
+        "SciQ were chosen by their authors: half of the right answers are uncertain ones, and half of "
+        "the wrong ones certain, so that their correlation is not that of all questions."
     )
     assert first is not None  # noqa: S101
     claim = Claim(
@@ -146,10 +145,9 @@ def soft_labels_compared(
     better = auc_difference(scores["accuracy of samples"], scores["certainty of samples"], right, sets)
     caption = (
         f"Probes on the question alone, taught by different labels of {llm} ({len(right):,} questions of "
-        "TriviaQA and SciQ, "
-        "held out in five folds); AUC for its answer being right. Right and wrong, certain and uncertain "
-        "answers are "
-        "equally many by choice of the authors, which makes certainty nearly useless here."
+        "TriviaQA and SciQ, held out in five folds); AUC for its answer being right. Right and wrong, "
+        "certain and uncertain answers are equally many by choice of the authors, which makes certainty "
+        "nearly useless here."
     )
     claim = Claim(
         PAPER,

@@ -88,9 +88,9 @@ def judgment_table(judged: dict[str, np.ndarray], known: np.ndarray, sets: np.nd
         right = difference((p >= 0.5) == known)
         rows.append([name, str(right), str(auc_estimate(p, known, sets))])
     caption = (
-        f"{len(known)} published judgments of Llama-2-7B-chat's answers, {100 * known.mean():.0f} % known. "
-        "The first "
-        f"{TOKENS} tokens of the answer are read. What is trained here is held out in five folds."
+        f"{len(known)} published judgments of Llama-2-7B-chat's answers, {100 * known.mean():.0f} % "
+        f"known. The first {TOKENS} tokens of the answer are read. What is trained here is held out in "
+        "five folds."
     )
     return PaperTable("judgment", caption, ["judge", "accuracy [95 %]", "AUC, mean of the sets [95 %]"], rows)
 
@@ -152,11 +152,10 @@ def gated_part(six: SixSets) -> Part:
     }
     rows = [arms.row(name, retrieve) for name, retrieve in ways.items()]
     caption = (
-        f"Recorded answers of an 8B LLM to {n:,} questions of six sets, without and with one retrieval. Gates "
-        "are probes on "
-        "smollm2's states, held out by question cluster; they retrieve below 0.5. The answer that they read "
-        "is the LLM's "
-        "own beginning, as no larger proxy has answered these questions."
+        f"Recorded answers of an 8B LLM to {n:,} questions of six sets, without and with one retrieval. "
+        "Gates are probes on smollm2's states, held out by question cluster; they retrieve below 0.5. "
+        "The answer that they read is the LLM's own beginning, as no larger proxy has answered these "
+        "questions."
     )
     against_always = difference(arms.right(judge < 0.5), arms.rag)
     against_never = difference(arms.right(judge < 0.5), arms.closed)
@@ -180,8 +179,8 @@ def gated_part(six: SixSets) -> Part:
             PAPER,
             "the judge on the answer beats SKR-kNN in the answers, too",
             "Qwen-72B, NQ: 44.1 against 43.1 EM",
-            f"{against_nearest.points} points, at {100 * (judge < 0.5).mean():.0f} % "
-            f"and {100 * (neighbours < 0.5).mean():.0f} % retrieval",
+            f"{against_nearest.points} points, at {100 * (judge < 0.5).mean():.0f} % and "
+            f"{100 * (neighbours < 0.5).mean():.0f} % retrieval",
             against_nearest.verdict(),
         ),
     ]
@@ -295,13 +294,10 @@ def queries_table(found: dict[str, Found], passages: int, name: str = "queries")
             ]
         )
     caption = (
-        f"{len(first.gold):,} multi-hop questions (HotpotQA, 2WikiMultihopQA) among {passages:,} passages; "
-        f"the first {K} "
-        "passages of the paper's search: BM25 for each query, reranked against the question, in turns. The "
-        "claims are "
-        "those of the 8B LLM's answer, sentence by sentence. Gold answers are counted for "
-        f"{int(told.sum()):,} questions "
-        "whose answer is not yes or no."
+        f"{len(first.gold):,} multi-hop questions (HotpotQA, 2WikiMultihopQA) among {passages:,} "
+        f"passages; the first {K} passages of the paper's search: BM25 for each query, reranked against "
+        "the question, in turns. The claims are those of the 8B LLM's answer, sentence by sentence. Gold "
+        f"answers are counted for {int(told.sum()):,} questions whose answer is not yes or no."
     )
     columns = [
         "queries",
@@ -355,8 +351,8 @@ def annotated_part(options: Options) -> Part:
     table = queries_table(found, len(index.dense), "annotated")
     caption = (
         "The same with the claims and queries that GPT-4 wrote for Llama-2-13B-chat's answers: all "
-        f"{len(rows)} questions "
-        "of MuSiQue and 2WikiMultihopQA that have both annotations and supporting passages."
+        f"{len(rows)} questions of MuSiQue and 2WikiMultihopQA that have both annotations and supporting "
+        "passages."
     )
     more = difference(found["claims"].supporting, found["question"].supporting)
     claim = Claim(
@@ -422,8 +418,7 @@ def consensus(pairs: Sequence[tuple[str, str, np.ndarray, np.ndarray]]) -> Part:
         "what the proxy knows, the LLM knows",
         "82 % of the questions of ASQA that the 7B model answers well, the 70B model does, too",
         f"{100 * min(shares):.0f} to {100 * max(shares):.0f} % of {len(pairs)} pairs; in the weakest "
-        f"{gap.points} points "
-        "more than where the proxy is wrong",
+        f"{gap.points} points more than where the proxy is wrong",
         gap.verdict(),
     )
     return PaperTable("consensus", caption, columns, rows), [claim]
