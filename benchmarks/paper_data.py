@@ -68,9 +68,15 @@ def mixed(rows: Sequence[dict[str, Any]], limit: int | None) -> list[dict[str, A
 # --- evidence -------------------------------------------------------------------------------------------------
 
 
-def question_states(questions: list[str], cache: Path) -> np.ndarray:
+@cache
+def kept_vectors(folder: Path) -> Kept:
+    """Return the vectors that are kept in a folder, read once."""
+    return Kept(folder)
+
+
+def question_states(questions: list[str], home: Path) -> np.ndarray:
     """Return smollm2's states of questions, shape (n, layers, hidden size); what is not kept is computed."""
-    kept = Kept(cache / "states")
+    kept = kept_vectors(home / "states")
     if any(key(question) not in kept.vectors for question in questions):
         proxy = LocalProxy(DEFAULT_MODEL, max_batch_size=64)
 
@@ -82,9 +88,9 @@ def question_states(questions: list[str], cache: Path) -> np.ndarray:
     return np.stack([kept.vectors[key(question)] for question in questions])
 
 
-def embeddings(questions: list[str], cache: Path) -> np.ndarray:
+def embeddings(questions: list[str], home: Path) -> np.ndarray:
     """Return MiniLM's embeddings of questions, shape (n, d), normalised."""
-    kept = Kept(cache / "embeddings")
+    kept = kept_vectors(home / "embeddings")
     if any(key(question) not in kept.vectors for question in questions):
         kept.fill(questions, SentenceEmbedder().embed)
     return np.stack([kept.vectors[key(question)] for question in questions]).astype(np.float32)

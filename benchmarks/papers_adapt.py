@@ -164,7 +164,6 @@ def sets_part(six: SixSets) -> Part:
                 f"{100 * np.where(own, rag, closed).mean():.1f}",
                 str(right),
                 str(wrong),
-                str(wrong),
             ]
         )
     columns = [
@@ -175,12 +174,11 @@ def sets_part(six: SixSets) -> Part:
         "adaptive, %",
         "answers to learn",
         "`<RET>` to learn",
-        "answers from context to learn",
     ]
     caption = (
-        "By set: the rate of `<RET>` of the gate on the question alone, and what the paper's two prompts "
-        "would teach with these recorded answers: the answer where the LLM was right, else `<RET>` and "
-        "the answer from context."
+        "By set: the rate of `<RET>` of the gate on the question alone, and what the paper's two prompts would teach "
+        "with these recorded answers: the answer where the LLM was right, else `<RET>`, and as often the answer from "
+        "context."
     )
     return PaperTable("sets", caption, columns, rows), []
 

@@ -287,7 +287,7 @@ def kinds_part(options: Options) -> Part:
         row["question"]: row for row in read_rows(options.data / "more" / "realtimeqa.jsonl.gz")
     }.values()
     kinds = {
-        "the week's news (RealTimeQA)": mixed(list(fresh), limit),
+        "news of a week (RealTimeQA)": mixed(list(fresh), limit),
         "trivia (OpenTriviaQA)": mixed(read_rows(options.data / "open_trivia.questions.jsonl.gz"), limit),
     }
     p = {}
