@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from begun import CUTS
@@ -13,11 +12,12 @@ from paper_data import (
     Options,
     SixSets,
     held_out_question,
-    judgments,
     on_six_sets,
+    question_probe,
     question_states,
     random_folds,
     read_rows,
+    read_six_sets,
 )
 from paper_tables import (
     UNTESTED,
@@ -30,8 +30,6 @@ from paper_tables import (
     mean_auc,
     share,
 )
-
-from rgate_integrations import load_gate
 
 PAPER = "ADAPT-LLM"
 BINS = 5
@@ -272,14 +270,15 @@ def bins_part(options: Options) -> Part:
     asks = np.mean(
         [own <= np.quantile(own, 1 - truth.mean()) for own, truth in zip(words, known, strict=True)], axis=0
     )
-    path = options.out / "adapt.songs.jsonl"
-    default = judgments(path, [row["id"] for row in rows], partial(_default, rows))
-    return bins(popularity, right, {"own words": asks, "shipped default": default < load_gate().threshold})
-
-
-def _default(rows: list[dict], places: list[int]) -> list[float]:
-    decisions = load_gate().decide_batch([rows[place]["question"] for place in places])
-    return [decision.p_known for decision in decisions]
+    six = read_six_sets(options)
+    probe = question_probe(six.states, six.arms.closed, six.sets)
+    states = question_states([row["question"].strip() for row in rows], options.cache)
+    foreign = probe(states[:, None])[:, 0]
+    return bins(
+        popularity,
+        right,
+        {"own words": asks, "gate of another LLM": foreign <= np.quantile(foreign, asks.mean())},
+    )
 
 
 def bins(popularity: np.ndarray, right: np.ndarray, asks: dict[str, np.ndarray]) -> Part:

@@ -41,6 +41,8 @@ PAPER = "SlimPLM"
 TOKENS = 64
 K = 5
 """Passages that count as found."""
+SEARCHED = 500
+"""Questions whose claims are judged."""
 BUDGET = 10_000
 """Words of all passages together: more than K passages have."""
 PROXIES = (
@@ -209,7 +211,9 @@ def queries_part(options: Options) -> Part:
     """Search for questions, for claims of recorded answers, and for the unknown ones (section 3.3)."""
     if options.index is None:
         raise ValueError("--index is needed: the folder of an index of the corpus, made where there is none.")
-    rows = mixed(read_rows(options.data / "hotpot_2wiki.train.jsonl"), options.limit)
+    rows = mixed(
+        read_rows(options.data / "hotpot_2wiki.train.jsonl"), min(SEARCHED, options.limit or SEARCHED)
+    )
     texts = {}
     for name in ("hotpotqa", "2wikimultihopqa"):
         for row in read_rows(options.data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
