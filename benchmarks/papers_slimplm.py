@@ -41,8 +41,8 @@ PAPER = "SlimPLM"
 TOKENS = 64
 K = 5
 """Passages that count as found."""
-SEARCHED = 500
-"""Questions whose claims are judged."""
+ASKED = 500
+"""Questions whose answers, or whose claims, gates judge."""
 BUDGET = 10_000
 """Words of all passages together: more than K passages have."""
 PROXIES = (
@@ -59,7 +59,7 @@ PROXIES = (
 
 def judgment_part(options: Options) -> Part:
     """Judge the published answers of Llama-2-7B-chat by its authors' labels (section 3.2)."""
-    rows = mixed(read_rows(options.data / "judgment_llama2_7b.jsonl"), options.limit)
+    rows = mixed(read_rows(options.data / "judgment_llama2_7b.jsonl"), min(ASKED, options.limit or ASKED))
     known = np.array([row["known"] for row in rows])
     sets = np.array([row["dataset"] for row in rows])
     questions = [row["question"].strip() for row in rows]
@@ -211,9 +211,7 @@ def queries_part(options: Options) -> Part:
     """Search for questions, for claims of recorded answers, and for the unknown ones (section 3.3)."""
     if options.index is None:
         raise ValueError("--index is needed: the folder of an index of the corpus, made where there is none.")
-    rows = mixed(
-        read_rows(options.data / "hotpot_2wiki.train.jsonl"), min(SEARCHED, options.limit or SEARCHED)
-    )
+    rows = mixed(read_rows(options.data / "hotpot_2wiki.train.jsonl"), min(ASKED, options.limit or ASKED))
     texts = {}
     for name in ("hotpotqa", "2wikimultihopqa"):
         for row in read_rows(options.data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
