@@ -70,8 +70,11 @@ def estimated(statistic: Callable[[np.ndarray], float], sets: Sequence[str]) -> 
     for _ in range(SAMPLES):
         rows = np.concatenate([rng.choice(place, len(place)) for place in places])
         drawn.append(statistic(rows))
+    value = statistic(np.arange(len(names)))
+    if np.isnan(drawn).all():
+        return Estimate(value, float("nan"), float("nan"))
     low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return Estimate(statistic(np.arange(len(names))), float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 def share(holds: np.ndarray) -> Estimate:

@@ -286,7 +286,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 PAGE = """Before.
 
 <!-- lengths -->
-old
+BEFORE
 <!-- /lengths -->
 <!-- sets --><!-- /sets -->
 <!-- claims --><!-- /claims -->
@@ -310,7 +310,7 @@ def test_tables_get_into_their_places_of_a_page(command, tmp_path, capsys):
     command.main(given)
     assert "| 32 | 8 |" in page.read_text()
     assert page.read_text().startswith("Before.")
-    assert "old" not in page.read_text()
+    assert "BEFORE" not in page.read_text()
     first = page.read_text()
     command.main(["ik", "--show", "--out", str(tmp_path), "--markdown", str(tmp_path)])
     assert page.read_text() == first
