@@ -13,6 +13,8 @@ from rgate_integrations.training.labels import sampled_accuracy, sampled_certain
 
 PAPER = "KBM"
 TAU = 0.9
+ASKED = 1_000
+"""Questions that probes are taught."""
 
 
 def soft_labels(row: dict) -> tuple[float, float, float]:
@@ -109,6 +111,7 @@ def _correlation(first: np.ndarray, second: np.ndarray, rows: np.ndarray) -> flo
 def soft_part(options: Options) -> Part:
     """Train on either label, and judge against right answers."""
     llm, rows = next(iter(short_samples(options).items()))
+    rows = rows[:ASKED]
     states = question_states([row["question"].strip() for row in rows], options.cache)
     right = np.array([row["closed_book_correct"] for row in rows])
     sets = np.array([row["dataset"] for row in rows])
