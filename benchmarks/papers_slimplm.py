@@ -34,7 +34,6 @@ from rgate_integrations.claims.plan import plan_queries
 from rgate_integrations.index import HybridIndex
 from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.proxy.local import DEFAULT_MODEL, shared_proxy
 from rgate_integrations.text import contains_answer
 
 PAPER = "SlimPLM"
@@ -67,18 +66,13 @@ def judgment_part(options: Options) -> Part:
     pairs = [(q, row["closed_book_text"].strip()) for q, row in zip(questions, rows, strict=True)]
     answers = Answers(read_states(options.cache, pairs), known.astype(float), sets, questions)
     states = question_states(questions, options.cache)
-    ids = [f"{row['dataset']} {row['id']}" for row in rows]
-    judged = {}
-    for name, gate in (("slimplm, not trained", "slimplm"), ("`default-recorded`, as shipped", "recorded")):
-        path = options.out / f"slimplm.judgment.{gate}.jsonl"
-        judged[name] = judgments(path, ids, partial(_judged, rows, gate))
     nearest = nearest_vote(embeddings(questions, options.cache), known, fold)
-    judged["SKR-kNN, trained here"] = nearest
-    judged["probe on the question, trained here"] = calibrated(
-        held_out_question(states, known, sets, fold), known, fold
-    )
     reading = calibrated(held_out_begun(answers, fold, CUTS.index(TOKENS)), known, fold)
-    judged["probe on question and answer, trained here"] = reading
+    judged = {
+        "SKR-kNN": nearest,
+        "probe on the question": calibrated(held_out_question(states, known, sets, fold), known, fold),
+        "probe on question and answer": reading,
+    }
     return judgment_table(judged, known, sets), judgment_claims(reading, nearest, known)
 
 
@@ -91,8 +85,7 @@ def judgment_table(judged: dict[str, np.ndarray], known: np.ndarray, sets: np.nd
         rows.append([name, str(right), str(auc_estimate(p, known, sets))])
     caption = (
         f"{len(known)} published judgments of Llama-2-7B-chat's answers, {100 * known.mean():.0f} % "
-        f"known. The first {TOKENS} tokens of the answer are read. What is trained here is held out in "
-        "five folds."
+        f"known. The first {TOKENS} tokens of the answer are read. All judges are held out in five folds."
     )
     return PaperTable("judgment", caption, ["judge", "accuracy [95 %]", "AUC, mean of the sets [95 %]"], rows)
 
@@ -119,18 +112,6 @@ def judgment_claims(reading: np.ndarray, nearest: np.ndarray, known: np.ndarray)
             better.verdict(),
         ),
     ]
-
-
-def _judged(rows: list[dict], name: str, places: list[int]) -> list[float]:
-    proxy = shared_proxy(DEFAULT_MODEL)
-    gate = load_gate("default-recorded")
-    if name == "slimplm":
-        gate = load_gate("slimplm", proxy=proxy, source="recorded", tokens=TOKENS)
-    some = [rows[place] for place in places]
-    texts = [row["closed_book_text"] for row in some]
-    drafts = [Draft(text=proxy.cut(text, TOKENS) or text, source="recorded") for text in texts]
-    decisions = gate.decide_batch([row["question"] for row in some], drafts=drafts)
-    return [decision.p_known for decision in decisions]
 
 
 # --- the gate ------------------------------------------------------------------------------------------------
