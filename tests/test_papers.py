@@ -105,11 +105,12 @@ def test_claims_become_queries_and_the_known_ones_are_left_out(tmp_path, monkeyp
         "_claims_judged",
         lambda flat, places: [0.9 if "born" in flat[i][1] else 0.1 for i in places],
     )
-    ways = papers_slimplm.claim_queries(rows, [text], tmp_path / "claims.jsonl")
-    (every,), (unknown,) = ways["claims"], ways["unknown claims"]
+    claims = papers_slimplm.claims_of(rows, [text])
+    every = [query for _, query in claims[0]]
     assert len(every) == 2
-    assert unknown == [query for query in every if "born" not in query]
-    assert ways["unknown claims and question"] == [["Who wrote Hamlet?", *unknown]]
+    kept = tmp_path / "claims.jsonl"
+    assert papers_slimplm.unknown_queries(rows, claims, kept) == [[q for q in every if "born" not in q]]
+    assert len(kept.read_text().splitlines()) == 2
 
 
 def test_gold_answers_are_looked_for_in_what_was_found():
@@ -122,15 +123,16 @@ def test_gold_answers_are_looked_for_in_what_was_found():
 
 
 def test_what_the_searches_found_is_compared_question_by_question():
-    from papers_slimplm import Found, queries_claims, queries_table
+    from papers_slimplm import Found, filter_claim, queries_table
 
     gold = np.array([1.0, np.nan] * 4)
     question = Found(np.ones(8), np.full(8, 0.5), gold)
     claims = Found(np.full(8, 3.0), np.ones(8), gold)
-    found = {"question": question, "claims": claims, "unknown claims": question}
+    found = {"question": question, "claims": claims}
     table = queries_table(found, 100)
     assert table.rows[1] == ["claims", "3.0", "100.0", "+50.0 [+50.0, +50.0]", "100.0", "+0.0 [+0.0, +0.0]"]
-    assert [claim.verdict for claim in queries_claims(found)] == ["holds", "does not hold"]
+    assert filter_claim(question, claims, "a gate").verdict == "does not hold"
+    assert "1.0 instead of 3.0 queries, by a gate" in filter_claim(question, claims, "a gate").ours
 
 
 def test_adapt_tells_questions_with_ret_from_those_without(six):
