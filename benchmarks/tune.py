@@ -9,7 +9,8 @@ For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, three 
 - answer first: the same with the log-probabilities of the answers, where these are recorded;
 - labels by agreement: how often they equal gold labels, and the AUC for gold labels of a gate that is tuned on them.
 
-A fourth table compares the shipped gates that tuning may start from, on questions that neither was trained on.
+A fourth table compares the shipped gates that tuning may start from, on questions that neither was trained on, and a
+fifth one label a question with the share of right samples (``--samples``).
 
 ``--cache`` keeps hidden states and shipped scores between runs.
 """
@@ -68,6 +69,7 @@ UNSEEN = (
     (MULTI_HOP, "mistralai-mistral-7b-instruct-v0-3"),
 )
 PRIORS = (SHIPPED, "default-heads")
+SAMPLED = ("more/gemma2b_triviaqa.jsonl.gz", "gemma-2b-it")
 
 
 @dataclass(frozen=True)
@@ -284,6 +286,38 @@ def agreement(arguments: argparse.Namespace) -> None:
         print(f"n = {n}: AUC {np.mean(by_gold):.3f} by gold, {np.mean(by_agreement):.3f} by agreement")
 
 
+def soft(arguments: argparse.Namespace) -> None:
+    """Print the AUC of gates that are fitted to one label a question, and to the share of right samples."""
+    name, llm = SAMPLED
+    also = {record["question"].strip() for record in lines(arguments.data / EVOUNA)}
+    records = [r for r in read(arguments.data / name, llm, 10**6, 0) if r["question"].strip() in also]
+    questions = [record["question"].strip() for record in records]
+    prior, states = shipped_logits(questions, arguments.cache), states_of(questions, arguments.cache)
+    known = np.array([record["closed_book_correct"] for record in records], dtype=bool)
+    ten = np.array([record["closed_book_soft"] for record in records], dtype=float)
+    five = (
+        np.random.default_rng(0).hypergeometric(*(np.rint(10 * x).astype(int) for x in (ten, 1 - ten)), 5) / 5
+    )
+    none = np.zeros((len(known), 0))
+    labels = {"its answer": None, "5 samples": five, "10 samples": ten}
+    print(f"{llm}: {len(known)} questions, {known.mean():.1%} known; the samples of "
+          f"{((ten > 0) & (ten < 1)).mean():.1%} are neither all right nor all wrong")  # fmt: skip
+    print(f"| n | shipped | {' | '.join(labels)} |\n|{'---|' * (2 + len(labels))}")
+    for n in arguments.sizes:
+        found: dict[str, list[float]] = {column: [] for column in ("shipped", *labels)}
+        for seed in range(arguments.seeds):
+            order = np.random.default_rng(seed).permutation(len(known))
+            fit, rest = order[:n], order[n:]
+            components = Basis.of(states[fit], seed)(states)
+            found["shipped"].append(auc(prior[rest], known[rest]))
+            for column, shares in labels.items():
+                whole = Table(prior, components, none, known, shares)
+                found[column].append(
+                    auc(fit_correction(whole.part(fit), seed)(whole.part(rest)), known[rest])
+                )
+        print(f"| {n} | {' | '.join(_mean(values) for values in found.values())} |", flush=True)
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -297,7 +331,11 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
     parser.add_argument("--priors", action="store_true", help="Print the fourth table alone.")
+    parser.add_argument("--soft", action="store_true", help="Print the table of sampled labels alone.")
     arguments = parser.parse_args()
+    if arguments.soft:
+        soft(arguments)
+        return
     if arguments.priors:
         priors(arguments)
         return
@@ -309,6 +347,8 @@ def main() -> None:
     agreement(arguments)
     print()
     priors(arguments)
+    print()
+    soft(arguments)
 
 
 if __name__ == "__main__":
