@@ -78,20 +78,22 @@ class Playground:
             (decision, gauge, draft, claims, passages, answer without, answer with passages, times).
         """
         pipeline = self.pipeline if index is None else replace(self.pipeline, index=index)
-        route: Any = None
+        shown: tuple[Any, ...] = ()
         for arms in pipeline.stream_arms(question.strip()):
-            # The gauge is drawn once: from then on it is the slider's, which may move while answers come in.
-            route = gauge(arms.decision, threshold) if route is None else gradio.skip()
-            yield (
+            shown = (
                 arms.decision,
-                route,
+                # The gauge is drawn once: from then on it is the slider's, which may move while answers come in.
+                gradio.skip() if shown else gauge(arms.decision, threshold),
                 draft_html(arms.decision),
                 "" if arms.plan is None else claims_html(arms.plan),
                 "" if arms.plan is None else passages_html(arms.hits),
                 "" if arms.closed_book is None else arms.closed_book.text,
                 "" if arms.with_passages is None else arms.with_passages.text,
-                times_html(arms.timings) + saved_html(arms.decision, arms.timings),
+                times_html(arms.timings),
             )
+            yield shown
+        if saved := saved_html(arms.decision, arms.timings):  # known when both answers are there
+            yield (*shown[:-1], shown[-1] + saved)
 
 
 def gauge(decision: Decision | None, threshold: float) -> str:
@@ -165,13 +167,13 @@ def saved_html(decision: Decision, times: Mapping[str, float]) -> str:
         return ""
     with_passages = sum(times.get(stage, 0.0) for stage in ("claims", "search", "answer with passages"))
     difference = with_passages - times["answer without"]
+    compared = f"{abs(difference):.0f} ms {'less' if difference >= 0 else 'more'} than with passages"
     if not decision.retrieve:
-        more = "saves" if difference >= 0 else "costs"
-        said = f"Answering alone {more} {abs(difference):.0f} ms here, and the tokens of the passages."
+        said = f"Answering alone took {compared}, and read none."
     else:
         dropped = 0 if decision.beginning is None else decision.beginning.tokens_dropped
-        said = f"Retrieving saves nothing: it takes {difference:+.0f} ms"
-        said += f", and {dropped} begun tokens were dropped." if dropped else "."
+        said = f"Nothing is saved: passages are needed. Answering alone took {compared}"
+        said += f"; {dropped} begun tokens were dropped." if dropped else "."
     return f'<div class="rg">{said}</div>'
 
 

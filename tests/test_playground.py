@@ -86,9 +86,13 @@ def test_the_begun_answer_is_shown_with_a_legend_and_the_moment_of_the_decision(
 
 def test_what_a_decision_saves_is_the_difference_of_both_ways():
     times = {"gate": 5.0, "search": 20.0, "answer without": 300.0, "answer with passages": 900.0}
-    assert "saves 620 ms" in saved_html(begun(retrieve=False), times)
-    assert "+620 ms, and 2 begun tokens were dropped" in saved_html(begun(retrieve=True), times)
-    assert "costs 80 ms" in saved_html(begun(retrieve=False), {**times, "answer with passages": 200.0})
+    assert "alone took 620 ms less" in saved_html(begun(retrieve=False), times)
+    assert "620 ms less than with passages; 2 begun tokens were dropped" in saved_html(
+        begun(retrieve=True), times
+    )
+    assert "alone took 80 ms more" in saved_html(
+        begun(retrieve=False), {**times, "answer with passages": 200.0}
+    )
     assert saved_html(begun(retrieve=False), {"gate": 5.0, "answer without": 300.0}) == ""
 
 
@@ -130,6 +134,7 @@ def test_the_page_fills_up_as_the_pipeline_goes():
     assert list(shown[-1][5:7]) == ["a b", "a b"]
     assert "&lt;script&gt;" in shown[-1][4]
     assert "answer with passages" in shown[-1][7]
+    assert ["Answering alone took" in values[7] for values in shown].count(True) == 1, "said at the end"
     assert len(list(playground.ask("  ", 0.5))) == 1, "an empty question says so, and nothing is answered"
 
 
