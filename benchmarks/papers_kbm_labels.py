@@ -149,8 +149,8 @@ def soft_labels_compared(
     caption = (
         f"Probes on the question alone, taught by different labels of {llm} ({len(right):,} questions of "
         "TriviaQA and SciQ, held out in five folds); AUC for its answer being right. Right and wrong, "
-        "certain and uncertain answers are equally many by choice of the authors, which makes certainty "
-        "nearly useless here."
+        "certain and uncertain answers are equally many by choice of the authors, which takes from "
+        "certainty much of its worth."
     )
     claim = Claim(
         PAPER,
