@@ -59,6 +59,8 @@ class Draft(Frozen):
         scored_by: Name of the model whose probabilities `logprobs` and `entropies` are, when the writer gave
             none and another model read the text; empty otherwise.
         prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
+        response_id: Id of the response that it is the beginning of, where a local LLM keeps its hidden states while
+            it is judged; empty otherwise.
     """
 
     text: str
@@ -71,6 +73,7 @@ class Draft(Frozen):
     model: str = ""
     scored_by: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
+    response_id: str = ""
 
     @field_validator("logprobs")
     @classmethod

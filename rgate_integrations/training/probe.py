@@ -11,6 +11,7 @@ from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
+from rgate_integrations.proxy.base import middle_layers as middle_layers  # where it was before
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
@@ -27,7 +28,6 @@ from rgate_integrations.training.linear import (
 from rgate_integrations.training.options import TrainingOptions
 
 _CHUNK = 256
-_DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
@@ -102,12 +102,6 @@ def train_probe(
             packages=("torch", "transformers", "scikit-learn", "numpy"),
         ),
     )
-
-
-def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
-    first, last = _DEPTH[span]
-    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
 @dataclass(frozen=True)
