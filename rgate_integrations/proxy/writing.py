@@ -14,6 +14,11 @@ from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
+from rgate_integrations.proxy.decoding import Recorder, Sampling
+from rgate_integrations.proxy.encoding import EncodedPrompt
+from rgate_integrations.proxy.hidden import can_watch, layer_numbers, pooled, spans_of, watching
+from rgate_integrations.proxy.kept import keep, kept_answer
+from rgate_integrations.proxy.model_runner import ModelRunner
 from rgate_integrations.proxy.written import (
     FinishReason,
     WritingOptions,
@@ -21,11 +26,6 @@ from rgate_integrations.proxy.written import (
     WrittenToken,
     context_of,
 )
-from rgate_integrations.proxy.decoding import Recorder, Sampling
-from rgate_integrations.proxy.encoding import EncodedPrompt
-from rgate_integrations.proxy.hidden import can_watch, layer_numbers, pooled, spans_of, watching
-from rgate_integrations.proxy.kept import keep, kept_answer
-from rgate_integrations.proxy.model_runner import ModelRunner
 
 UseModel: TypeAlias = Callable[[], AbstractContextManager[ModelRunner]]
 """Gives a model to the thread that calls it, for a short time."""
