@@ -14,6 +14,10 @@ class KeptAnswer(Protocol):
     def entropies(self) -> Sequence[float]:
         """Entropy of the next-token distribution at each token, in nats."""
 
+    @property
+    def margins(self) -> Sequence[float]:
+        """How far the likeliest token was ahead of the second at each token."""
+
 
 # An answer is kept as long as somebody holds it: who writes it, or who judges it.
 _answers: WeakValueDictionary[str, KeptAnswer] = WeakValueDictionary()

@@ -202,6 +202,7 @@ class LocalProxy(Proxy):
                 "tokens": tuple(self._encoder.token_texts(texts[i])),
                 "logprobs": token_values.logprobs,
                 "entropies": token_values.entropies,
+                "margins": token_values.margins,
                 "scored_by": self.name,
                 "prompt_tokens": len(rows[i].ids),
             }
@@ -232,11 +233,10 @@ class LocalProxy(Proxy):
         left = [i for i in range(len(rows)) if i not in kept]
         with self.using() as runner:
             wanted = PoolStates(runner, prompt, [rows[i] for i in left], [texts[i] for i in left], layers)
-            read = dict(zip(left, runner.run(wanted), strict=True))
-        found = kept | {
-            i: HiddenStates(states, len(rows[i].ids) + len(texts[i])) for i, states in read.items()
-        }
-        return [found[i] for i in range(len(rows))]
+            read = runner.run(wanted)
+        for i, states in zip(left, read, strict=True):
+            kept[i] = HiddenStates(states, len(rows[i].ids) + len(texts[i]))
+        return [kept[i] for i in range(len(rows))]
 
     # --- drafts and what is read off them, in one pass -----------------------------------------------------
 

@@ -45,6 +45,7 @@ class Writing:
         id: Id of the response, under which `kept_answer` finds it.
         ids: Token ids written so far.
         entropies: Entropy of the distribution that each was chosen from, in nats.
+        margins: How far the likeliest token was ahead of the second there.
         finish_reason: Why it ended; None before.
 
     Raises:
@@ -57,6 +58,7 @@ class Writing:
         self.options = options
         self.ids: list[int] = []
         self.entropies: list[float] = []
+        self.margins: list[float] = []
         self.finish_reason: FinishReason | None = None
         self._use_model = use_model
         with use_model() as runner:
@@ -140,6 +142,7 @@ class Writing:
             self.ids.append(token)
             self._unread = [token]
             self.entropies.append(float(self._recorder.entropies[-1]))
+            self.margins.append(float(self._recorder.margins[-1]))
             logprob = min(float(self._recorder.logprobs[-1]), 0.0)
             return WrittenToken(self._added(runner), logprob, self._likeliest(runner))
 
