@@ -99,7 +99,7 @@ def test_a_known_answer_goes_on_with_no_token_computed_twice(style, proxy, draft
     assert counted == [draft.prompt_tokens] + [1] * 7
 
 
-@every_style
+@pytest.mark.parametrize("style", ["query", "aquery"])
 def test_an_unknown_answer_is_dropped_where_it_was_held(style, proxy, draft, counted, tmp_path):  # noqa: F811
     gate = self_gate(proxy, tmp_path / "gate", 0.1)
     counted.clear()
