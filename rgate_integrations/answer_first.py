@@ -20,6 +20,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.proxy.kept import KeptAnswer, kept_answer
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -131,6 +132,8 @@ class Written:
         logprobs: Their natural log-probabilities.
         model: Name of the LLM; empty when unknown.
         prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
+        response_id: Id of the response, if a local LLM keeps the states of what it writes.
+        kept: What it keeps; held here until the answer is judged.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -138,6 +141,14 @@ class Written:
     logprobs: list[float] = field(default_factory=list)
     model: str = ""
     prompt_tokens: int = 0
+    response_id: str = ""
+    kept: KeptAnswer | None = None
+
+    def belongs_to(self, response_id: str | None) -> None:
+        """Note the id of the response, and hold what a local LLM keeps of it."""
+        if response_id and self.kept is None:
+            self.kept = kept_answer(response_id)
+            self.response_id = response_id if self.kept is not None else ""
 
     @property
     def text(self) -> str:
@@ -153,14 +164,18 @@ class Written:
         """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
         text = self.text.strip()
         told = bool(self.tokens) and "".join(self.tokens).strip().startswith(text)
+        kept = self.kept if told else None
         return Draft(
             text=text,
             tokens=tuple(self.tokens) if told else (),
             logprobs=tuple(min(value, 0.0) for value in self.logprobs) if told else None,
+            entropies=None if kept is None else tuple(kept.entropies[: len(self.tokens)]),
+            margins=None if kept is None else tuple(kept.margins[: len(self.tokens)]),
             finished=finished,
             source="llm",
             model=self.model,
             prompt_tokens=self.prompt_tokens,
+            response_id="" if kept is None else self.response_id,
         )
 
 

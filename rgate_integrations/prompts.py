@@ -92,6 +92,14 @@ ANSWER = PromptTemplate(
 )
 """The draft: chat models answer with their template; base models see `ANSWER_FEW_SHOT`."""
 
+
+def answering(system: str | None) -> PromptTemplate:
+    """Return the prompt of a direct arm: `ANSWER`, with another system turn if one is given; empty for none."""
+    if system is None or system == ANSWER.system:
+        return ANSWER
+    return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)
+
+
 ANSWER_CONTINUED = PromptTemplate(
     name="answer-continued",
     version=1,

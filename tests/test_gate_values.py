@@ -243,6 +243,27 @@ def test_draft_gates_on_given_probabilities():
     assert "no entropies" in decide_on("mean_token_entropy", draft).reason
 
 
+def test_targ_by_hand():
+    draft = Draft(
+        text="a b c",
+        tokens=("a", " b", " c"),
+        logprobs=(-0.1, -0.2, -0.3),
+        margins=(0.0, math.log(2), math.log(4)),
+        entropies=(math.log(2), 0.0, 0.0),
+    )
+    # exp(-margin) is 1, 1/2 and 1/4: U = 7/12 over three tokens, 3/4 over the first two.
+    assert decide_on("targ", draft).p_known == pytest.approx(5 / 12)
+    assert decide_on("targ", draft, tokens=2).p_known == pytest.approx(1 / 4)
+    # At beta = 1/2 the margins count twice: 1, 1/4 and 1/16.
+    assert decide_on("targ", draft, beta=0.5).p_known == pytest.approx(1 - (1 + 1 / 4 + 1 / 16) / 3)
+    assert decide_on("targ", draft, signal="entropy").p_known == pytest.approx(2 ** (-1 / 3))
+    bare = draft.model_copy(update={"margins": None, "entropies": None})
+    for signal in ("margin", "entropy"):
+        refused = decide_on("targ", bare, signal=signal)
+        assert refused.retrieve
+        assert f"gives no {signal}" in refused.reason
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("name", ["token_probability", "perplexity"])
 def test_nan_anywhere_in_a_draft_retrieves(name, place):

@@ -1,6 +1,7 @@
 """Examples and probes: bad files first, then numbers, then the command line."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -185,3 +186,36 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
     assert drafted("One.", "a") == ("One.", 1)
     assert drafted("Two.", "a") == ("One.", 0), "kept"
     assert drafted("Two.", "b") == ("Two.", 1), "a model of the same name and other weights"
+
+
+@pytest.mark.model
+def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
+    """Its own answers are labelled, and it judges under the prompt that they were written for."""
+    from typer.testing import CliRunner
+
+    from rgate_integrations.cli.main import app
+    from rgate_integrations.prompts import answering
+    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.training.own import ANSWER_TOKENS, read_own
+
+    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    questions = [f"What is {i} plus {i}?" for i in range(12)]
+    prompt = answering("Be brief.")
+    answers = shared_proxy(tiny).generate(prompt, [{"question": q} for q in questions], tokens=ANSWER_TOKENS)
+    # Every other gold answer is a word that the model has written.
+    gold = [re.findall(r"\w+", a.text)[0] if i % 2 else "nowhere" for i, a in enumerate(answers)]
+    lines = [{"question": q, "gold_answers": [g]} for q, g in zip(questions, gold, strict=True)]
+    data = write(tmp_path / "own.jsonl", *lines)
+    (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
+    assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]
+    options = ["--self", "--system", "Be brief.", "--model", tiny, "--folds", "2", "--tokens", "4"]
+    done = CliRunner().invoke(app, ["train", "--data", str(data), *options, "--out", str(tmp_path / "gate")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    trained = read_probe(str(tmp_path / "gate"))
+    assert (trained.llm, trained.base_model, trained.system) == (tiny, tiny, "Be brief.")
+    gate = load_gate(str(tmp_path / "gate"))
+    assert gate.gate.specs[-1].prompt == prompt
+    assert gate.decide("What is 2 plus 2?").error is None
+    write(tmp_path / "bare.jsonl", {"question": "a?"})
+    with pytest.raises(DataFormatError, match="no gold_answers"):
+        read_own([tmp_path / "bare.jsonl"], shared_proxy(tiny))

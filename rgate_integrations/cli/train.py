@@ -55,6 +55,13 @@ def train(
         bool,
         typer.Option("--activated", help="LoRA that acts after the draft, which is then read once (ik)."),
     ] = False,
+    own: Annotated[
+        bool,
+        typer.Option("--self", help="Label --model's own answers by gold_answers: a gate for a local LLM."),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System prompt of your direct arm (probe); by default a brief one.")
+    ] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
     licence: Annotated[str, typer.Option(help="Licence of the weights.")] = "that of the training data",
 ) -> None:
@@ -71,6 +78,10 @@ def train(
         raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(GATES)}")
     if activated and gate != "ik":
         raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
+    if system is not None and gate != "probe":
+        raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
+    if own and (gate == "rewriter" or draft == "recorded"):
+        raise ConfigurationError("--self labels and reads what the model writes.", hint="--draft proxy")
     recipe = None
     if gate != "probe":
         recipe = RECIPES[gate].with_options(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size)
@@ -82,6 +93,7 @@ def train(
         label=label,
         llm=llm,
         licence=licence,
+        system=system,
         recipe=recipe,
         resume=resume,
         activated=activated,
@@ -93,7 +105,7 @@ def train(
             _train_rewriter(paths, model, out, options, bar)
             use, metrics = f"ModelRewriter(proxy, adapter={str(out)!r})", {}
         else:
-            metrics = _train_gate(gate, paths, model, out, options, bar)
+            metrics = _train_gate(gate, paths, model, out, options, bar, own=own)
             use = f'load_gate("{out}") or --gate {out}'
     if metrics:
         console.print(_table(metrics, 5 if folds is None else folds))
@@ -101,17 +113,29 @@ def train(
 
 
 def _train_gate(
-    gate: str, paths: Sequence[Path], model: str, out: Path, options: AdapterOptions, bar: TrainingBar
+    gate: str,
+    paths: Sequence[Path],
+    model: str,
+    out: Path,
+    options: AdapterOptions,
+    bar: TrainingBar,
+    *,
+    own: bool,
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.proxy.local import shared_proxy
     from rgate_integrations.saved.probe import save_probe
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
+    from rgate_integrations.training.own import OWN_LABEL, read_own
     from rgate_integrations.training.probe import train_probe
     from rgate_integrations.training.sampling import SAMPLES, read_sampled, to_be_sampled
 
-    if to_be_sampled(paths, options.label):
+    if own:
+        proxy = shared_proxy(model)
+        files = read_own(paths, proxy, prompt=options.prompt, progress=bar)
+        options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
+    elif to_be_sampled(paths, options.label):
         proxy = shared_proxy(model)
         files = read_sampled(paths, options.label, proxy, seed=options.seed, progress=bar)  # type: ignore[arg-type]  # it is one
         llm = model if options.llm == _LLM else options.llm

@@ -54,7 +54,11 @@ class QuestionStatesSpec(EvidenceSpec[Float32Array]):
         layers: Sequence[PooledLayer],
     ) -> list[Piece[Float32Array]]:
         found = context.proxy.hidden(self.prompt, values, drafts, layers)
-        return [Piece(each.states, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in found]
+        pieces = []
+        for each in found:
+            read = int(each.prompt_tokens > 0)  # states that were kept while a draft was written cost nothing
+            pieces.append(Piece(each.states, Cost(model_calls=read, tokens_in=each.prompt_tokens)))
+        return pieces
 
     def _read_with_a_draft(self, context: Context, values: Sequence[Values]) -> HiddenSpec | None:
         """Return the evidence for which the same questions are read with given drafts, if there is one."""

@@ -14,6 +14,7 @@ from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.prompts import PromptTemplate, answering
 from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe
 
@@ -72,17 +73,24 @@ class ProbeGate(Gate):
         return super().changed(**parameters)
 
     @property
+    def _prompt(self) -> PromptTemplate:
+        return answering(self.trained.system)
+
+    @property
     def _draft_spec(self) -> DraftSpec | None:
-        return DraftSpec(self.trained.tokens, self.trained.source) if self.trained.tokens else None
+        trained = self.trained
+        return DraftSpec(trained.tokens, trained.source, self._prompt) if trained.tokens else None
 
     @property
     def _hidden(self) -> HiddenSpec:
-        return HiddenSpec(self.trained.layers, self._draft_spec)
+        return HiddenSpec(self.trained.layers, self._draft_spec, self._prompt)
 
     @property
     def _question_alone(self) -> HiddenSpec | None:
         early = self.trained.early_exit
-        return HiddenSpec(self.trained.question_layers) if self.early_exit and early is not None else None
+        if not self.early_exit or early is None:
+            return None
+        return HiddenSpec(self.trained.question_layers, prompt=self._prompt)
 
     @property
     def _second_look(self) -> Specs:

@@ -37,6 +37,7 @@ _GATES = {
     "self_eval": "self_eval:SelfEvalGate",
     "semantic_sets": "uncertainty:SemanticSetsGate",
     "slimplm": "slimplm:SlimPLMGate",
+    "targ": "targ:TargGate",
     "token_probability": "token_probability:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }

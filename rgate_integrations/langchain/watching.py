@@ -171,12 +171,14 @@ class HeldEvents(BaseCallbackHandler):
             self.written.tokens.clear()
             self.written.logprobs.clear()
             self.written.prompt_tokens = 0
+            self.written.response_id, self.written.kept = "", None
         if not isinstance(chunk, ChatGenerationChunk):
             return
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
         tokens, logprobs = token_logprobs(metadata)
         self.written.tokens += tokens
         self.written.logprobs += logprobs or ()
+        self.written.belongs_to(chunk.message.id)
         self.written.model = str(metadata.get("model_name") or self.written.model)
         usage = getattr(chunk.message, "usage_metadata", None)
         if (

@@ -38,6 +38,7 @@ class Notes:
         self.kind = self.kind or type(event)
         if type(event) is not self.kind or event.response is None:
             return
+        self.written.belongs_to(_of(event.response.raw, "id"))
         tokens, logprobs = _told(event.response)
         self.written.tokens += tokens
         self.written.logprobs += logprobs

@@ -11,7 +11,16 @@ from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
 
-__all__ = ["HiddenStates", "PooledLayer", "Pooling", "Proxy", "Span", "TargetScores", "Values"]
+__all__ = [
+    "HiddenStates",
+    "PooledLayer",
+    "Pooling",
+    "Proxy",
+    "Span",
+    "TargetScores",
+    "Values",
+    "middle_layers",
+]
 
 Values: TypeAlias = Mapping[str, str]
 """The fields of a prompt template by name."""
@@ -20,6 +29,7 @@ Pooling = Literal["mean", "last"]
 """How the states of a span become one vector."""
 Span = Literal["question", "prompt", "draft", "all"]
 """Whose states; see `PooledLayer`."""
+_DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 
 
 class PooledLayer(NamedTuple):
@@ -61,6 +71,12 @@ class HiddenStates:
 
     states: Float32Array = field(repr=False)
     prompt_tokens: int
+
+
+def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
+    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
+    first, last = _DEPTH[span]
+    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
 class Proxy(ABC):

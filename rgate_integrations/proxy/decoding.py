@@ -26,7 +26,7 @@ class Sampling:
 
 
 class Recorder(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Records log-probability and entropy of each chosen token, and chooses sampled tokens.
+    """Records log-probability, entropy and margin of each chosen token, and chooses sampled tokens.
 
     Sampling adds Gumbel noise to the scaled logits and takes the maximum, which draws exactly from the
     softmax (Gumbel-max). Each row has a generator of its own, so a sample depends on seed and prompt alone,
@@ -44,6 +44,7 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]  # transformers has no ty
             self.generators = [torch.Generator(device).manual_seed(seed) for seed in sampling.seeds]
         self.logprobs: list[torch.Tensor] = []
         self.entropies: list[torch.Tensor] = []
+        self.margins: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Record one step and return the scores whose maximum is the token to take."""
@@ -54,6 +55,7 @@ class Recorder(LogitsProcessor):  # type: ignore[misc]  # transformers has no ty
         chosen = ranked.argmax(dim=-1, keepdim=True)
         self.logprobs.append(logprobs.gather(-1, chosen).squeeze(-1))
         self.entropies.append(entropy(logprobs))
+        self.margins.append(margin(logprobs))
         return ranked
 
     def _gumbel_noise(self, like: torch.Tensor) -> torch.Tensor:
@@ -105,6 +107,12 @@ def entropy(logprobs: torch.Tensor) -> torch.Tensor:
     """Return the entropy in nats over the last dimension."""
     # A token that is impossible has log-probability -inf, and 0 * -inf would be nan.
     return -(logprobs.exp() * logprobs.clamp(min=-1e4)).sum(dim=-1)
+
+
+def margin(logprobs: torch.Tensor) -> torch.Tensor:
+    """Return how far the likeliest token is ahead of the second, over the last dimension; at least 0."""
+    first, second = logprobs.clamp(min=-1e4).topk(2, dim=-1).values.unbind(dim=-1)
+    return first - second
 
 
 def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:

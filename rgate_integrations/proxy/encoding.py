@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
 from rgate_integrations.proxy.base import Values
 
@@ -87,6 +88,29 @@ class PromptEncoder:
                 encoded = self._encode(prompt, clean)
         return encoded
 
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Render a conversation and tokenize it, whatever its length; a last turn of the assistant is continued.
+
+        Args:
+            messages: The turns, each with ``role`` and ``content``.
+
+        Raises:
+            ConfigurationError: The tokenizer has no chat template, or its template refuses the turns.
+        """
+        if not self.chat:
+            raise ConfigurationError(
+                "This model has no chat template, so it cannot take a conversation.",
+                hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
+            )
+        turns = [{"role": turn["role"], "content": self.plain(turn["content"])} for turn in messages]
+        try:
+            text = self._rendered(turns)
+        except Exception as error:  # the template is a program of the model's author: it raises what it likes
+            raise ConfigurationError(
+                f"The model's chat template refuses this conversation: {error}"
+            ) from error
+        return tuple(self.ids(text))
+
     def shared_prefix(self, prompt: PromptTemplate) -> tuple[int, ...]:
         """Return the token ids with which a prompt begins whatever its fields hold, such as its system turn."""
         if prompt not in self._shared_prefixes:
@@ -155,18 +179,21 @@ class PromptEncoder:
     def _text(self, prompt: PromptTemplate, values: Values) -> tuple[str, PromptTemplate]:
         """Render a prompt; returns its text, and the template that was rendered."""
         if self.chat and not prompt.raw:
-            messages = prompt.messages(**values)
-            continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
-            text = self.tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-            )
-            return str(text), prompt
+            return self._rendered(prompt.messages(**values)), prompt
         if prompt == ANSWER:
             prompt = ANSWER_FEW_SHOT
         return prompt.text(**values), prompt
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render turns with the chat template."""
+        continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+        return str(text)
 
     def _tail(self, prompt: PromptTemplate) -> str:
         """Return what follows the last field of a prompt."""

@@ -18,6 +18,7 @@ from rgate_integrations.proxy.decoding import Pause, Recorder, Sampling, StopAt
 from rgate_integrations.proxy.encoding import EncodedPrompt
 from rgate_integrations.proxy.hidden import layer_numbers, pooled, spans_of, watching
 from rgate_integrations.proxy.model_runner import BatchJob, ModelRunner
+from rgate_integrations.proxy.reading import TokenValues
 from rgate_integrations.proxy.scoring import SuffixTargets
 
 
@@ -177,9 +178,11 @@ class _Writer:
         written = output.sequences[:, start : start + self.wanted.tokens].tolist()
         logprobs = torch.stack(recorder.logprobs, dim=1).tolist()
         entropies = torch.stack(recorder.entropies, dim=1).tolist()
+        margins = torch.stack(recorder.margins, dim=1).tolist()
         drafts = []
-        for row, ids, own_logprobs, own_entropies in zip(rows, written, logprobs, entropies, strict=True):
-            drafts.append(self._draft(row, ids, ends, own_logprobs, own_entropies))
+        for place, row in enumerate(rows):
+            values = TokenValues(logprobs[place], entropies[place], margins[place])
+            drafts.append(self._draft(row, written[place], ends, values))
         # The first pass gave the states of the batch's columns, each later one those of one token.
         states = {layer: torch.cat(passes, dim=1) for layer, passes in seen.items()}
         return _Written(drafts, batch, states, output.past_key_values)
@@ -195,8 +198,7 @@ class _Writer:
         row: EncodedPrompt,
         ids: list[int],
         ends: set[int],
-        logprobs: list[float],
-        entropies: list[float],
+        values: TokenValues,
     ) -> Draft:
         # A row that ended is padded until the last one of its batch has ended.
         length = next((k for k, token in enumerate(ids) if token in ends), len(ids))
@@ -206,8 +208,9 @@ class _Writer:
             text="".join(texts).strip(),
             token_ids=tuple(kept),
             tokens=tuple(texts),
-            logprobs=tuple(min(v, 0.0) for v in logprobs[:length]),
-            entropies=tuple(entropies[:length]),
+            logprobs=tuple(min(v, 0.0) for v in values.logprobs[:length]),
+            entropies=tuple(values.entropies[:length]),
+            margins=tuple(values.margins[:length]),
             finished=length < len(ids),
             source="proxy",
             model=self.runner.name,

@@ -13,6 +13,7 @@ from rgate_integrations.processes import close_at_exit, reset_after_fork
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
 from rgate_integrations.proxy.turns import Turns
+from rgate_integrations.proxy.written import WritingOptions
 
 # What needs torch is imported by the methods that load or run the model, so that gates can be made without it. They
 # load it first: the end of the process waits for `load`, and breaks off an import anywhere else, which is fatal.
@@ -86,7 +87,12 @@ class LocalProxy(Proxy):
         """Pickle what the model is called, not its weights; it is loaded again on first use."""
         if _shared.get((self.name, self.device_name)) is self:
             return partial(shared_proxy, self.name, device=self.device_name), ()
-        settings: dict[str, Any] = {
+        return partial(type(self), self.name, **self._settings), ()
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What it was made with, but for the model."""
+        return {
             "device": self.device_name,
             "dtype": self.dtype,
             "max_batch_size": self.max_batch_size,
@@ -94,7 +100,6 @@ class LocalProxy(Proxy):
             "max_prompt_tokens": self.max_prompt_tokens,
             "local_files_only": self.local_files_only,
         }
-        return partial(type(self), self.name, **settings), ()
 
     # --- drafts and samples --------------------------------------------------------------------------------
 
@@ -108,19 +113,17 @@ class LocalProxy(Proxy):
         from rgate_integrations.proxy.generation import DraftRows, GenerateDrafts
 
         rows = self._encode(prompt, values)
-        with self._using(adapter, long=True) as runner:
+        with self.using(adapter, long=True) as runner:
             return runner.run(GenerateDrafts(runner, DraftRows(prompt, rows, tokens)))
 
     def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
-        """Continue one prompt greedily, and yield the text so far after each token.
-
-        Others who write with this model wait until it is done, or until the iterator is closed.
-        """
+        """Continue one prompt greedily, and yield the text so far after each token; nothing is written ahead."""
         self.load()
-        from rgate_integrations.proxy.streaming import AnswerStream
+        from rgate_integrations.proxy.writing import Writing
 
         (row,) = self._encode(prompt, [values])
-        yield from AnswerStream(partial(self._using, long=True), self._encoder, row, tokens)
+        stop = ("\n",) if row.template.stop_at_newline else ()
+        yield from Writing(self.using, row.ids, WritingOptions(tokens=tokens, stop=stop)).texts()
 
     def sample(
         self,
@@ -146,7 +149,7 @@ class LocalProxy(Proxy):
             for sample in range(n):
                 rows.append(row)
                 seeds.append(row_seed(seed, sample, row.ids))
-        with self._using(long=True) as runner:
+        with self.using(long=True) as runner:
             wanted = DraftRows(prompt, rows, tokens, Sampling(temperature, seeds))
             drafts = runner.run(GenerateDrafts(runner, wanted))
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
@@ -167,7 +170,7 @@ class LocalProxy(Proxy):
 
         rows = self._encode(prompt, values)
         ids = [[self._encoder.continuation(row, target) for target in targets] for row in rows]
-        with self._using() as runner:
+        with self.using() as runner:
             loaded = self._adapter(adapter)
             if rows and loaded is not None and loaded.activated:
                 # It acts on what follows the draft only; all before is read with the base model.
@@ -188,7 +191,7 @@ class LocalProxy(Proxy):
         rows = self._encode(prompt, values)
         texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
         some = [i for i, text in enumerate(texts) if text]
-        with self._using() as runner:
+        with self.using() as runner:
             found = runner.run(ReadTexts(runner, prompt, [rows[i] for i in some], [texts[i] for i in some]))
         values_of = dict(zip(some, found, strict=True))
         results = []
@@ -199,6 +202,7 @@ class LocalProxy(Proxy):
                 "tokens": tuple(self._encoder.token_texts(texts[i])),
                 "logprobs": token_values.logprobs,
                 "entropies": token_values.entropies,
+                "margins": token_values.margins,
                 "scored_by": self.name,
                 "prompt_tokens": len(rows[i].ids),
             }
@@ -218,17 +222,21 @@ class LocalProxy(Proxy):
             return reader.hidden(prompt, values, drafts, layers)
         self.load()
         from rgate_integrations.proxy.reading import PoolStates
+        from rgate_integrations.proxy.writing import kept_states
 
         rows = self._encode(prompt, values)
         texts: list[list[int]] = [[] for _ in rows]
+        kept: dict[int, HiddenStates] = {}
         if drafts is not None:
             texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
-        with self._using() as runner:
-            states = runner.run(PoolStates(runner, prompt, rows, texts, layers))
-        return [
-            HiddenStates(found, len(row.ids) + len(text))
-            for found, row, text in zip(states, rows, texts, strict=True)
-        ]
+            kept = kept_states(self.fingerprint, rows, drafts, layers)
+        left = [i for i in range(len(rows)) if i not in kept]
+        with self.using() as runner:
+            wanted = PoolStates(runner, prompt, [rows[i] for i in left], [texts[i] for i in left], layers)
+            read = runner.run(wanted)
+        for i, states in zip(left, read, strict=True):
+            kept[i] = HiddenStates(states, len(rows[i].ids) + len(texts[i]))
+        return [kept[i] for i in range(len(rows))]
 
     # --- drafts and what is read off them, in one pass -----------------------------------------------------
 
@@ -246,7 +254,7 @@ class LocalProxy(Proxy):
         from rgate_integrations.proxy.hidden import can_watch, layer_numbers
 
         rows = self._encode(prompt, values)
-        with self._using(long=True) as runner:
+        with self.using(long=True) as runner:
             decoder = runner.model.base_model
             if tokens == 0 or not values or not can_watch(decoder, layer_numbers(layers)):
                 return super().generate_hidden(prompt, values, tokens=tokens, layers=layers)
@@ -269,7 +277,7 @@ class LocalProxy(Proxy):
         from rgate_integrations.proxy.scoring import SuffixTargets
 
         rows = self._encode(prompt, values)
-        with self._using(long=True) as runner:
+        with self.using(long=True) as runner:
             loaded = self._adapter(adapter)
             # An ordinary adapter changes the keys and values of the question and the draft too.
             can_continue = loaded is None or loaded.activated
@@ -389,7 +397,7 @@ class LocalProxy(Proxy):
         return runner
 
     @contextmanager
-    def _using(self, adapter: str | None = None, *, long: bool = False) -> Iterator[ModelRunner]:
+    def using(self, adapter: str | None = None, *, long: bool = False) -> Iterator[ModelRunner]:
         """Hold the model with an adapter switched on, or with the base weights alone.
 
         Which adapter is on, and which prefixes are cached, is state of the model: hence one caller at a time.
@@ -476,15 +484,7 @@ class _FirstLayers(LocalProxy):
     """
 
     def __init__(self, of: LocalProxy, layers: int) -> None:
-        super().__init__(
-            of.name,
-            device=of.device_name,
-            dtype=of.dtype,
-            max_batch_size=of.max_batch_size,
-            max_batch_tokens=of.max_batch_tokens,
-            max_prompt_tokens=of.max_prompt_tokens,
-            local_files_only=of.local_files_only,
-        )
+        super().__init__(of.name, **of._settings)
         self.layers = layers
 
     def _first_layers(self, layers: Sequence[PooledLayer]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.decoding import entropy
+from rgate_integrations.proxy.decoding import entropy, margin
 from rgate_integrations.proxy.encoding import EncodedPrompt
 from rgate_integrations.proxy.hidden import layer_numbers, layer_states, pooled, spans_of
 from rgate_integrations.proxy.model_runner import BatchJob, ModelRunner
@@ -20,10 +20,12 @@ class TokenValues(NamedTuple):
     Attributes:
         logprobs: Log-probability of each token, <= 0.
         entropies: Entropy in nats of the distribution that it was chosen from, >= 0.
+        margins: How far the likeliest token was ahead of the second there, >= 0.
     """
 
-    logprobs: tuple[float, ...] = ()
-    entropies: tuple[float, ...] = ()
+    logprobs: Sequence[float] = ()
+    entropies: Sequence[float] = ()
+    margins: Sequence[float] = ()
 
 
 class ReadTexts(BatchJob[TokenValues]):
@@ -62,7 +64,7 @@ class ReadTexts(BatchJob[TokenValues]):
             tail = logprobs[row, width - len(text) :]
             chosen = tail[range(len(text)), text].tolist()
             values = tuple(min(v, 0.0) for v in chosen)
-            results.append(TokenValues(values, tuple(entropy(tail).tolist())))
+            results.append(TokenValues(values, tuple(entropy(tail).tolist()), tuple(margin(tail).tolist())))
         return results
 
 

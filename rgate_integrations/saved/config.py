@@ -69,6 +69,7 @@ class _EarlyExit(_Part):
 
 class _Probe(_TrainedGate):
     llm: str
+    system: str | None = None  # probes that were saved before there was one have none
     evidence: _Evidence
     bias: _Finite
     calibration: _Calibration

@@ -91,6 +91,7 @@ class ProbeArtifact:
         threshold: Default threshold.
         early_exit: The first look, at the question alone, or None.
         logprobs: Reads the draft's log-probabilities too, where its writer gives them; None reads the words alone.
+        system: System turn of the prompt that question and draft stand in; None is that of `ANSWER`.
         fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
@@ -107,6 +108,7 @@ class ProbeArtifact:
     threshold: float = 0.5
     early_exit: EarlyExit | None = None
     logprobs: LogprobHead | None = None
+    system: str | None = None
     fingerprint: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -145,6 +147,7 @@ def save_probe(artifact: ProbeArtifact, folder: str | Path) -> Path:
         "prompt": prompt_facts(ANSWER),
         # The layers are called blocks in the file, so that gates that were saved before they were renamed load.
         "evidence": {"tokens": artifact.tokens, "source": artifact.source, "blocks": artifact.layers},
+        "system": artifact.system,
         "bias": artifact.bias,
         "calibration": {"slope": artifact.slope, "intercept": artifact.intercept},
         "threshold": artifact.threshold,
@@ -188,6 +191,7 @@ def _probe(config: dict[str, Any], tensors: Tensors) -> ProbeArtifact:
         threshold=config["threshold"],
         early_exit=early_exit,
         logprobs=None if logprobs is None else LogprobHead(**logprobs),
+        system=config["system"],
         fingerprint=config["fingerprint"],
         provenance=config["provenance"],
     )

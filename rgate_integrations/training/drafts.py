@@ -11,7 +11,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.files import JsonlLog
 from rgate_integrations.locks import locked
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.download import cache_dir
 from rgate_integrations.training.examples import Example
@@ -40,7 +40,12 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 def drafts_for(
-    proxy: Proxy, examples: Sequence[Example], kind: DraftKind, tokens: int, progress: Progress = silent
+    proxy: Proxy,
+    examples: Sequence[Example],
+    kind: DraftKind,
+    tokens: int,
+    progress: Progress = silent,
+    prompt: PromptTemplate = ANSWER,
 ) -> list[Draft] | None:
     """Return a draft an example, or None for the question alone.
 
@@ -51,27 +56,36 @@ def drafts_for(
     if kind == "none":
         return None
     if kind == "proxy":
-        return cached_drafts(proxy, [e.question for e in examples], tokens, progress)
+        return cached_drafts(proxy, [e.question for e in examples], tokens, progress, prompt)
     if not all(e.text for e in examples):
         raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
     return [recorded_draft(proxy, e.text, tokens) for e in examples]
 
 
 def cached_drafts(
-    proxy: Proxy, questions: Sequence[str], tokens: int, progress: Progress = silent
+    proxy: Proxy,
+    questions: Sequence[str],
+    tokens: int,
+    progress: Progress = silent,
+    prompt: PromptTemplate = ANSWER,
 ) -> list[Draft]:
     """Return the proxy's drafts, written in chunks to a file of the cache: a restart continues where it was."""
     # By weights, not by name alone: another model may lie in the same folder by now.
-    made_with = f"{proxy.name}|{proxy.fingerprint}|{ANSWER.hash}|{tokens}"
+    made_with = f"{proxy.name}|{proxy.fingerprint}|{prompt.hash}|{tokens}"
     name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
     path = cache_dir() / "drafts" / f"{name}.jsonl"
     wait = partial(progress, "waiting for another training that writes the same drafts", 0, len(questions))
     with locked(path, waiting=wait):
-        return _written_or_kept(JsonlLog(path), proxy, questions, tokens, progress)
+        return _written_or_kept(JsonlLog(path), proxy, questions, tokens, progress, prompt)
 
 
 def _written_or_kept(
-    log: JsonlLog, proxy: Proxy, questions: Sequence[str], tokens: int, progress: Progress
+    log: JsonlLog,
+    proxy: Proxy,
+    questions: Sequence[str],
+    tokens: int,
+    progress: Progress,
+    prompt: PromptTemplate,
 ) -> list[Draft]:
     drafts = {}
     for record in log.values():
@@ -82,7 +96,7 @@ def _written_or_kept(
     missing = [q for q in dict.fromkeys(questions) if q not in drafts]
     for start in range(0, len(missing), _CHUNK):
         chunk = missing[start : start + _CHUNK]
-        written = proxy.generate(ANSWER, [{"question": q} for q in chunk], tokens=tokens)
+        written = proxy.generate(prompt, [{"question": q} for q in chunk], tokens=tokens)
         new = dict(zip(chunk, written, strict=True))
         log.append({"question": q, "draft": draft.model_dump(mode="json")} for q, draft in new.items())
         drafts |= new

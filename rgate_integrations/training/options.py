@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from rgate_integrations.prompts import PromptTemplate, answering
 from rgate_integrations.training.drafts import DraftKind
 from rgate_integrations.training.examples import LABEL, DataFile
 
@@ -27,6 +28,7 @@ class TrainingOptions:
         labelled_by: What made the labels, for the model card; empty if the data came with them.
         llm: Name of the LLM whose answers were labelled.
         licence: Licence of the weights.
+        system: System turn of the prompt that the answers are written under (probes only); None is that of `ANSWER`.
     """
 
     draft: DraftKind = "proxy"
@@ -37,6 +39,12 @@ class TrainingOptions:
     labelled_by: str = ""
     llm: str = "the LLM of the training data"
     licence: str = "that of the training data"
+    system: str | None = None
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """The prompt that the question stands in, and that drafts are written for."""
+        return answering(self.system)
 
     def provenance(
         self,

@@ -9,8 +9,8 @@ import numpy as np
 
 from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
+from rgate_integrations.proxy.base import middle_layers as middle_layers  # where it was before
 from rgate_integrations.proxy.local import LocalProxy
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
@@ -27,7 +27,6 @@ from rgate_integrations.training.linear import (
 from rgate_integrations.training.options import TrainingOptions
 
 _CHUNK = 256
-_DEPTH: dict[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
@@ -93,6 +92,7 @@ def train_probe(
         base_model=proxy.name,
         llm=options.llm,
         early_exit=early_exit,
+        system=options.system,
         fingerprint=proxy.fingerprint,
         provenance=options.provenance(
             files,
@@ -102,12 +102,6 @@ def train_probe(
             packages=("torch", "transformers", "scikit-learn", "numpy"),
         ),
     )
-
-
-def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
-    first, last = _DEPTH[span]
-    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
 @dataclass(frozen=True)
@@ -131,13 +125,13 @@ def _states(
     progress: Progress,
 ) -> list[Float32Array]:
     """Read the examples chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
-    drafts = drafts_for(proxy, examples, options.draft, options.tokens, progress)
+    drafts = drafts_for(proxy, examples, options.draft, options.tokens, progress, options.prompt)
     layers = [layer for view in views for layer in view.pooled_layers]
     found: list[Float32Array] = []
     for start in range(0, len(examples), _CHUNK):
         values = [{"question": e.question} for e in examples[start : start + _CHUNK]]
         given = None if drafts is None else drafts[start : start + _CHUNK]
-        found += [hidden.states for hidden in proxy.hidden(ANSWER, values, given, layers)]
+        found += [hidden.states for hidden in proxy.hidden(options.prompt, values, given, layers)]
         progress("reading hidden states", len(found), len(examples))
     ends = np.cumsum([len(view.layers) for view in views])
     return np.split(np.stack(found), ends[:-1], axis=1)

@@ -1,0 +1,177 @@
+"""`LocalChat`: a local model as a chat model, whose hidden states a gate can judge while it answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
+from langchain_core.messages import AIMessageChunk, BaseMessage, ChatMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from pydantic import ConfigDict, Field, SkipValidation
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.proxy.chat import begin_answer, layers_to_keep, logprob_entries
+from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.proxy.written import WritingOptions, WrittenPiece
+
+__all__ = ["LocalChat"]
+
+_ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
+_OPTIONS = ("temperature", "max_tokens", "seed", "logprobs", "top_logprobs")
+_OF_LANGCHAIN = ("stream", "ls_structured_output_format")  # it may pass these to any model
+
+
+class LocalChat(BaseChatModel):
+    """A chat model that runs here, on transformers; one copy of its weights is shared with gates of its name.
+
+    As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
+    the same model, trained under the arm's prompt, then judges the begun answer without reading it again, and a known
+    answer goes on where it was held: no token is computed twice.
+
+    Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
+    others may use the model.
+
+    Attributes:
+        model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
+        proxy: The model itself, in place of its name.
+        temperature: 0 is greedy; above that, tokens are drawn.
+        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
+        stop: Texts that end an answer.
+        seed: Of the draw; None draws another answer each time.
+        logprobs: Whether messages carry ``response_metadata["logprobs"]``, as OpenAI's do. Answer first asks for them
+            if it is None.
+        top_logprobs: How many of the likeliest tokens they hold in each place.
+        layers: Layers whose hidden states are kept while an answer is streamed; by default those that
+            ``rgate train`` reads. ``()`` keeps none.
+
+    Example:
+        >>> from rgate_integrations.langchain.local_chat import LocalChat
+        >>> chat = LocalChat(model="smollm2-135m-instruct", max_tokens=64)
+    """
+
+    model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
+
+    model_name: str = Field(default=DEFAULT_MODEL, alias="model")
+    proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int | None = Field(default=512, ge=1)
+    stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def _llm_type(self) -> str:
+        return "rgate-local"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"model_name": self._name({}), **{name: getattr(self, name) for name in (*_OPTIONS, "stop")}}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_model_name"] = self._name(kwargs)
+        return params
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        # Token by token: who is cancelled writes no more.
+        chunks: AsyncIterator[ChatGenerationChunk] = self._astream(messages, stop, run_manager, **kwargs)
+        return await agenerate_from_stream(chunks)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        name = self._name(kwargs)
+        asked = self._asked(kwargs)
+        proxy = self.proxy if self.proxy is not None and name == self.proxy.name else shared_proxy(name)
+        options = WritingOptions(
+            tokens=asked["max_tokens"],
+            stop=_as_tuple(self.stop if stop is None else stop),
+            temperature=asked["temperature"],
+            seed=asked["seed"],
+            likeliest=asked["top_logprobs"] or 0,
+            layers=layers_to_keep(proxy, self.layers),
+        )
+        writing = begin_answer(proxy, [_turn(message) for message in messages], options)
+        told: dict[str, Any] = {"model_name": name, "model_provider": "rgate"}
+        read = len(writing.prompt)
+        for piece in writing.pieces():
+            last = writing.finish_reason is not None
+            if last:
+                told["finish_reason"] = writing.finish_reason
+            if asked["logprobs"]:
+                told["logprobs"] = {"content": logprob_entries(piece.tokens)}
+            usage = _usage(read, len(writing.ids) if last else 0)
+            yield _chunk(writing.id, piece, told, usage, last=last)
+            told, read = {}, 0
+
+    def _name(self, options: dict[str, Any]) -> str:
+        own = self.model_name if self.proxy is None else self.proxy.name
+        return str(options.get("model") or own)
+
+    def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a call, the model's own where it gives none."""
+        unknown = [name for name in options if name not in (*_OPTIONS, *_OF_LANGCHAIN, "model")]
+        if unknown:
+            raise ConfigurationError(
+                f"LocalChat got an unexpected keyword argument {unknown[0]!r}.",
+                hint=f"It takes {', '.join(_OPTIONS)} and stop.",
+            )
+        return {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
+
+
+def _chunk(
+    response: str, piece: WrittenPiece, told: dict[str, Any], usage: UsageMetadata | None, *, last: bool
+) -> ChatGenerationChunk:
+    message = AIMessageChunk(
+        content=piece.text,
+        id=response,
+        usage_metadata=usage,
+        chunk_position="last" if last else None,
+    )
+    return ChatGenerationChunk(message=message, generation_info=told or None)
+
+
+def _usage(read: int, written: int) -> UsageMetadata | None:
+    """Return what a chunk adds to the usage: what was read with the first, what was written with the last."""
+    if not read and not written:
+        return None
+    return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
+
+
+def _turn(message: BaseMessage) -> dict[str, str]:
+    """Return a message as a turn of a chat template."""
+    role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
+    if role is None:
+        raise ConfigurationError(f"A local model takes no message of the type {message.type!r}.")
+    if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
+        raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
+    return {"role": role, "content": message.text}
+
+
+def _as_tuple(stop: Sequence[str] | str | None) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())

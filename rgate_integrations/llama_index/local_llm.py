@@ -1,0 +1,227 @@
+"""`LocalLLM`: a local model as an LLM, whose hidden states a gate can judge while it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    ChatResponseAsyncGen,
+    ChatResponseGen,
+    CompletionResponse,
+    CompletionResponseAsyncGen,
+    CompletionResponseGen,
+    LLMMetadata,
+    LogProb,
+    MessageRole,
+    TextBlock,
+)
+from llama_index.core.llms import LLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from pydantic import Field, SkipValidation
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.proxy.chat import begin_answer, context_size, layers_to_keep
+from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.proxy.written import WritingOptions, WrittenToken
+
+__all__ = ["LocalLLM"]
+
+_END = object()
+_OPTIONS = ("temperature", "max_tokens", "stop", "seed", "logprobs", "top_logprobs")
+
+
+class LocalLLM(LLM):
+    """An LLM that runs here, on transformers; one copy of its weights is shared with gates of its name.
+
+    As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
+    of the same model, trained under the same prompt, then judges the begun answer without reading it again, and a
+    known answer goes on where it was held: no token is computed twice.
+
+    Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
+    others may use the model.
+
+    Attributes:
+        model: Catalogue name (see ``rgate download``), local folder, or Hub id.
+        proxy: The model itself, in place of its name.
+        temperature: 0 is greedy; above that, tokens are drawn.
+        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
+        stop: Texts that end an answer.
+        seed: Of the draw; None draws another answer each time.
+        logprobs: Whether responses carry ``logprobs``, as OpenAI's do. Answer first asks for them if it is None.
+        top_logprobs: How many of the likeliest tokens they hold in each place.
+        layers: Layers whose hidden states are kept while an answer is streamed; by default those that
+            ``rgate train`` reads. ``()`` keeps none.
+
+    Example:
+        >>> from rgate_integrations.llama_index.local_llm import LocalLLM
+        >>> llm = LocalLLM(model="smollm2-135m-instruct", max_tokens=64)
+    """
+
+    model: str = DEFAULT_MODEL
+    proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int | None = Field(default=512, ge=1)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+    layers: tuple[int, ...] | None = None
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex saves it."""
+        return "rgate_local_llm"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What the model is; loads it, to say how much its context holds."""
+        proxy = self._proxy()
+        context = context_size(proxy)
+        written = context // 2 if self.max_tokens is None else min(self.max_tokens, context // 2)
+        return LLMMetadata(
+            context_window=context, num_output=written, is_chat_model=True, model_name=proxy.name
+        )
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation."""
+        return _whole(list(self._responses(messages, kwargs)))
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+        """Answer a conversation piece by piece."""
+        return _generated(self._responses(messages, kwargs))
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Answer a conversation."""
+        # Token by token: who is cancelled writes no more.
+        return _whole([response async for response in _in_threads(self._responses(messages, kwargs))])
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+        """Answer a conversation piece by piece."""
+        return _agenerated(self._responses(messages, kwargs))
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a prompt, which is the user's turn."""
+        return _completion(_whole(list(self._responses(self._asking(prompt, formatted), kwargs))))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        """Answer a prompt piece by piece."""
+        responses = self._responses(self._asking(prompt, formatted), kwargs)
+        return (_completion(response) for response in responses)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        """Answer a prompt, which is the user's turn."""
+        responses = _in_threads(self._responses(self._asking(prompt, formatted), kwargs))
+        return _completion(_whole([response async for response in responses]))
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self, prompt: str, formatted: bool = False, **kwargs: Any
+    ) -> CompletionResponseAsyncGen:
+        """Answer a prompt piece by piece."""
+        responses = _in_threads(self._responses(self._asking(prompt, formatted), kwargs))
+        return (_completion(response) async for response in responses)
+
+    def _proxy(self) -> LocalProxy:
+        return shared_proxy(self.model) if self.proxy is None else self.proxy
+
+    def _asking(self, prompt: str, formatted: bool) -> list[ChatMessage]:
+        to_prompt = self.completion_to_prompt
+        text = prompt if formatted or to_prompt is None else to_prompt(prompt)
+        return [ChatMessage(role=MessageRole.USER, content=text)]
+
+    def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Iterator[ChatResponse]:
+        """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
+        unknown = [name for name in options if name not in _OPTIONS]
+        if unknown:
+            raise ConfigurationError(
+                f"LocalLLM got an unexpected keyword argument {unknown[0]!r}.",
+                hint=f"It takes {', '.join(_OPTIONS)}.",
+            )
+        asked = {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
+        proxy, stop = self._proxy(), asked["stop"]
+        writing = begin_answer(
+            proxy,
+            [_turn(message) for message in messages],
+            WritingOptions(
+                tokens=asked["max_tokens"],
+                stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+                temperature=asked["temperature"],
+                seed=asked["seed"],
+                likeliest=asked["top_logprobs"] or 0,
+                layers=layers_to_keep(proxy, self.layers),
+            ),
+        )
+        text = ""
+        for piece in writing.pieces():
+            text += piece.text
+            usage = {"prompt_tokens": len(writing.prompt), "completion_tokens": len(writing.ids)}
+            raw = {
+                "id": writing.id,
+                "model": proxy.name,
+                "finish_reason": writing.finish_reason,
+                "usage": usage,
+            }
+            yield ChatResponse(
+                message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
+                delta=piece.text,
+                raw=raw,
+                logprobs=_logprobs(piece.tokens) if asked["logprobs"] else None,
+            )
+
+
+def _turn(message: ChatMessage) -> dict[str, str]:
+    """Return a message as a turn of a chat template."""
+    if any(not isinstance(block, TextBlock) for block in message.blocks):
+        raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
+    return {"role": message.role.value, "content": message.content or ""}
+
+
+def _logprobs(tokens: Sequence[WrittenToken]) -> list[list[LogProb]]:
+    """Return for each token itself, then those that were likeliest in its place."""
+    found = []
+    for token in tokens:
+        listed = [(token.text, token.logprob), *token.likeliest]
+        found.append([LogProb(token=text, logprob=logprob) for text, logprob in listed])
+    return found
+
+
+def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
+    """Return the last response of a stream as that of a call which does not stream."""
+    last = responses[-1]
+    logprobs = [position for response in responses for position in response.logprobs or []]
+    return last.model_copy(update={"delta": None, "logprobs": logprobs or None})
+
+
+def _completion(response: ChatResponse) -> CompletionResponse:
+    return CompletionResponse(
+        text=response.message.content or "",
+        delta=response.delta,
+        raw=response.raw,
+        logprobs=response.logprobs,
+    )
+
+
+def _generated(responses: Iterator[ChatResponse]) -> ChatResponseGen:
+    # LlamaIndex tells a stream by its being a generator.
+    yield from responses
+
+
+async def _agenerated(responses: Iterator[ChatResponse]) -> ChatResponseAsyncGen:
+    async for response in _in_threads(responses):
+        yield response
+
+
+async def _in_threads(responses: Iterator[ChatResponse]) -> AsyncIterator[ChatResponse]:
+    while (response := await asyncio.to_thread(next, responses, _END)) is not _END:
+        yield response  # type: ignore[misc]  # it is no `_END`
