@@ -25,10 +25,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.evidence.search import FoundPassage, search_features
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.look_first import LookFirst, p_helps_of
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 from rgate_integrations.text import is_correct
@@ -37,6 +39,7 @@ OUT = Path(__file__).parent / "out"
 CONSOLE = Console(width=118)
 RESAMPLES, SEED, BEGUN, TIMED = 2_000, 0, 32, 100
 GRID = np.linspace(0.0, 1.0, 41)
+AT_ONCE = 16  # questions, after which what was computed is kept
 LEAST = 60  # questions of an LLM, without which no table is printed
 
 
@@ -55,7 +58,8 @@ class Runs:
         p_known: P(known) by the question alone, shape (n,).
         p_begun: P(known) by the begun answer, shape (n,).
         p_holds: P(the passages hold the answer), shape (n,).
-        threshold: The default gate's.
+        threshold: That of the default gate for the question alone.
+        threshold_begun: That of the default gate for begun answers.
     """
 
     llm: str
@@ -69,6 +73,7 @@ class Runs:
     p_begun: np.ndarray
     p_holds: np.ndarray
     threshold: float
+    threshold_begun: float
 
     def helps(self, p_known: np.ndarray, model: HelpsModel | None = None) -> np.ndarray:
         """Return P(helps) for some P(known), by the shipped model or another."""
@@ -98,10 +103,11 @@ class Kept:
     def of(self, keys: Sequence[str], compute: Callable[[list[int]], list[float]]) -> np.ndarray:
         """Return a number a key; `compute` gets the places of those that are not there."""
         missing = [place for place, key in enumerate(keys) if key not in self.values]
-        if missing:
-            for place, value in zip(missing, compute(missing), strict=True):
+        self.path.parent.mkdir(exist_ok=True)
+        for start in range(0, len(missing), AT_ONCE):
+            some = missing[start : start + AT_ONCE]
+            for place, value in zip(some, compute(some), strict=True):
                 self.values[keys[place]] = value
-            self.path.parent.mkdir(exist_ok=True)
             self.path.write_text(json.dumps(self.values))
         return np.array([self.values[key] for key in keys])
 
@@ -119,7 +125,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         return None
     direct, read = ([arms[arm][name] for name in ids] for arm in ("direct", "passages"))
     questions = [asked[name]["question"] for name in ids]
-    gate = load_gate()
+    gate, judge = load_gate(), load_gate(DEFAULT_GATES["llm"])
     features = []
     for question, call in zip(questions, read, strict=True):
         found = [passages[name] for name in call["meta"]["passages"]]
@@ -130,7 +136,6 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
 
     def begun(places: list[int]) -> list[float]:
         drafts = [_draft(direct[place]) for place in places]
-        judge = load_gate("default-recorded")
         return [d.p_known for d in judge.decide_batch([questions[p] for p in places], drafts=drafts)]
 
     def right(calls: list[dict]) -> np.ndarray:
@@ -148,6 +153,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         Kept(OUT / f"look-first.begun.{llm.stem}.json").of(questions, begun),
         read_helps().p_holds(np.array(features)),
         gate.threshold,
+        judge.threshold,
     )
 
 
@@ -239,21 +245,23 @@ def ways(runs: Runs, fitted: Fitted, begun: Fitted) -> list[Way]:
     n = len(runs.questions)
     saving = LookFirst(when_neither="direct")
     helps, after = runs.helps(runs.p_known), runs.helps(runs.p_begun)
-    first = runs.p_known >= 0.1  # the first look of answer first: what is clearly unknown is not begun
-    p_known = np.where(first, runs.p_begun, runs.p_known)
-    p_helps = np.where(first, after, helps)
+    low, _ = AnswerFirst().band
+    first = runs.p_known >= low  # the first look of answer first: what is clearly unknown is not begun
+    # As `rgate_integrations.look_first.settled` has it: nor is what no passages found would help with.
+    both = first & (runs.helps(np.full(n, low)) > low)
+    p_known, p_helps = np.where(both, runs.p_begun, runs.p_known), np.where(both, after, helps)
     return [
         Way("never", np.zeros(n, bool)),
         Way("always", np.ones(n, bool)),
         Way("gate, question alone", runs.p_known < runs.threshold),
-        Way("answer first", p_known < 0.5, first),
+        Way("answer first", ~first | (runs.p_begun < runs.threshold_begun), first),
         looked("look first", runs.p_known, helps, LookFirst()),
         looked("look first, neither: direct", runs.p_known, helps, saving),
         looked("look first, fitted", fitted.p_known, fitted.p_helps, LookFirst()),
         looked("  neither: direct", fitted.p_known, fitted.p_helps, saving),
         looked("  gain of 0.05 at least", fitted.p_known, fitted.p_helps, LookFirst(least_gain=0.05)),
-        looked("answer first + look first", p_known, p_helps, LookFirst(), first),
-        looked("  fitted", begun.p_known, begun.p_helps, LookFirst(), True),
+        looked("look first + answer first", p_known, p_helps, LookFirst(), both),
+        looked("  fitted, every answer begun", begun.p_known, begun.p_helps, LookFirst(), True),
         looked("  fitted, neither: direct", begun.p_known, begun.p_helps, saving, True),
         Way("oracle", runs.read & ~runs.direct),
     ]
@@ -299,6 +307,7 @@ def show(runs: Runs) -> None:
         "P(the passages hold the answer)": runs.p_holds,
         "P(helps) - P(known)": runs.helps(runs.p_known) - runs.p_known,
         "P(helps) - P(known), fitted": fitted.p_helps - fitted.p_known,
+        "P(helps) - P(known), begun answer": runs.helps(runs.p_begun) - runs.p_begun,
         "P(helps) - P(known), begun answer, fitted": begun.p_helps - begun.p_known,
     }
     for name, score in scores.items():
@@ -308,19 +317,35 @@ def show(runs: Runs) -> None:
         f"Fitted by the question alone: {numbers}; AUC of P(holds) for right with passages "
         f"{roc_auc_score(runs.read, runs.p_holds):.3f}."
     )
-    by_kind(runs, fitted)
+    by_kind(runs)
 
 
-def by_kind(runs: Runs, fitted: Fitted) -> None:
+def by_kind(runs: Runs) -> None:
     """Print both arms and what looking first does, by kind of question."""
     look = looked("", runs.p_known, runs.helps(runs.p_known), LookFirst()).retrieve
     table = Table(title="by kind", title_justify="left", box=None)
-    for column in ("kind", "n", "never %", "always %", "look first %", "retrieved %", "P(known)", "P(holds)"):
+    columns = (
+        "kind",
+        "n",
+        "never",
+        "always",
+        "look first",
+        "against always",
+        "retrieved",
+        "P(known)",
+        "P(holds)",
+    )
+    for column in columns:
         table.add_column(column, justify="left" if column == "kind" else "right")
+    right = runs.right(look)
     for kind in np.unique(runs.kind):
         own = runs.kind == kind
-        shares = (runs.direct, runs.read, runs.right(look), look, runs.p_known, runs.p_holds)
-        table.add_row(str(kind), str(int(own.sum())), *(f"{share[own].mean():.0%}" for share in shares))
+        difference = right[own].astype(float) - runs.read[own]
+        low, high = interval(difference)
+        shares = [f"{share[own].mean():.0%}" for share in (runs.direct, runs.read, right)]
+        against = f"{difference.mean():+.0%} [{low:+.0%}, {high:+.0%}]"
+        means = [f"{share[own].mean():.0%}" for share in (look, runs.p_known, runs.p_holds)]
+        table.add_row(str(kind), str(int(own.sum())), *shares, against, *means)
     CONSOLE.print(table)
 
 
@@ -331,25 +356,47 @@ def show_speed(home: Path) -> None:
     """Print how long a search and a look take at batch 1, for questions made of the titles of an index."""
     index = HybridIndex(PassageIndex.load(home))
     titles = [passage.title for passage in index.dense][:: max(1, len(index) // TIMED)][:TIMED]
-    times: dict[str, list[float]] = {"embed the question": [], "search": [], "look": []}
+    times = Times()
     index.search(["warm"], 5)
     for title in titles:
         question = f"Who was the first owner of {title}?"
-        began = time.perf_counter()
+        times.begin()
         index.dense.embed_queries([question])
-        embedded = time.perf_counter()
-        (hits,) = index.search([question], 5)
-        searched = time.perf_counter()
+        times.end("embed the question")
+        (hits,) = index.search([question], 5)  # the question is embedded already
+        times.end("search")
         found = [FoundPassage(hit.passage.text, hit.passage.title) for hit in hits]
         p_helps_of(question, found, 0.5, LookFirst())
-        ended = time.perf_counter()
-        for name, seconds in zip(
-            times, (embedded - began, searched - embedded, ended - searched), strict=True
-        ):
-            times[name].append(seconds * 1_000)
-    for name, values in times.items():
-        least, median = min(values), float(np.median(values))
-        CONSOLE.print(f"{name:20} least {least:6.2f} ms, median {median:6.2f} ms, of {len(values)}")
+        times.end("look")
+    times.show()
+
+
+@dataclass
+class Times:
+    """Milliseconds that steps took: by the clock, and of the processor, which other work does not lengthen."""
+
+    steps: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    _began: tuple[float, float] = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """Begin the first step."""
+        self._began = (time.perf_counter(), time.process_time())
+
+    def end(self, name: str) -> None:
+        """End a step, and begin the next one."""
+        now = (time.perf_counter(), time.process_time())
+        spent = (now[0] - self._began[0], now[1] - self._began[1])
+        self.steps.setdefault(name, []).append((spent[0] * 1_000, spent[1] * 1_000))
+        self.begin()
+
+    def show(self) -> None:
+        """Print the least and the median of each step."""
+        for name, spent in self.steps.items():
+            least, median = np.min(spent, axis=0), np.median(spent, axis=0)
+            CONSOLE.print(
+                f"{name:20} clock: least {least[0]:6.2f} ms, median {median[0]:6.2f} ms; "
+                f"processor: least {least[1]:6.2f} ms, median {median[1]:6.2f} ms; of {len(spent)}"
+            )
 
 
 def picture(options: LookFirst, size: int = 300) -> str:

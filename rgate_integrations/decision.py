@@ -156,7 +156,8 @@ class Beginning(Frozen):
     Attributes:
         tokens_held: Tokens that were held back until the decision.
         tokens_dropped: How many of them were thrown away; 0 when the answer went on.
-        first_look: Time of the first look, at the question alone; 0 without one.
+        first_look: Time of the first look, at the question and at what was found if a search came first; 0 without
+            one.
         judging: Time of judging what was begun, over all checkpoints.
         first_token: Time from the call to the release of the first token; None when there was none to release.
     """

@@ -6,6 +6,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from pydantic import Field
 
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
@@ -211,6 +212,36 @@ async def test_an_asynchronous_caller_who_is_cancelled_leaves_nothing_behind():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert routed.writer.ended == ["closed"]
+
+
+class Slow(Shelf):
+    """Finds nothing until it may."""
+
+    began: object = Field(default_factory=asyncio.Event)
+    may: object = Field(default_factory=asyncio.Event)
+
+    async def _aget_relevant_documents(self, query, *, run_manager):
+        self.began.set()
+        await self.may.wait()
+        return self._get_relevant_documents(query, run_manager=run_manager)
+
+
+@pytest.mark.parametrize("answer_first", [False, True])
+async def test_a_slow_search_is_waited_for_and_leaves_the_loop_free(answer_first):
+    slow = Slow(texts=[TEXT])
+    options = AnswerFirst(tokens=4, first_look=Reader()) if answer_first else False
+    router = RetrievalGate(Reader()).route(
+        retrieve=slow | (lambda found: found[0].page_content),
+        direct=Writer() | StrOutputParser(),
+        answer_first=options,
+        look_first=LOOK,
+    )
+    task = asyncio.ensure_future(router.ainvoke(HELD_UNKNOWN))
+    await slow.began.wait()
+    assert not task.done()
+    slow.may.set()
+    assert await task == TEXT
+    assert slow.queries == [HELD_UNKNOWN]
 
 
 @each(SINGLES)

@@ -16,7 +16,8 @@ from rgate_integrations.evidence.search import (
     weight_of,
     words_of,
 )
-from rgate_integrations.look_first import LookFirst, decided, looked, p_helps_of
+from rgate_integrations.follow_up import REFERS_BACK
+from rgate_integrations.look_first import LookFirst, decided, looked, p_helps_of, settled
 from rgate_integrations.saved.helps import HelpsModel, read_helps, save_helps
 
 
@@ -184,6 +185,48 @@ def test_where_there_is_nothing_to_judge_the_question_alone_decides():
 def test_a_gate_that_failed_retrieves_whatever_was_found():
     failed = decision(0.0, error=Failure(type="OSError", message="down"))
     assert looked(failed, [FoundPassage("text")], LookFirst()) == failed
+
+
+def test_a_question_that_refers_back_is_retrieved_for_whatever_was_found():
+    made = decision(0.8).model_copy(update={"retrieve": True, "warnings": (REFERS_BACK,)})
+    assert looked(made, [FoundPassage("text")], LookFirst()) == made
+
+
+COVERED = HelpsModel(
+    features=FEATURES,
+    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
+    bias=-10.0,
+    reading=0.9,
+    distraction=0.25,
+)
+HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
+
+
+def first_look(p_known, found, **options):
+    made = decision(p_known).model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
+    return settled(made, found, LookFirst(model=COVERED, **options), unknown_below=0.15)
+
+
+def test_a_first_look_settles_what_is_clearly_unknown():
+    assert first_look(0.14, HOLDING).outcome == "passages"
+    assert first_look(0.14, BESIDE).outcome == "alone"
+    assert first_look(0.05, BESIDE).outcome == "neither"
+    for nothing in ([], TimeoutError()):
+        assert first_look(0.14, nothing).retrieve
+
+
+def test_a_first_look_settles_what_no_passage_would_help_with():
+    # What it knows least, and is not clearly unknown, is 0.15; of that these passages leave three quarters.
+    assert first_look(0.15, BESIDE).outcome == "alone"
+    assert first_look(0.9, BESIDE).outcome == "alone"
+    assert first_look(0.15, BESIDE, least_gain=-0.1) is None
+
+
+def test_a_first_look_leaves_the_rest_to_the_begun_answer():
+    assert first_look(0.15, HOLDING) is None
+    assert first_look(0.9, HOLDING) is None
+    for nothing in ([], TimeoutError()):
+        assert first_look(0.5, nothing) is None
 
 
 def test_instructions_in_a_passage_are_words_like_others():

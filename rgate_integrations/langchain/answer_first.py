@@ -194,7 +194,8 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
             looks = [None if is_unread(look) else look for look in found]
         settled = yield from ahead.settling(looks)
-        clock.looked()
+        if self.first_look is not None:
+            clock.looked()
         decided: dict[int, Decision | Exception] = {}
         begun: list[int] = []
         for place, decision in enumerate(settled):

@@ -90,7 +90,8 @@ class DirectFirst:
             (look,) = yield from deciding(self.first_look, [question], threshold=low)
             look = understood(question, look)
         settled = yield from ahead.settling(look)
-        clock.looked()
+        if self.first_look is not None:
+            clock.looked()
         if settled is not None:
             at_once = clock.at_once(settled)
             announce(at_once)
