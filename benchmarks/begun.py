@@ -9,8 +9,8 @@ for the question alone, which is the default for begun answers: run `heads.py` w
 
 ``--runs`` has recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and ``questions.PART.jsonl``,
 see `logprobs.py`): a small head that weighs them is fitted on the part ``train``, whose questions are the probe's own
-(so the probe's held-out scores are used), and measured on the other parts and, if the data folder has them, on the
-answers of six LLMs about songs.
+(so probes that were trained without the question's set score them), and measured on the other parts and, if the data
+folder has them, on the answers of six LLMs about songs.
 """
 
 import argparse
@@ -72,14 +72,13 @@ def fit(answers: Answers, chosen: np.ndarray, cuts: list[int]) -> Probe:
     return replace(probe, intercept=-float(probe(states).mean()))
 
 
-def cross_validated(answers: Answers, fold: np.ndarray, cuts: list[int]) -> tuple[np.ndarray, list[Probe]]:
-    """Return held-out logits, shape (n, cuts), and each fold's probe."""
+def cross_validated(answers: Answers, fold: np.ndarray, cuts: list[int]) -> np.ndarray:
+    """Return held-out logits, shape (n, cuts)."""
     logits = np.zeros((len(answers.known), len(CUTS)))
-    probes = []
     for number in range(FOLDS):
-        probes.append(fit(answers, fold != number, cuts))
-        logits[fold == number] = probes[-1](answers.states[fold == number])
-    return logits, probes
+        probe = fit(answers, fold != number, cuts)
+        logits[fold == number] = probe(answers.states[fold == number])
+    return logits
 
 
 def line_of(logits: np.ndarray, known: np.ndarray) -> tuple[float, float]:
@@ -103,17 +102,26 @@ def aucs(logits: np.ndarray, answers: Answers) -> list[float]:
 
 
 def judge_runs(
-    runs: Runs, probe: Probe, probes: list[Probe], fold_of: dict[str, int]
+    runs: Runs, probe: Probe, without: dict[str, Probe], fold_of: dict[str, int]
 ) -> tuple[LogprobHead, dict]:
     """Fit the head for log-probabilities on the part ``train``; returns it, and what it was made of.
 
-    The probe was trained on these questions, with another LLM's labels: each is scored by its fold's probe.
+    The probe was trained on these questions, with another LLM's labels, so each is scored by a probe that has not
+    seen its whole set. By one that has seen the rest of the set, words seem to tell more than they do of questions
+    unlike those, and the head weighs them too much.
+
+    Args:
+        runs: The runs.
+        probe: Scores the other parts.
+        without: For each set the probe that was trained on the other sets.
+        fold_of: The fold of each question of the part ``train``, for held-out figures.
     """
     text = probe(runs.answers.states)
     train = np.flatnonzero(runs.part == "train")
+    for name, other in without.items():
+        own = train[runs.kind[train] == name]
+        text[own] = other(runs.answers.states[own])
     fold = np.array([fold_of[runs.answers.questions[row]] for row in train])
-    for row, number in zip(train, fold, strict=True):
-        text[row] = probes[number](runs.answers.states[[row]])[0]
     features, question, known = runs.features(text), runs.question, runs.answers.known
     head = fit_head(features[train], question[train], known[train])
     ways = {
@@ -190,22 +198,25 @@ def main() -> None:
     arguments = parser.parse_args()
     answers, fold, records = read_answers(arguments.data, arguments.cache)
     everywhere = list(range(len(CUTS)))
-    logits, probes = cross_validated(answers, fold, everywhere)
+    logits = cross_validated(answers, fold, everywhere)
     slope, intercept = line_of(logits, answers.known)
     words = slope * logits + intercept
     both = together(question_logits(answers.questions, arguments.cache), words)
     ways = {"words": words, "question and words": both}
     if arguments.compare:
         for place in (2, 3):
-            ways[f"words, trained on {CUTS[place]} tokens alone"] = cross_validated(answers, fold, [place])[0]
+            ways[f"words, trained on {CUTS[place]} tokens alone"] = cross_validated(answers, fold, [place])
     show_sets(ways, answers)
     probe = fit(answers, np.ones(len(fold), bool), everywhere).calibrated(slope, intercept)
     head, facts = None, {}
     if arguments.runs is not None:
         fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
-        probes = [each.calibrated(slope, intercept) for each in probes]
         runs = read_runs(arguments.runs, arguments.data, arguments.cache)
-        head, facts = judge_runs(runs, probe, probes, fold_of)
+        without = {}
+        for name in np.unique(runs.kind[runs.part == "train"]):
+            other = fit(answers, answers.sets != name, everywhere)
+            without[name] = other.calibrated(slope, intercept)
+        head, facts = judge_runs(runs, probe, without, fold_of)
         CONSOLE.print(head)
     if arguments.save is not None:
         whole = aucs(words[:, -1], answers)
