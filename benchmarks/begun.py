@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
-from heads import CONSOLE, FOLDS, OUT, SEED, Kept, ece, key, question_logits
+from heads import CONSOLE, FOLDS, OUT, SEED, Kept, alone, ece, key
 from labels import LLAMA, SETS, clustered, read_adarague
 from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_runs, together
 from rich.table import Table
@@ -123,13 +123,13 @@ def judge_runs(
         text[own] = other(runs.answers.states[own])
     fold = np.array([fold_of[runs.answers.questions[row]] for row in train])
     features, question, known = runs.features(text), runs.question, runs.answers.known
-    head = fit_head(features[train], question[train], known[train])
+    head = fit_head(features[train], question.part(train), known[train])
     ways = {
         "question and words": together(question, text),
         "as shipped": together(question, judged(read_probe("default-begun").logprobs, features)),
         "all": together(question, judged(head, features)),
     }
-    ways["all"][train] = cross_validated_head(features[train], question[train], known[train], fold)
+    ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)
     shown = Judged(runs, features, ways)
     shown.show_knowledge()
     shown.show_requests()
@@ -201,7 +201,7 @@ def main() -> None:
     logits = cross_validated(answers, fold, everywhere)
     slope, intercept = line_of(logits, answers.known)
     words = slope * logits + intercept
-    both = together(question_logits(answers.questions, arguments.cache), words)
+    both = together(alone(answers.questions, arguments.cache), words)
     ways = {"words": words, "question and words": both}
     if arguments.compare:
         for place in (2, 3):

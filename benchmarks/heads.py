@@ -215,7 +215,7 @@ class HeldOut:
     label: np.ndarray
 
     def save(self, cache: Path, name: str) -> None:
-        """Keep them for `question_logits`."""
+        """Keep them for `alone`."""
         cache.mkdir(parents=True, exist_ok=True)
         np.savez(cache / f"held_out_{name}.npz", **vars(self))
 
@@ -311,25 +311,52 @@ def _held_out(
     return HeldOut(question, what, source, kinds[asked], known[asked], label[asked])
 
 
-def question_logits(questions: list[str], cache: Path) -> np.ndarray:
-    """Return the log-odds of P(known) by the question alone, shape (n,).
+@dataclass(frozen=True)
+class Alone:
+    """What the question alone says, of n questions.
 
-    Those that `cross_validate_heads` scored are held out; the others are scored by the shipped heads.
+    Attributes:
+        logits: Log-odds of P(known), shape (n,).
+        depends: How much it depends on knowledge, in [0, 1], shape (n,); see `HeadsGate.depends_on_knowledge`.
+    """
+
+    logits: np.ndarray
+    depends: np.ndarray
+
+    def part(self, chosen: np.ndarray) -> "Alone":
+        """Return some of the questions."""
+        return Alone(self.logits[chosen], self.depends[chosen])
+
+
+def alone(questions: list[str], cache: Path) -> Alone:
+    """Return what the question alone says.
+
+    Questions that `cross_validate_heads` scored are held out; the others are scored by the shipped heads.
     """
     sets, requests = HeldOut.read(cache, "sets"), HeldOut.read(cache, "requests")
     line = Calibration.of(sets)
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, float]] = {}
     for part in (sets, requests):
-        found |= dict(zip(part.questions.tolist(), part.p_known(line).tolist(), strict=True))
+        values = zip(part.p_known(line).tolist(), _depends(part.kinds).tolist(), strict=True)
+        found |= dict(zip(part.questions.tolist(), values, strict=True))
     others = [each for each in dict.fromkeys(questions) if each not in found]
     if others:
         heads, states = read_heads(DEFAULT_GATE), read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
         known = 1 / (1 + np.exp(-heads.known_logits(rows, heads.llms[0])))
-        p_known = heads.p_known(heads.kind_probabilities(rows), known)
-        found |= dict(zip(others, p_known.tolist(), strict=True))
-    p = np.clip([found[each] for each in questions], 1e-6, 1 - 1e-6)
-    return np.log(p / (1 - p))
+        kinds = heads.kind_probabilities(rows)
+        values = zip(heads.p_known(kinds, known).tolist(), _depends(kinds).tolist(), strict=True)
+        found |= dict(zip(others, values, strict=True))
+    p, depends = np.array([found[each] for each in questions]).T
+    p = np.clip(p, 1e-6, 1 - 1e-6)
+    return Alone(np.log(p / (1 - p)), depends)
+
+
+def _depends(kinds: np.ndarray) -> np.ndarray:
+    """Return how much it depends on knowledge, by the kinds' probabilities, shape (n, kinds)."""
+    if_known = kinds[:, [kind.served == "if known" for kind in KINDS]].sum(axis=1)
+    always = kinds[:, [kind.served == "always" for kind in KINDS]].sum(axis=1)
+    return if_known / (if_known + always)
 
 
 def measured(requests: HeldOut, sets: HeldOut, line: Calibration, threshold: float) -> dict:

@@ -16,18 +16,20 @@ from pathlib import Path
 
 import numpy as np
 from begun_states import CUTS, Answers, read_states
-from heads import CONSOLE, GOALS, SEED, SKIPS, THRESHOLD, ece, question_logits
+from heads import CONSOLE, GOALS, SEED, SKIPS, THRESHOLD, Alone, alone, ece
 from mixture import Question
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.files import read_jsonl
+from rgate_integrations.gates.begun import BegunGate
 from rgate_integrations.saved.probe import LogprobHead
 from rgate_integrations.text import is_correct
 from rgate_integrations.training.heads import logistic
 
 HELD_BACK = CUTS.index(32)  # what `answer_first` holds back
 PENALTY = 1.0
+WEIGHT = float(BegunGate.model_fields["weight"].default)
 LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
 """The lowest log-probability that counts; and about how far the probe's logit, sum, minimum and mean are spread."""
 
@@ -41,14 +43,14 @@ class Runs:
         logprobs: Log-probability of each token, a row an answer.
         part: ``train``, ``test``, ``requests`` or ``songs``.
         kind: Data set, or kind of request.
-        question: Logit of P(known) by the question alone, of heads that have not seen it, shape (n,).
+        question: What the question alone says, by heads that have not seen it.
     """
 
     answers: Answers
     logprobs: list[list[float]]
     part: np.ndarray
     kind: np.ndarray
-    question: np.ndarray
+    question: Alone
 
     def features(self, text: np.ndarray) -> np.ndarray:
         """Return the probe's logit, and sum, minimum and mean of the log-probabilities; shape (n, cuts, 4)."""
@@ -67,7 +69,7 @@ def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
     _, _, llms, parts, kinds, known, logprobs = zip(*found, strict=True)
     questions = [question for question, _ in pairs]
     answers = Answers(read_states(cache, pairs), np.array(known), np.array(llms), questions)
-    return Runs(answers, list(logprobs), np.array(parts), np.array(kinds), question_logits(questions, cache))
+    return Runs(answers, list(logprobs), np.array(parts), np.array(kinds), alone(questions, cache))
 
 
 def _songs(data: Path) -> Iterator[tuple]:
@@ -111,26 +113,25 @@ def _calls(runs: Path) -> Iterator[tuple]:
 # --- the head ------------------------------------------------------------------------------------------------
 
 
-def fit_head(features: np.ndarray, question: np.ndarray, known: np.ndarray) -> LogprobHead:
-    """Fit the head so that it is right together with the gate for the question alone.
+def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> LogprobHead:
+    """Fit the head so that it is right together with the question, as `BegunGate` weighs the two.
 
-    The two are used as the mean of their log-odds, so that is what is fitted to the labels: half the question's
-    log-odds are given. A token that was less probable never speaks for knowledge: what would get a negative weight is
-    left out.
+    A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
 
     Args:
         features: What `Runs.features` returned, shape (n, cuts, 4).
-        question: The log-odds by the question alone, shape (n,).
+        question: What the question alone says.
         known: The labels, shape (n,).
     """
     n, cuts, _ = features.shape
-    label, weight = np.repeat(known, cuts), np.full(n * cuts, 1 / cuts)
-    given = np.repeat(question, cuts) / 2
+    label, counts = np.repeat(known, cuts), np.full(n * cuts, 1 / cuts)
+    weight = np.repeat(WEIGHT * question.depends, cuts)
+    given = (1 - weight) * np.repeat(question.logits, cuts)
     names = [0, 1, 2, 3]
     while True:
         scales = np.array(SCALES)[names]
-        scaled = features.reshape(n * cuts, 4)[:, names] / scales / 2
-        weights, bias = logistic(scaled, np.full((n * cuts, 1), 0.5), label, weight, PENALTY, given)
+        scaled = features.reshape(n * cuts, 4)[:, names] / scales * weight[:, None]
+        weights, bias = logistic(scaled, weight[:, None], label, counts, PENALTY, given)
         if (weights >= 0).all():
             break
         del names[int(np.argmin(weights))]
@@ -148,20 +149,21 @@ def judged(head: LogprobHead | None, features: np.ndarray) -> np.ndarray:
     return features @ weights + head.bias
 
 
-def together(question: np.ndarray, begun: np.ndarray) -> np.ndarray:
-    """Return the log-odds of the ensemble that is the default for begun answers, shape (n, cuts)."""
-    return (question[:, None] + begun) / 2
+def together(question: Alone, begun: np.ndarray) -> np.ndarray:
+    """Return the log-odds of `BegunGate`, which is the default for begun answers, shape (n, cuts)."""
+    weight = WEIGHT * question.depends[:, None]
+    return (1 - weight) * question.logits[:, None] + weight * begun
 
 
 def cross_validated_head(
-    features: np.ndarray, question: np.ndarray, known: np.ndarray, fold: np.ndarray
+    features: np.ndarray, question: Alone, known: np.ndarray, fold: np.ndarray
 ) -> np.ndarray:
-    """Return the ensemble's held-out log-odds, shape (n, cuts): each fold by a head that was fitted without it."""
+    """Return the gate's held-out log-odds, shape (n, cuts): each fold by a head that was fitted without it."""
     found = np.zeros(features.shape[:2])
     for number in np.unique(fold):
         own = fold == number
-        head = fit_head(features[~own], question[~own], known[~own])
-        found[own] = together(question[own], judged(head, features[own]))
+        head = fit_head(features[~own], question.part(~own), known[~own])
+        found[own] = together(question.part(own), judged(head, features[own]))
     return found
 
 
@@ -197,7 +199,7 @@ class Judged:
                 known = self.runs.answers.known[own]
                 if len(np.unique(known)) < 2:
                     continue
-                evidence = [self.runs.question[own], *self.features[own][:, -1].T]
+                evidence = [self.runs.question.logits[own], *self.features[own][:, -1].T]
                 whole = [way[own][:, -1] for way in self.ways.values()]
                 aucs = [f"{roc_auc_score(known, score):.3f}" for score in (*evidence, *whole)]
                 name = f"{llm} ({part})"
@@ -218,7 +220,7 @@ class Judged:
                 if not own.any():
                     continue
                 cut = float(np.log(THRESHOLD / (1 - THRESHOLD)))
-                shares = [(self.runs.question[own] < cut).mean()]
+                shares = [(self.runs.question.logits[own] < cut).mean()]
                 shares += [(way[own][:, HELD_BACK] < 0).mean() for way in self.ways.values()]
                 sign = "≤" if kind in SKIPS else "≥"
                 cells = [f"{share:.1%}" for share in shares]

@@ -295,9 +295,8 @@ def soft(arguments: argparse.Namespace) -> None:
     prior, states = shipped_logits(questions, arguments.cache), states_of(questions, arguments.cache)
     known = np.array([record["closed_book_correct"] for record in records], dtype=bool)
     ten = np.array([record["closed_book_soft"] for record in records], dtype=float)
-    five = (
-        np.random.default_rng(0).hypergeometric(*(np.rint(10 * x).astype(int) for x in (ten, 1 - ten)), 5) / 5
-    )
+    right = np.rint(10 * ten).astype(int)
+    five = np.random.default_rng(0).hypergeometric(right, 10 - right, 5) / 5
     none = np.zeros((len(known), 0))
     labels = {"its answer": None, "5 samples": five, "10 samples": ten}
     print(f"{llm}: {len(known)} questions, {known.mean():.1%} known; the samples of "

@@ -13,7 +13,7 @@ from rgate_integrations.gates.registry import gate_from_config, make_gate
 from rgate_integrations.proxy.base import Proxy
 
 DEFAULT_GATE = "default-heads"
-_FOR_BEGUN_ANSWERS = f"ensemble:{DEFAULT_GATE},default-begun"
+_FOR_BEGUN_ANSWERS = f"begun:{DEFAULT_GATE},default-begun"
 DEFAULT_GATES = {
     "proxy": DEFAULT_GATE,
     "none": DEFAULT_GATE,

@@ -163,7 +163,8 @@ def test_the_default_gates_are_those_for_begun_answers():
     router = RetrievalGate().route(retrieve=str, direct=str, answer_first=True)
     assert router.options == AnswerFirst()
     assert router.first_look.gate.gate.artifact == "default-heads"
-    assert [each.artifact for each in router.judge.gate.gate.gates] == ["default-heads", "default-begun"]
+    judge = router.judge.gate.gate
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
     own = Reader()
     assert RetrievalGate(own).route(retrieve=str, direct=str, answer_first=True).judge.gate is own
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations import load_gate
+from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.heads import nearest_llm
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
@@ -113,6 +113,30 @@ def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(ar
 def test_a_decision_names_what_decided(artifact, tmp_path, first, retrieve, reason):
     decision = gate_of(artifact, tmp_path, told(first)).decide("q")
     assert (decision.retrieve, decision.reason) == (retrieve, reason)
+
+
+def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(artifact, tmp_path):
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    gate = load_gate(f"begun:{folder},token_probability", proxy=told((1, 2, -1, 0.5)), weight=0.5)
+    draft = Draft(text="Bern", tokens=("Bern",), logprobs=(math.log(0.2),), source="llm")
+    decision = gate.decide_batch(["q"], drafts=[draft])[0]
+    task, fact, _ = softmax(1, 2, -1)
+    question = task + fact * sigmoid(0.5)
+    weight = 0.5 * fact / (task + fact)
+    logit = (1 - weight) * math.log(question / (1 - question)) + weight * math.log(0.2 / 0.8)
+    assert decision.error is None
+    assert decision.p_known == pytest.approx(sigmoid(logit))
+    assert decision.reason == (
+        f"Known with probability {sigmoid(logit):.2f} (question {question:.2f}, begun answer 0.20)."
+    )
+    assert decision.signals["task"] == pytest.approx(task)
+
+
+def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
+    with pytest.raises(ConfigurationError, match="does not know the kind"):
+        load_gate("begun:ik,token_probability", proxy=ScriptedProxy())
+    with pytest.raises(ConfigurationError, match="does not name two gates"):
+        load_gate("begun:default-heads", proxy=ScriptedProxy())
 
 
 def test_another_llm_knows_other_things(artifact, tmp_path):

@@ -357,10 +357,8 @@ def test_each_turn_is_decided_anew(call):
 
 def test_the_default_gates_are_those_for_begun_answers():
     middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
-    assert [each.artifact for each in middleware.first.judge.gate.gate.gates] == [
-        "default-heads",
-        "default-begun",
-    ]
+    judge = middleware.first.judge.gate.gate
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
     assert middleware.first.first_look.gate.gate.artifact == "default-heads"
     assert middleware.first.options == AnswerFirst()
 

@@ -387,7 +387,8 @@ def test_chat_engines_work_around_it(style):
 
 def test_the_default_gates_are_those_for_begun_answers():
     engine = GatedQueryEngine.from_defaults(Rag(), llm=Writer(), answer_first=True)
-    assert [each.artifact for each in engine.first.gate.gate.gates] == ["default-heads", "default-begun"]
+    judge = engine.first.gate.gate
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
     assert engine.first.first_look.gate.artifact == "default-heads"
     assert engine.first.options == AnswerFirst()
     assert GatedQueryEngine.from_defaults(

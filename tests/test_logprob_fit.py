@@ -1,4 +1,4 @@
-"""The head for log-probabilities is fitted as it is used: averaged with the gate for the question alone."""
+"""The head for log-probabilities is fitted as it is used: together with the question, weighed by its kind."""
 
 from pathlib import Path
 from types import ModuleType
@@ -24,19 +24,19 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def runs(fits: ModuleType):
     nothing = np.zeros(len(LOGPROBS))
     answers = fits.Answers(np.zeros((len(LOGPROBS), 4, 9, 2)), nothing, nothing, ["q"] * len(LOGPROBS))
-    return fits.Runs(answers, LOGPROBS, nothing, nothing, nothing)
+    return fits.Runs(answers, LOGPROBS, nothing, nothing, fits.Alone(nothing, nothing))
 
 
 def drawn(fits: ModuleType, rng: np.random.Generator, head: LogprobHead, n: int):
-    """Answers of one length, right as often as the ensemble with this head says."""
+    """Answers of one length, right as often as the gate with this head says."""
     features = np.zeros((n, 4, 4))
     features[:] = (rng.normal(size=(n, 4)) * fits.SCALES - [0, 10, 3, 1])[:, None]
-    question = rng.normal(size=n) * 1.5
+    question = fits.Alone(rng.normal(size=n) * 1.5, rng.uniform(0.5, 1, n))
     logit = fits.together(question, fits.judged(head, features))[:, 0]
     return features, question, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
 
 
-def test_the_head_of_the_ensemble_is_found_again(fits: ModuleType) -> None:
+def test_the_head_is_found_again(fits: ModuleType) -> None:
     head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
     found = fits.fit_head(*drawn(fits, np.random.default_rng(0), head, 40_000))
     assert found.text == pytest.approx(head.text, abs=0.1)

@@ -98,6 +98,18 @@ class HeadsGate(Gate):
         signals = dict(zip(names, [*kinds[0].tolist(), float(known[0])], strict=True))
         return Score(p, self._reason(p, signals, known, llm), None, warnings, signals)
 
+    def depends_on_knowledge(self, score: Score) -> float:
+        """Return how much it depends on knowledge whether the LLM serves a request that it may serve, in [0, 1].
+
+        Args:
+            score: What this gate said of the request.
+        """
+        shares = dict.fromkeys(("always", "if known", "never"), 0.0)
+        for kind in self.trained.kinds:
+            shares[kind.served] += score.signals[kind.name]
+        may = shares["always"] + shares["if known"]
+        return shares["if known"] / may if may > 0 else 1.0
+
     def _reason(self, p: float, signals: Mapping[str, float], known: Float64Array, llm: KnownLLM) -> str:
         """Name the kind of request that weighed most for what is decided."""
         weights = []

@@ -18,6 +18,7 @@ from rgate_integrations.saved.folder import read_config, shipped, unreadable
 
 _GATES = {
     "adapt": "adapt:AdaptGate",
+    "begun": "begun:BegunGate",
     "boundary": "boundary:BoundaryGate",
     "cached": "cached:CachedGate",
     "calibrated": "calibrated:CalibratedGate",

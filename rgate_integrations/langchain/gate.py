@@ -40,7 +40,7 @@ class RetrievalGate(GateRunnable):
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
-            evidence. The default is then ``ensemble:default-heads,default-begun``. On skip the draft is in the
+            evidence. The default is then ``begun:default-heads,default-begun``. On skip the draft is in the
             decision and, for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes
             none, the gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``,
             which LangGraph hides, and ``rgate_draft``. The draft is a call of its own for every question, and a
@@ -105,7 +105,7 @@ class RetrievalGate(GateRunnable):
                 single inputs: of a batch of several only the unknown questions are searched, after the decision.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
                 and is stopped if not. ``llm=`` is not asked then. The default gate takes the first look, and
-                ``ensemble:default-heads,default-begun`` judges; `AnswerFirst` has more to choose.
+                ``begun:default-heads,default-begun`` judges; `AnswerFirst` has more to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
                 `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change

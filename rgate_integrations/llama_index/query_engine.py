@@ -52,7 +52,7 @@ class GatedQueryEngine(BaseQueryEngine):
             search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
             two steps, and a retriever that does not decide or draft itself.
         answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
-            stopped if not. It should stream. The default is then ``ensemble:default-heads,default-begun``;
+            stopped if not. It should stream. The default is then ``begun:default-heads,default-begun``;
             `AnswerFirst` has more to choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes
             what it had written.
         streaming: Whether an answer that was begun as a stream is given as one.
