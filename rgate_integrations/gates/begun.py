@@ -1,0 +1,95 @@
+"""Question and begun answer together, weighed by the kind of the request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, cast
+
+from pydantic import Field, model_validator
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.probe import ProbeGate
+from rgate_integrations.gates.scoring import ScoreSpec
+
+
+def _shipped_question() -> Gate:
+    return HeadsGate(artifact="default-heads")
+
+
+def _shipped_answer() -> Gate:
+    return ProbeGate(artifact="default-begun")
+
+
+class BegunGate(GateOfGates):
+    """Weighs what the begun answer says against what the question says, by the kind of the request.
+
+    Whether an LLM may write a letter alone is told by the question. Its words and log-probabilities tell nothing of
+    it: a letter can be begun in many ways, so each of them is improbable. Whether the LLM knows a fact is told by
+    the answer rather than by the question. So ::
+
+        logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the begun answer)
+        w = weight * P(served if known) / (P(served if known) + P(always served))
+
+    ``"begun:QUESTION,ANSWER"`` names the two gates.
+
+    Attributes:
+        question: Heads, which know the kind of a request.
+        answer: Judges the begun answer.
+        weight: How much the begun answer counts for a question of knowledge, in [0, 1].
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "begun",
+        "heads and probe, weighed by the kind of request (this package)",
+        "question and begun answer",
+        "optional",
+        "one pass",
+    )
+    gate_fields = ("question", "answer")
+
+    question: InnerGate = Field(default_factory=_shipped_question)
+    answer: InnerGate = Field(default_factory=_shipped_answer)
+    weight: float = Field(default=0.7, ge=0, le=1)
+
+    @classmethod
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
+        """Read ``begun:QUESTION,ANSWER``, names or folders."""
+        question, _, answer = argument.partition(",")
+        if not question or not answer:
+            raise ConfigurationError(f"{argument!r} does not name two gates.", hint="begun:QUESTION,ANSWER")
+        return cls(question=load(question), answer=load(answer), **options)
+
+    @model_validator(mode="after")
+    def _knows_kinds(self) -> Self:
+        if not isinstance(self.question, HeadsGate):
+            raise ConfigurationError(
+                f"The gate {self.question.name!r} does not know the kind of a request.",
+                hint="question= takes heads, such as default-heads.",
+            )
+        return self
+
+    @property
+    def specs(self) -> Specs:
+        """The scores of both gates."""
+        return (ScoreSpec(self.question), ScoreSpec(self.answer))
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by both gates; the signals are those of the question."""
+        question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
+        heads = cast(HeadsGate, self.question)  # `_knows_kinds` has seen to that
+        weight = self.weight * heads.depends_on_knowledge(question)
+        logit = (1 - weight) * _logit(question.p_known) + weight * _logit(answer.p_known)
+        p = 1 / (1 + math.exp(-logit))
+        said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
+        warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
+        return Score(p, f"Known with probability {p:.2f} ({said}).", answer.draft, warnings, question.signals)
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-6), 1 - 1e-6)
+    return math.log(p / (1 - p))
