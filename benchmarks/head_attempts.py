@@ -1,22 +1,42 @@
-"""What might make the knowledge head of the default gate better: which states, whose labels, how many of them.
+"""What might make the default gate's heads better, each attempt held out like the figures of `heads`.
 
-    python benchmarks/head_attempts.py --data FOLDER
+    python benchmarks/head_attempts.py --data FOLDER [--cache FOLDER]            the knowledge head
+    python benchmarks/head_attempts.py --data FOLDER [--cache FOLDER] --kinds    the head for kinds of requests
+    python benchmarks/head_attempts.py --data FOLDER [--cache FOLDER] --bias     requests whose kind is in doubt
 
-AUC of P(known), cross-validated by question cluster on the six sets of an 8B LLM; and, for questions that every LLM
-or none answers (the benchmark's own, never trained on here), AUC of telling these two apart. The states are those
-that `heads` keeps.
+Knowledge: AUC of P(known), cross-validated by question cluster on the six sets of an 8B LLM; and, for questions that
+every LLM or none answers (the benchmark's own, never trained on here), AUC of telling these two apart. Kinds: what is
+retrieved for at the gate's threshold, each source of practical requests by heads that were trained without it. Hidden
+states and held-out scores are those that `heads` keeps in the same cache.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from heads import CONSOLE, FOLDS, LAYERS, OUT, SEED, Rows, read_rows
+from heads import (
+    CONSOLE,
+    FOLDS,
+    GOALS,
+    KINDS,
+    LAYERS,
+    OUT,
+    SEED,
+    THRESHOLD,
+    Calibration,
+    HeldOut,
+    LeftOut,
+    Rows,
+    ece,
+    read_rows,
+)
 from labels import LLAMA, SETS
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known
+from rgate_integrations.proxy.local import DEFAULT_MODEL
+from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_heads, fit_known, logistic
 
 OWN = {"adarague": 1.0}
 LABELS = {
@@ -28,52 +48,194 @@ LABELS = {
     "and templates of common and obscure questions, 0.1": OWN | {"templates": 0.1},
     "all of these, as shipped": OWN | {"wack": 0.15, "qa-eval": 0.03, "templates": 0.01},
 }
+SHIPPED = LABELS["all of these, as shipped"]
 STATES = {
     "mean over the question, layers 14, 16, 18": [0, 1, 2],
     "last token before the answer, layer 18": [3],
     "both": [0, 1, 2, 3],
 }
 SHARES = (0.125, 0.25, 0.5, 1.0)
+BIASES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+WITHIN = (0.0, 0.25, 0.5, 0.75, 1.0)
+EVERY = STATES["both"]
+KIND_ATTEMPTS = {
+    "a quarter of the templates": (EVERY, HeadsRecipe(rank=0), 0.25),
+    "half of the templates": (EVERY, HeadsRecipe(rank=0), 0.5),
+    "all templates, as shipped": (EVERY, HeadsRecipe(rank=0), 1.0),
+    "the question's mean alone": (
+        STATES["mean over the question, layers 14, 16, 18"],
+        HeadsRecipe(rank=0),
+        1.0,
+    ),
+    "layer 18 alone": ([2, 3], HeadsRecipe(rank=0), 1.0),
+    "a fifth of the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=60.0), 1.0),
+    "five times the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=1_500.0), 1.0),
+    "512 components": (EVERY, HeadsRecipe(rank=0, kind_components=512), 1.0),
+}
 
 
 class Attempts:
-    """Held-out AUC of knowledge heads on the six sets."""
+    """Held-out scores of knowledge heads on the six sets."""
 
     def __init__(self, rows: Rows) -> None:
         self.sources, self.clusters, self.what = map(rows.column, ("source", "cluster", "what"))
         self.examples = rows.examples
         self.labelled = ~np.isnan(self.examples.known)
         self.tested = (self.sources == "adarague") & self.labelled
+        self.extreme = (self.sources == "written for this benchmark") & np.isin(
+            self.what, ("common", "obscure")
+        )
         fold = np.random.default_rng(SEED).integers(0, FOLDS, self.clusters.max() + 1)
         self.fold = fold[self.clusters]
 
-    def auc(self, weights: dict[str, float], columns: list[int], share: float = 1.0) -> list[str]:
-        """Return the AUC of each set, their mean, and that of common against obscure questions."""
+    def scores(
+        self, weights: dict[str, float], columns: list[int], share: float = 1.0, *, one_group: bool = False
+    ) -> np.ndarray:
+        """Return the logits of the tested rows and, by the mean of the folds' heads, of the extreme ones.
+
+        Args:
+            weights: Weight of each source.
+            columns: Which states are read.
+            share: How many of the rows are trained on.
+            one_group: Whether all rows share an intercept, so that nothing is learned within a group.
+        """
         weight = np.array([weights.get(source, 0.0) for source in self.sources])
         drawn = np.random.default_rng(SEED).random(len(weight)) < share
-        extreme = (self.sources == "written for this benchmark") & np.isin(self.what, ("common", "obscure"))
         scores = np.zeros(len(weight))
         for number in range(FOLDS):
             training = self.labelled & (weight > 0) & (self.fold != number) & drawn
-            heads = fit_known(
-                self._rows(training, columns, weight), [LAYERS[c] for c in columns], HeadsRecipe()
-            )
-            for part, times in ((self.tested & (self.fold == number), 1.0), (extreme, 1 / FOLDS)):
+            chosen = self._rows(training, columns, weight)
+            if one_group:
+                chosen = replace(chosen, groups=np.full_like(chosen.groups, ""))
+            known, bias = fit_known(chosen, [LAYERS[c] for c in columns], HeadsRecipe())
+            for part, times in ((self.tested & (self.fold == number), 1.0), (self.extreme, 1 / FOLDS)):
                 states = self.examples.states[part][:, columns].astype(np.float64)
-                scores[part] += times * np.einsum("nlh,lh->n", states, heads[0])
+                scores[part] += times * (np.einsum("nlh,lh->n", states, known) + bias)
+        return scores
+
+    def auc(self, scores: np.ndarray) -> list[str]:
+        """Return the AUC of each set, their mean, all sets together, and that of common against obscure questions."""
+        known = self.examples.known
         found = []
         for name in SETS:
             own = self.tested & (self.what == name)
-            found.append(float(roc_auc_score(self.examples.known[own], scores[own])))
+            found.append(float(roc_auc_score(known[own], scores[own])))
         found.append(float(np.mean(found)))
-        found.append(float(roc_auc_score(self.what[extreme] == "common", scores[extreme])))
+        found.append(float(roc_auc_score(known[self.tested], scores[self.tested])))
+        found.append(float(roc_auc_score(self.what[self.extreme] == "common", scores[self.extreme])))
         return [f"{value:.3f}" for value in found]
+
+    def calibration(self, scores: np.ndarray) -> list[str]:
+        """Return the ECE of each set and of all together, after one line for all."""
+        known, logits = self.examples.known[self.tested], scores[self.tested]
+        one, nothing = np.ones((len(known), 1)), np.zeros(len(known))
+        slope, intercept = logistic(logits[:, None], one, known, np.ones(len(known)), 1e-3, nothing)
+        p = 1 / (1 + np.exp(-(slope[0] * logits + intercept[0])))
+        found = []
+        for name in SETS:
+            own = self.what[self.tested] == name
+            found.append(ece(p[own], known[own]))
+        return [f"{value:.3f}" for value in (*found, ece(p, known))]
 
     def _rows(self, chosen: np.ndarray, columns: list[int], weight: np.ndarray) -> HeadExamples:
         part = self.examples.rows(chosen)
         return HeadExamples(
             part.states[:, columns], part.kinds, part.known, part.llms, part.groups, weight[chosen]
         )
+
+
+def try_knowledge(rows: Rows) -> None:
+    """Print which states, whose labels, how many of them, and how much is learned within the sets."""
+    attempts = Attempts(rows)
+    table = Table(title=f"what {LLAMA} knows, by the question alone", title_justify="left", box=None)
+    for column in ("", *SETS, "mean", "pooled", "common / obscure"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, columns in STATES.items():
+        table.add_row(name, *attempts.auc(attempts.scores(OWN, columns)))
+    for name, weights in LABELS.items():
+        table.add_row(name, *attempts.auc(attempts.scores(weights, EVERY)))
+    for share in SHARES:
+        table.add_row(f"{share:.1%} of the six sets", *attempts.auc(attempts.scores(OWN, EVERY, share)))
+    calibration = Table(title="ECE, one line for all sets", title_justify="left", box=None)
+    for column in ("", *SETS, "pooled"):
+        calibration.add_column(column, justify="right" if column else "left")
+    # The head is the mean of a fit as it is and one within groups, so the two give every mixture.
+    both, plain = attempts.scores(SHIPPED, EVERY), attempts.scores(SHIPPED, EVERY, one_group=True)
+    for share in WITHIN:
+        mixed = (1 - 2 * share) * plain + 2 * share * both
+        table.add_row(f"shipped labels, {share:.0%} learned within groups", *attempts.auc(mixed))
+        calibration.add_row(f"{share:.0%} learned within groups", *attempts.calibration(mixed))
+    CONSOLE.print(table)
+    CONSOLE.print(calibration)
+
+
+def try_kinds(rows: Rows, cache: Path) -> None:
+    """Print what other states, strengths and numbers of templates do to practical requests."""
+    left_out = LeftOut.of(rows)
+    line = Calibration.of(HeldOut.read(cache, "sets"))
+    weight, bias = rows.fit_known(~left_out.asked)
+    known = np.einsum("nlh,lh->n", rows.examples.states[left_out.asked].astype(np.float64), weight) + bias
+    about = [rows.column(name)[left_out.asked] for name in ("question", "what", "source")]
+    table = Table(
+        title=f"practical requests: retrieved for at {THRESHOLD}; tasks where 98 % of private ones are",
+        title_justify="left",
+        box=None,
+    )
+    for column in ("", "AUC", *GOALS, "tasks at 98 %"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, (columns, recipe, share) in KIND_ATTEMPTS.items():
+        kinds = _kinds(rows, left_out, columns, recipe, share)
+        question, what, source = about
+        label = left_out.label[left_out.asked]
+        p = HeldOut(question, what, source, kinds[left_out.asked], known, label).p_known(line)
+        retrieved = [f"{(p[what == kind] < THRESHOLD).mean():.1%}" for kind in GOALS]
+        cautious = np.quantile(p[what == "private"], 0.98)
+        tasks = (p[what == "task"] < cautious).mean()
+        table.add_row(name, f"{roc_auc_score(label, p):.3f}", *retrieved, f"{tasks:.1%}")
+    CONSOLE.print(table)
+
+
+def try_bias(cache: Path) -> None:
+    """Print what the bias towards knowledge brings and costs, from the held-out scores that `heads` kept."""
+    requests, sets = HeldOut.read(cache, "requests"), HeldOut.read(cache, "sets")
+    line = Calibration.of(sets)
+    table = Table(title="bias towards the kind 'knowledge', in log-odds", title_justify="left", box=None)
+    for column in ("bias", "six sets", "trivia", "requests", *GOALS):
+        table.add_column(column, justify="right")
+    for bias in BIASES:
+        shift = bias - HeadsRecipe().knowledge_bias
+        p, of_sets = _shifted(requests, shift).p_known(line), _shifted(sets, shift).p_known(line)
+        auc = {
+            name: roc_auc_score(sets.label[sets.what == name], of_sets[sets.what == name]) for name in SETS
+        }
+        aucs = (np.mean(list(auc.values())), auc["trivia"], roc_auc_score(requests.label, p))
+        retrieved = [f"{(p[requests.what == kind] < THRESHOLD).mean():.1%}" for kind in GOALS]
+        table.add_row(f"{bias:g}", *[f"{value:.3f}" for value in aucs], *retrieved)
+    CONSOLE.print(table)
+
+
+def _shifted(found: HeldOut, shift: float) -> HeldOut:
+    """Return held-out scores with another bias towards what is served if it is known."""
+    weights = found.kinds * [np.exp(shift) if kind.served == "if known" else 1.0 for kind in KINDS]
+    return replace(found, kinds=weights / weights.sum(axis=1, keepdims=True))
+
+
+def _kinds(
+    rows: Rows, left_out: LeftOut, columns: list[int], recipe: HeadsRecipe, share: float
+) -> np.ndarray:
+    """Return held-out probabilities of the kinds; a share of the templates is trained on, each in whole."""
+    clusters = rows.column("cluster")
+    drawn = np.random.default_rng(SEED).random(clusters.max() + 1)[clusters] < share
+    usable = rows.usable & (drawn | (rows.column("source") != "templates")) & (rows.examples.kinds != "")
+    found = np.zeros((len(rows.labels), len(KINDS)))
+    for part, training in zip(left_out.parts, left_out.training, strict=True):
+        chosen = rows.examples.rows(training & usable)
+        chosen = replace(chosen, states=chosen.states[:, columns])
+        nothing = (np.zeros(chosen.states.shape[1:], np.float32), 0.0)  # the knowledge head is not asked
+        layers = [LAYERS[column] for column in columns]
+        heads = fit_heads(chosen, layers, KINDS, LLAMA, DEFAULT_MODEL, recipe, nothing)
+        found[part] = heads.kind_probabilities(rows.examples.states[part][:, columns])
+    return found
 
 
 def main() -> None:
@@ -83,18 +245,19 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
+    parser.add_argument("--kinds", action="store_true", help="try the head for kinds of requests")
+    parser.add_argument(
+        "--bias", action="store_true", help="try how much a kind in doubt counts as knowledge"
+    )
     arguments = parser.parse_args()
-    attempts = Attempts(read_rows(arguments.data, everything=False, cache=arguments.cache))
-    table = Table(title=f"what {LLAMA} knows, by the question alone", title_justify="left", box=None)
-    for column in ("", *SETS, "mean", "common / obscure"):
-        table.add_column(column, justify="right" if column else "left")
-    for name, columns in STATES.items():
-        table.add_row(name, *attempts.auc(OWN, columns))
-    for name, weights in LABELS.items():
-        table.add_row(name, *attempts.auc(weights, STATES["both"]))
-    for share in SHARES:
-        table.add_row(f"{share:.1%} of the six sets", *attempts.auc(OWN, STATES["both"], share))
-    CONSOLE.print(table)
+    if arguments.bias:
+        try_bias(arguments.cache)
+        return
+    rows = read_rows(arguments.data, everything=False, cache=arguments.cache)
+    if arguments.kinds:
+        try_kinds(rows, arguments.cache)
+    else:
+        try_knowledge(rows)
 
 
 if __name__ == "__main__":

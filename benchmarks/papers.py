@@ -4,6 +4,7 @@
     python benchmarks/papers.py ik --data FOLDER                        what a few tokens of the answer are worth
     python benchmarks/papers.py adapt --data FOLDER                     an LLM that asks for context
     python benchmarks/papers.py kbm --data FOLDER                       knowledge boundaries from sampled answers
+    python benchmarks/papers.py self --data FOLDER                      an LLM that judges itself
     python benchmarks/papers.py claims                                  what became of all claims
 
 Prints every table, and every claim of a paper that can be tested, with 95 % intervals by bootstrap over questions.
@@ -21,6 +22,7 @@ from pathlib import Path
 import papers_adapt
 import papers_ik
 import papers_kbm
+import papers_self
 import papers_slimplm
 from heads import OUT as STATES
 from paper_data import OUT, Options
@@ -31,12 +33,19 @@ from rich.table import Table
 from rgate_integrations.files import write_atomically
 
 CONSOLE = Console(width=200, highlight=False)
-PIPELINES = {"slimplm": papers_slimplm, "ik": papers_ik, "adapt": papers_adapt, "kbm": papers_kbm}
+PIPELINES = {
+    "slimplm": papers_slimplm,
+    "ik": papers_ik,
+    "adapt": papers_adapt,
+    "kbm": papers_kbm,
+    "self": papers_self,
+}
 PAGES = {
     "slimplm": "slimplm.md",
     "ik": "ik.md",
     "adapt": "adapt_llm.md",
     "kbm": "kbm.md",
+    "self": "itself.md",
     "claims": "index.md",
 }
 Found = tuple[list[PaperTable], list[Claim]]

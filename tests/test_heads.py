@@ -288,6 +288,20 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
         fit_heads(train.rows(train.kinds != "news"), LAYERS, KINDS, "Llama-8B", "scripted")
 
 
+def test_the_bias_towards_knowledge_lifts_only_what_is_served_if_known():
+    recipe = HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0, knowledge_bias=0.0)
+    train, states = examples(), examples(seed=1).states
+    plain, biased = (
+        fit_heads(
+            train, LAYERS, KINDS, "Llama-8B", "scripted", dataclasses.replace(recipe, knowledge_bias=bias)
+        )
+        for bias in (0.0, 1.5)
+    )
+    lifted = np.log(biased.kind_probabilities(states) / plain.kind_probabilities(states))
+    gain = np.where([kind.served == "if known" for kind in KINDS], 1.5, 0.0)
+    assert lifted - lifted[:, :1] == pytest.approx(np.tile(gain - gain[0], (len(states), 1)))
+
+
 def test_calibration_maps_the_logits_by_a_line(artifact):
     states = np.array([[[0.3, 0.1, 0.2, 0.7], [0, 0, 0, 0.5]]])
     mapped = calibrated_heads(artifact, 3.0, -1.0)

@@ -111,18 +111,20 @@ class Writer(MockLLM):
 
 
 class Telling(Writer):
-    """A writer that can tell log-probabilities, in the server's form or in LlamaIndex's.
+    """A writer that can tell log-probabilities, where at least one likeliest token is asked for.
 
     Attributes:
         logprobs: Whether it is asked for them.
+        top_logprobs: How many of the likeliest tokens it is asked for.
         refuses: Whether its server refuses.
-        own: Whether they are in LlamaIndex's form.
+        form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
         asked: What it was asked for at each call.
     """
 
     logprobs: bool | None = None
+    top_logprobs: int = 0
     refuses: bool = False
-    own: bool = False
+    form: str = "chat"
     asked: list = Field(default_factory=list)
 
     def _chunks(self, prompt):
@@ -132,14 +134,16 @@ class Telling(Writer):
         yield from super()._chunks(prompt)
 
     def _told(self, delta, number):
-        if not self.logprobs:
+        if not self.logprobs or not self.top_logprobs:
             return {}
         value = -0.25 * number
-        if self.own:
+        if self.form == "own":
             return {"logprobs": [[LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]]}
-        entry = SimpleNamespace(token=delta, logprob=value)
-        choice = SimpleNamespace(logprobs=SimpleNamespace(content=[entry]))
-        return {"raw": SimpleNamespace(choices=[choice])}
+        if self.form == "chat":
+            told = SimpleNamespace(content=[SimpleNamespace(token=delta, logprob=value)])
+        else:
+            told = SimpleNamespace(tokens=[delta], token_logprobs=[value], top_logprobs=[{delta: value}])
+        return {"raw": SimpleNamespace(choices=[SimpleNamespace(logprobs=told)])}
 
 
 class Reader:
@@ -321,18 +325,18 @@ def test_a_gate_that_fails_retrieves_or_raises(call):
     assert llm.ended == ["closed", "closed"]
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("form", ["chat", "completion", "own"])
 @every_style
-def test_log_probabilities_are_captured(style, own):
+def test_log_probabilities_are_captured(style, form):
     llm, judge = Telling(), Reader()
-    llm.own = own
+    llm.form = form
     engine = gated(llm, judge=judge, streaming=STREAMS[style])
     assert ask(engine, "a known one?", style)[0] == KNOWN
     (draft,) = judge.drafts
     assert draft.tokens == ("It", " is", " surely", " the")
     assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
     assert llm.asked == [True]
-    assert llm.logprobs is None  # the user's own is left as it is
+    assert (llm.logprobs, llm.top_logprobs) == (None, 0)  # the user's own is left as it is
 
 
 @both_ways

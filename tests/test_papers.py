@@ -1,5 +1,6 @@
 """The papers' pipelines on eight questions, with made-up states; resuming; intervals and verdicts."""
 
+import dataclasses
 import re
 from pathlib import Path
 from types import ModuleType
@@ -210,6 +211,56 @@ def test_kbm_by_kind_of_question():
 
 
 # --- resuming ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(six):
+    """The eight questions, with states and log-probabilities of the LLM that answered them."""
+    from papers_self import LAYERS, Own
+
+    rng = np.random.default_rng(1)
+    told = six.arms.closed[:, None, None] * 2.0
+    states = (rng.normal(size=(8, len(LAYERS), 6)) + told).astype(np.float32)
+    logprobs = rng.normal(size=(8, 4)) + six.arms.closed[:, None]
+    return Own(six.arms.closed, six.sets, six.fold, six.states, six.begun, states, logprobs)
+
+
+def test_an_llm_judges_itself(own):
+    import papers_self
+
+    table, (claim,) = papers_self.compared(own)
+    assert [row[0] for row in table.rows][2:5] == ["smollm2, its text", "own states", "own log-probabilities"]
+    assert table.rows[2][2] == ""  # against itself
+    assert "at most 32 tokens" in table.caption
+    assert claim.verdict in ("holds", "does not hold", "not settled")
+
+
+def test_what_is_fitted_has_not_seen_the_question(own):
+    from papers_self import fitted
+
+    label = own.known[:, None].astype(float)
+    logits = fitted(label, own)
+    assert logits[own.known].min() > logits[~own.known].max()
+    others = dataclasses.replace(own, known=np.where(own.fold == 0, ~own.known, own.known))
+    assert fitted(label, others)[own.fold == 0] == pytest.approx(logits[own.fold == 0])
+
+
+def test_own_answers_are_written_once_with_their_states(tmp_path, monkeypatch):
+    import papers_self
+    from heads import Kept
+
+    monkeypatch.setattr(papers_self, "LLM", "smollm2-135m-instruct")
+    monkeypatch.setattr(papers_self, "TOKENS", 4)
+    questions = ["What is the capital of France?", "Who wrote Hamlet?"]
+    paths = tmp_path / "own", tmp_path / "answers.jsonl"
+    drafts, states = papers_self.written(questions[:1], *paths)
+    assert states.shape[:2] == (1, len(papers_self.LAYERS))
+    assert len(drafts[0]["logprobs"]) == 4
+    again, more = papers_self.written(questions, *paths)
+    assert again[0] == drafts[0]
+    assert np.array_equal(more[:1], states)
+    assert len(paths[1].read_text().splitlines()) == 2
+    assert len(Kept(paths[0]).vectors) == 2
 
 
 def test_judgments_go_on_where_a_run_was_killed(tmp_path, monkeypatch):

@@ -83,7 +83,11 @@ def telling_logprobs(llm: LLM) -> LLM | None:
     """
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None
-    return llm.model_copy(update={"logprobs": True})
+    options: dict[str, Any] = {"logprobs": True}
+    # llama.cpp's server, and the completions of any, give none where no likeliest token is asked for.
+    if getattr(llm, "top_logprobs", None) == 0:
+        options["top_logprobs"] = 1
+    return llm.model_copy(update=options)
 
 
 def _told(response: Any) -> tuple[list[str], list[float]]:
@@ -93,13 +97,22 @@ def _told(response: Any) -> tuple[list[str], list[float]]:
     if not entries:
         choices = _of(response.raw, "choices")
         first = choices[0] if isinstance(choices, Sequence) and choices else None
-        entries = _of(_of(first, "logprobs"), "content") or []
+        told = _of(first, "logprobs")
+        entries = _of(told, "content") or _of_completion(told)
     try:
         tokens = [str(_of(entry, "token")) for entry in entries]
         logprobs = [float(_of(entry, "logprob")) for entry in entries]
     except (TypeError, ValueError):
         return [], []
     return tokens, logprobs
+
+
+def _of_completion(told: Any) -> list[dict[str, Any]]:
+    """Return what a completion tells, in parallel lists, token by token as chats do."""
+    tokens, logprobs = _of(told, "tokens"), _of(told, "token_logprobs")
+    if not isinstance(tokens, Sequence) or not isinstance(logprobs, Sequence):
+        return []
+    return [{"token": token, "logprob": value} for token, value in zip(tokens, logprobs, strict=False)]
 
 
 def _read(response: Any) -> int:

@@ -61,6 +61,8 @@ class HeadsRecipe:
         known_penalty: That on the weights of the knowledge head.
         llm_penalty: That on what sets an LLM apart.
         rank: In how many directions LLMs may differ.
+        knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
+            request is in doubt, the knowledge head decides.
     """
 
     components: int = 128
@@ -69,6 +71,7 @@ class HeadsRecipe:
     known_penalty: float = 200.0
     llm_penalty: float = 1_000.0
     rank: int = 2
+    knowledge_bias: float = 1.0
 
 
 def fit_heads(
@@ -112,6 +115,7 @@ def fit_heads(
         weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
         kind_weights.append(share * weights)
         kind_bias += share * biases
+    kind_bias += [recipe.knowledge_bias if kind.served == "if known" else 0.0 for kind in kinds]
     known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     heads = HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),

@@ -1,0 +1,101 @@
+"""The clients that most applications have, `ChatOpenAI` and `OpenAILike`, on a real server."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda
+from llama_index.core.query_engine import CustomQueryEngine
+
+from rgate_integrations import Decision
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.llama_index import GatedQueryEngine
+from tests.langchain_fakes import INVOKES, SINGLES, each
+from tests.llama_index_parts import ask, every_style
+
+pytestmark = pytest.mark.model
+langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
+openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
+KNOWN, UNKNOWN = (
+    "Once upon a time there was a fox, and it",
+    "The fox is unknown, but it",
+)  # completed, if need be
+ANSWER_FIRST = AnswerFirst(tokens=8, first_look=None)
+
+
+class Script:
+    """A gate that retrieves for questions with "unknown" in them, and keeps the begun answers that it was shown."""
+
+    def __init__(self):
+        self.drafts = []
+
+    def decide_batch(self, questions, *, threshold=None, drafts=None):
+        self.drafts += drafts
+        known = ["unknown" not in question for question in questions]
+        return [
+            Decision(question=q, retrieve=not k, p_known=float(k))
+            for q, k in zip(questions, known, strict=True)
+        ]
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+    @property
+    def sure(self):
+        """How many log-probabilities each begun answer has, which it must have for each token."""
+        counts = [(len(draft.tokens), len(draft.logprobs or ())) for draft in self.drafts]
+        assert all(tokens == logprobs for tokens, logprobs in counts)
+        return [tokens for tokens, _ in counts]
+
+
+@pytest.fixture(scope="module")
+def url(smollm2):
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
+        import llama_server
+
+        file = llama_server.gguf("smollm2-135m-instruct")
+        with llama_server.serving(file, slots=2, context=2048, threads=1) as found:
+            yield f"{found}/v1"
+        sys.modules.pop("llama_server")
+
+
+@each({name: {**SINGLES, **INVOKES}[name] for name in ("invoke", "ainvoke", "batch", "stream", "astream")})
+def test_chat_openai_answers_first(url, call):
+    chat = langchain_openai.ChatOpenAI(
+        base_url=url, api_key="none", model="smollm2", temperature=0, max_tokens=16
+    )
+    judge, direct = Script(), chat | StrOutputParser()
+    chain = RetrievalGate(judge).route(
+        retrieve=RunnableLambda(lambda question: f"read about {question}"),
+        direct=direct,
+        answer_first=ANSWER_FIRST,
+    )
+    assert call(chain, KNOWN) == direct.invoke(KNOWN)
+    assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
+    assert judge.sure == [8, 8]
+
+
+class Rag(CustomQueryEngine):
+    """Reads, whatever is asked."""
+
+    def custom_query(self, query_str):
+        return f"read about {query_str}"
+
+
+@pytest.mark.parametrize("chats", [True, False], ids=["chats", "completes"])
+@every_style
+def test_openai_like_answers_first(url, style, chats):
+    llm = openai_like.OpenAILike(
+        api_base=url, api_key="none", model="smollm2", temperature=0, max_tokens=16, is_chat_model=chats
+    )
+    judge = Script()
+    engine = GatedQueryEngine.from_defaults(
+        Rag(), judge, llm, streaming=style.endswith("stream"), answer_first=ANSWER_FIRST
+    )
+    assert len(ask(engine, KNOWN, style)[0]) > 16
+    assert str(engine.query(UNKNOWN)) == f"read about {UNKNOWN}"
+    assert judge.sure == [8, 8]
