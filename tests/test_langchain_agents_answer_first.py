@@ -74,13 +74,23 @@ class Agent(Writer):
             asked = [m.text for m in messages if m.type == "human"][-1:]
             call, text = None, UNSURE if "unknown" in str(asked) else KNOWN
         self.calls.append(kwargs)
+        if any(name in kwargs for name in self.refuses):
+            raise ValueError(f"unknown parameter {self.refuses[0]}")
         if call is not None:
             yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[call]))
         for number, token in enumerate(text.split()):
             if number == self.fails_at or (number == 2 and len(self.calls) <= self.fails):
                 raise OSError("connection lost")
             self.written.append(token)
-            yield ChatGenerationChunk(message=AIMessageChunk(f"{token} "))
+            told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+            metadata = {"logprobs": told} if kwargs.get("logprobs") else None
+            yield ChatGenerationChunk(message=AIMessageChunk(f"{token} "), generation_info=metadata)
+
+
+class TellingAgent(Agent):
+    """One that may be asked for log-probabilities."""
+
+    logprobs: bool | None = None
 
 
 class Whole(BaseChatModel):
@@ -395,3 +405,41 @@ async def test_callers_who_are_cancelled_leave_nothing_behind():
         await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert model.ended.count("closed") == 4 + 8
+
+
+@each(INVOKES)
+def test_a_model_that_has_log_probabilities_is_asked_for_them_where_its_answer_is_judged(call):
+    model, judge = TellingAgent(), Reader()
+    agent = agent_of(model, judge=judge)
+    assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
+    ((draft,),) = judge.drafts
+    assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
+    ask(call, agent, "an unknown one?")
+    # With its search tools it is asked as ever, and once more after the search.
+    assert ["logprobs" in kwargs for kwargs in model.calls] == [True, True, False, False]
+
+
+@each(INVOKES)
+def test_a_model_that_refuses_log_probabilities_is_asked_without_from_then_on(call):
+    model, judge = TellingAgent(refuses=("logprobs",)), Reader()
+    agent = agent_of(model, judge=judge)
+    for _ in range(2):
+        assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
+    assert ["logprobs" in kwargs for kwargs in model.calls] == [True, False, False]
+    assert [draft.logprobs for (draft,) in judge.drafts] == [None, None]
+
+
+@each(INVOKES)
+def test_a_model_that_fails_otherwise_is_not_asked_again_without_log_probabilities(call):
+    model, judge = TellingAgent(fails=1), Reader()
+    found = ask(call, agent_of(model, judge=judge), "a known one?")
+    assert searched == ["q"]
+    assert found["retrieval_decision"]["retrieve"]
+    assert ["logprobs" in kwargs for kwargs in model.calls] == [True, False, False]
+
+
+@each(INVOKES)
+def test_what_the_user_has_set_is_left_as_it_is(call):
+    model, judge = TellingAgent(logprobs=False), Reader()
+    ask(call, agent_of(model, judge=judge), "a known one?")
+    assert ["logprobs" in kwargs for kwargs in model.calls] == [False]

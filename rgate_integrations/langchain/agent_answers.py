@@ -26,6 +26,7 @@ from langchain_core.runnables.config import (
 
 from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
 from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.drafting import says_unsupported
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Arrival, Fed, Flow, Step, arun, run
@@ -57,14 +58,20 @@ class BegunAnswers:
     options: AnswerFirst
 
     def answering(
-        self, messages: Sequence[BaseMessage], without: Callable[[], Step], kind: type[AgentEvents]
+        self,
+        messages: Sequence[BaseMessage],
+        forms: Sequence[Step],
+        kind: type[AgentEvents],
+        refused: Callable[[], None],
     ) -> Flow[tuple[Any, Decision | None]]:
         """Let the model answer without the search tools, and judge what it begins to say.
 
         Args:
             messages: The conversation.
-            without: Makes the step that calls the model without the search tools.
+            forms: The step that calls the model without the search tools; before it, if the model may have
+                log-probabilities, the step that asks for them, too.
             kind: `AgentEvents` in a blocking call, `AsyncAgentEvents` in one that is awaited.
+            refused: Called if the model does not give log-probabilities.
 
         Returns:
             What the model answered, and the decision. There is no answer if it is to be asked with the tools, and
@@ -77,7 +84,7 @@ class BegunAnswers:
                 yield from announcing(look, config)
                 return None, look
         answer = AgentAnswer(self, messages, config, clock, kind)
-        return (yield from answer.answering(without()))
+        return (yield from answer.answering(forms, refused))
 
     def judging(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, drafts: list[Draft] | None = None
@@ -143,19 +150,14 @@ class AgentAnswer(Attempt):
         self._cut.short(STOPPED, tokens=self.written.count)
         yield from self.stopping()
 
-    def answering(self, model: Step) -> Flow[tuple[Any, Decision | None]]:
-        """Let the model answer; returns as `BegunAnswers.answering` does."""
+    def answering(
+        self, forms: Sequence[Step], refused: Callable[[], None]
+    ) -> Flow[tuple[Any, Decision | None]]:
+        """Let the model answer; takes and returns what `BegunAnswers.answering` does."""
         yield from self.fed.starting()
-        response: Any = None
         ambient = var_child_runnable_config.set(patch_config(self.config, callbacks=self._manager))
         try:
-            response = yield model
-        except Stopped:
-            pass
-        except Exception as error:
-            if self.fed.done:
-                raise
-            yield from self.fed.failing(error)
+            response = yield from self._called(forms, refused)
         finally:
             var_child_runnable_config.reset(ambient)
         if not self.fed.done:
@@ -164,6 +166,22 @@ class AgentAnswer(Attempt):
         if decision is not None and decision.retrieve:
             return None, decision
         return response, decision
+
+    def _called(self, forms: Sequence[Step], refused: Callable[[], None]) -> Flow[Any]:
+        """Call the model; returns its response, or None if it was stopped or failed before it was judged."""
+        for form in forms:
+            try:
+                return (yield form)
+            except Stopped:
+                return None
+            except Exception as error:
+                if self.fed.done:
+                    raise
+                if form is forms[-1] or self.held or not says_unsupported(error):
+                    yield from self.fed.failing(error)
+                    return None
+                refused()
+        return None
 
     def _ending(self, response: Any) -> Flow[None]:
         """Judge a model that wrote less than was to be held back, or that does not stream."""

@@ -391,13 +391,9 @@ class _ArmChunks(Chunks):
 
 
 def telling_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them.
-
-    A model knows them if it has a field ``logprobs`` that nobody has set, as LangChain's OpenAI models have.
-    """
+    """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
     if isinstance(arm, BaseChatModel):
-        knows = "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None
-        return arm.bind(logprobs=True) if knows else None
+        return arm.bind(logprobs=True) if knows_logprobs(arm) else None
     if isinstance(arm, RunnableBindingBase):
         inner = None if "logprobs" in arm.kwargs else telling_logprobs(arm.bound)
         return None if inner is None else arm.model_copy(update={"bound": inner})
@@ -409,6 +405,11 @@ def telling_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
                 steps[place] = inner
                 return RunnableSequence(*steps, name=arm.name)
     return None
+
+
+def knows_logprobs(model: BaseChatModel) -> bool:
+    """Whether a model has a field ``logprobs`` that nobody has set, as LangChain's OpenAI models have."""
+    return "logprobs" in type(model).model_fields and getattr(model, "logprobs", None) is None
 
 
 def _part(batch: RunBatch, places: range) -> RunBatch:

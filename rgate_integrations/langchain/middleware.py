@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.answer_first import AnswerFirst
@@ -19,6 +18,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.langchain.agent_answers import AgentEvents, AsyncAgentEvents, BegunAnswers
+from rgate_integrations.langchain.answer_first import knows_logprobs
 from rgate_integrations.langchain.events import announcing, event_of
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.questions import question_of
@@ -96,6 +96,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         self.gate = as_retrieval_gate(gate)
         self.hidden = frozenset(_name(tool) for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
+        self._refused = False  # whether the model has said that it gives no log-probabilities
         self.first: BegunAnswers | None = None
         options = AnswerFirst.of(answer_first)
         if options is not None:
@@ -157,8 +158,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if self.first is None or not self._is_open(request):
             return (yield Call(handler, handler, self._visible(request)))
         self._check_names(request.tools)
-        begin = partial(Call, handler, handler, self._hiding(request))
-        response, decision = yield from self.first.answering(request.messages, begin, kind)
+        hiding = self._hiding(request)
+        forms = [Call(handler, handler, form) for form in (*self._telling(hiding), hiding)]
+        response, decision = yield from self.first.answering(
+            request.messages, forms, kind, self._told_nothing
+        )
         if response is None:
             response = yield Call(handler, handler, request)
         elif decision is None and self._asks_for_search(response):
@@ -168,6 +172,15 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if decision is None:  # it called another tool; what it says then will be judged
             return response
         return ExtendedModelResponse(response, Command(update=self._update(decision)))
+
+    def _telling(self, request: ModelRequest[Any]) -> list[ModelRequest[Any]]:
+        """Return the request with one for log-probabilities, if the model may have them."""
+        if self._refused or "logprobs" in request.model_settings or not knows_logprobs(request.model):
+            return []
+        return [request.override(model_settings={**request.model_settings, "logprobs": True})]
+
+    def _told_nothing(self) -> None:
+        self._refused = True
 
     def _is_open(self, request: ModelRequest[Any]) -> bool:
         """Whether it is still to be found out if the question of this turn is known."""
