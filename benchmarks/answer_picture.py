@@ -25,7 +25,13 @@ SHOWN = {
     "answer first": "answer first",
     "oracle": "oracle",
 }
-BELOW = ("nearest examples", "answer first, FLARE's trigger")  # these have others above them
+PLACES = {
+    "always": (0, 7, "center"),
+    "nearest examples": (-4, -10, "right"),
+    "answer first": (0, -12, "center"),
+    "answer first, FLARE's trigger": (0, -21, "center"),
+}
+"""Where the name of a way stands, in points from its own: these have others near them."""
 
 
 class Beginning(NamedTuple):
@@ -75,14 +81,14 @@ def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, B
             if way in ways and len(ways[way]) == len(ways["always"]):
                 point = _point(list(ways[way].values()))
                 axis.plot([getattr(point, name)], [100 * point.right], "o", markersize=5, color="black")
-                is_below = way in BELOW
+                right, up, side = PLACES.get(way, (4, 4, "left"))
                 axis.annotate(
                     shown,
                     (getattr(point, name), 100 * point.right),
-                    xytext=(-4, -10) if is_below else (4, 4),
+                    xytext=(right, up),
                     textcoords="offset points",
                     fontsize=7,
-                    horizontalalignment="right" if is_below else "left",
+                    horizontalalignment=side,
                 )
         axis.set_xlabel(f"{label}, mean")
         axis.grid(alpha=0.3)
