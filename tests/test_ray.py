@@ -12,9 +12,12 @@ ray = pytest.importorskip("ray", reason="ray comes with the dev extra")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's workers are nice: on a busy machine they would wait for all others, and the tests for them.
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture

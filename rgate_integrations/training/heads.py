@@ -66,7 +66,7 @@ class HeadsRecipe:
     """
 
     components: int = 128
-    kind_components: int = 256
+    kind_components: int = 512
     kind_penalty: float = 300.0
     known_penalty: float = 200.0
     llm_penalty: float = 1_000.0
