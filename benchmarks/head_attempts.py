@@ -70,7 +70,7 @@ KIND_ATTEMPTS = {
     "layer 18 alone": ([2, 3], HeadsRecipe(rank=0), 1.0),
     "a fifth of the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=60.0), 1.0),
     "five times the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=1_500.0), 1.0),
-    "512 components": (EVERY, HeadsRecipe(rank=0, kind_components=512), 1.0),
+    "256 components": (EVERY, HeadsRecipe(rank=0, kind_components=256), 1.0),
 }
 
 
