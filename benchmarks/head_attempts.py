@@ -55,7 +55,7 @@ STATES = {
     "both": [0, 1, 2, 3],
 }
 SHARES = (0.125, 0.25, 0.5, 1.0)
-BIASES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+BIASES = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.4), (0.5, 0.8), (1.0, 0.4), (2.0, 0.4), (3.0, 0.4))
 WITHIN = (0.0, 0.25, 0.5, 0.75, 1.0)
 EVERY = STATES["both"]
 KIND_ATTEMPTS = {
@@ -68,8 +68,8 @@ KIND_ATTEMPTS = {
         1.0,
     ),
     "layer 18 alone": ([2, 3], HeadsRecipe(rank=0), 1.0),
-    "a fifth of the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=60.0), 1.0),
-    "five times the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=1_500.0), 1.0),
+    "a fifth of the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=12.0), 1.0),
+    "five times the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=300.0), 1.0),
     "256 components": (EVERY, HeadsRecipe(rank=0, kind_components=256), 1.0),
 }
 
@@ -196,27 +196,32 @@ def try_kinds(rows: Rows, cache: Path) -> None:
 
 
 def try_bias(cache: Path) -> None:
-    """Print what the bias towards knowledge brings and costs, from the held-out scores that `heads` kept."""
+    """Print what biases of the kinds bring and cost, from the held-out scores that `heads` kept."""
     requests, sets = HeldOut.read(cache, "requests"), HeldOut.read(cache, "sets")
     line = Calibration.of(sets)
-    table = Table(title="bias towards the kind 'knowledge', in log-odds", title_justify="left", box=None)
-    for column in ("bias", "six sets", "trivia", "requests", *GOALS):
+    table = Table(title="biases of kinds, in log-odds", title_justify="left", box=None)
+    for column in ("knowledge", "never", "six sets", "trivia", "requests", *GOALS):
         table.add_column(column, justify="right")
-    for bias in BIASES:
-        shift = bias - HeadsRecipe().knowledge_bias
-        p, of_sets = _shifted(requests, shift).p_known(line), _shifted(sets, shift).p_known(line)
+    recipe = HeadsRecipe()
+    for knowledge, never in BIASES:
+        shifts = {
+            "always": 0.0,
+            "if known": knowledge - recipe.knowledge_bias,
+            "never": never - recipe.never_bias,
+        }
+        p, of_sets = (_shifted(found, shifts).p_known(line) for found in (requests, sets))
         auc = {
             name: roc_auc_score(sets.label[sets.what == name], of_sets[sets.what == name]) for name in SETS
         }
         aucs = (np.mean(list(auc.values())), auc["trivia"], roc_auc_score(requests.label, p))
         retrieved = [f"{(p[requests.what == kind] < THRESHOLD).mean():.1%}" for kind in GOALS]
-        table.add_row(f"{bias:g}", *[f"{value:.3f}" for value in aucs], *retrieved)
+        table.add_row(f"{knowledge:g}", f"{never:g}", *[f"{value:.3f}" for value in aucs], *retrieved)
     CONSOLE.print(table)
 
 
-def _shifted(found: HeldOut, shift: float) -> HeldOut:
-    """Return held-out scores with another bias towards what is served if it is known."""
-    weights = found.kinds * [np.exp(shift) if kind.served == "if known" else 1.0 for kind in KINDS]
+def _shifted(found: HeldOut, shifts: dict[str, float]) -> HeldOut:
+    """Return held-out scores with other biases, by how a kind is served."""
+    weights = found.kinds * [np.exp(shifts[kind.served]) for kind in KINDS]
     return replace(found, kinds=weights / weights.sum(axis=1, keepdims=True))
 
 
@@ -246,9 +251,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
     parser.add_argument("--kinds", action="store_true", help="try the head for kinds of requests")
-    parser.add_argument(
-        "--bias", action="store_true", help="try how much a kind in doubt counts as knowledge"
-    )
+    parser.add_argument("--bias", action="store_true", help="try what a kind in doubt is taken for")
     arguments = parser.parse_args()
     if arguments.bias:
         try_bias(arguments.cache)

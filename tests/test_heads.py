@@ -288,17 +288,16 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
         fit_heads(train.rows(train.kinds != "news"), LAYERS, KINDS, "Llama-8B", "scripted")
 
 
-def test_the_bias_towards_knowledge_lifts_only_what_is_served_if_known():
-    recipe = HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0, knowledge_bias=0.0)
+def test_biases_lift_kinds_by_how_they_are_served():
     train, states = examples(), examples(seed=1).states
-    plain, biased = (
-        fit_heads(
-            train, LAYERS, KINDS, "Llama-8B", "scripted", dataclasses.replace(recipe, knowledge_bias=bias)
-        )
-        for bias in (0.0, 1.5)
-    )
+
+    def fitted(knowledge, never):
+        recipe = HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0, knowledge_bias=knowledge, never_bias=never)
+        return fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
+
+    plain, biased = fitted(0.0, 0.0), fitted(1.5, 0.5)
     lifted = np.log(biased.kind_probabilities(states) / plain.kind_probabilities(states))
-    gain = np.where([kind.served == "if known" for kind in KINDS], 1.5, 0.0)
+    gain = np.array([{"always": 0.0, "if known": 1.5, "never": 0.5}[kind.served] for kind in KINDS])
     assert lifted - lifted[:, :1] == pytest.approx(np.tile(gain - gain[0], (len(states), 1)))
 
 

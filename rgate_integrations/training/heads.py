@@ -63,15 +63,17 @@ class HeadsRecipe:
         rank: In how many directions LLMs may differ.
         knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
             request is in doubt, the knowledge head decides.
+        never_bias: Added to those that it never serves: where it may be one of these, it is rather retrieved for.
     """
 
     components: int = 128
     kind_components: int = 512
-    kind_penalty: float = 300.0
+    kind_penalty: float = 60.0
     known_penalty: float = 200.0
     llm_penalty: float = 1_000.0
     rank: int = 2
-    knowledge_bias: float = 1.0
+    knowledge_bias: float = 0.5
+    never_bias: float = 0.4
 
 
 def fit_heads(
@@ -115,7 +117,8 @@ def fit_heads(
         weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
         kind_weights.append(share * weights)
         kind_bias += share * biases
-    kind_bias += [recipe.knowledge_bias if kind.served == "if known" else 0.0 for kind in kinds]
+    biases = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
+    kind_bias += [biases[kind.served] for kind in kinds]
     known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     heads = HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
