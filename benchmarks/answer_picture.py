@@ -28,8 +28,8 @@ SHOWN = {
 PLACES = {
     "always": (0, 7, "center"),
     "nearest examples": (-4, -10, "right"),
-    "answer first": (0, -12, "center"),
-    "answer first, FLARE's trigger": (0, -21, "center"),
+    "gate, question alone": (0, -12, "center"),
+    "answer first, FLARE's trigger": (0, -14, "center"),
 }
 """Where the name of a way stands, in points from its own: these have others near them."""
 
