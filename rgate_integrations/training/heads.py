@@ -117,8 +117,8 @@ def fit_heads(
         weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
         kind_weights.append(share * weights)
         kind_bias += share * biases
-    biases = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
-    kind_bias += [biases[kind.served] for kind in kinds]
+    by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
+    kind_bias += [by_serving[kind.served] for kind in kinds]
     known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     heads = HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
