@@ -116,23 +116,22 @@ def test_two_runs_at_once_are_refused(tmp_path, prior):
 
 
 def test_both_arms_are_asked_at_once(tmp_path, prior):
+    # Only the first question's two calls meet: another's would wait for one that has been made already.
     both = threading.Barrier(2, timeout=PATIENCE)
+    given = questions()
     met = []
 
-    def first(question):
-        if not met:
-            both.wait()
-            met.append(1)
-        return Direct()(question)
+    def meeting(answer):
+        def asked(question):
+            if question == given[0]["question"]:
+                met.append(both.wait())
+            return answer(question)
 
-    def second(question):
-        if not met:
-            both.wait()
-        return retrieve(question)
+        return asked
 
-    given = questions()
-    tuned(tmp_path, prior, given, direct=first, retrieve=second, options={"concurrency": 2})
-    assert met
+    arms = {"direct": meeting(Direct()), "retrieve": meeting(retrieve)}
+    tuned(tmp_path, prior, given, **arms, options={"concurrency": 2})
+    assert sorted(met) == [0, 1]
 
 
 def test_the_plan_is_told_before_anything_is_asked_and_may_be_refused(tmp_path, prior):
