@@ -32,8 +32,7 @@ ANSWER_LAYERS = (
     *(PooledLayer(n, "draft", "last") for n in DEEP),
     PooledLayer(14, "prompt", "last"),
 )
-QUESTION_LAYERS = (*(PooledLayer(n, "question", "mean") for n in DEEP[:3]), ANSWER_LAYERS[-1])
-LAYERS = (*ANSWER_LAYERS, *QUESTION_LAYERS[:-1])
+LAYERS = (*ANSWER_LAYERS, *(PooledLayer(n, "question", "mean") for n in DEEP[:3]))
 LEAST = -20.0
 """The lowest log-probability that counts."""
 

@@ -1,6 +1,8 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -57,6 +59,20 @@ def tiny(tmp_path_factory) -> str:
 def minilm() -> str:
     download("all-minilm-l6-v2")
     return "all-minilm-l6-v2"
+
+
+@pytest.fixture(scope="module")
+def served(smollm2):
+    """A LangChain chat model, smollm2, on a real llama.cpp server with two slots."""
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
+        import llama_server
+
+        file = llama_server.gguf("smollm2-135m-instruct")
+        with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
+            yield llama_server.ServedChat(url=url, tokens=16)
+        sys.modules.pop("llama_server")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Answer first on a real llama.cpp server: one request for a known question, and a slot that is free after a stop."""
 
 import asyncio
-import sys
 import threading
 from pathlib import Path
 
@@ -51,20 +50,6 @@ class Script:
 
     async def adecide_batch(self, questions, **options):
         return self.decide_batch(questions, **options)
-
-
-@pytest.fixture(scope="module")
-def served(smollm2):
-    """A chat model on a server with two slots."""
-    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-        import llama_server
-
-        file = llama_server.gguf("smollm2-135m-instruct")
-        with llama_server.serving(file, slots=2, context=2048, threads=1) as url:
-            yield llama_server.ServedChat(url=url, tokens=16)
-        sys.modules.pop("llama_server")
 
 
 @pytest.fixture

@@ -77,6 +77,6 @@ def test_the_demo_shows_each_decision_before_its_answer_and_counts(smollm2, tmp_
     shown = capsys.readouterr().out
     at = [shown.index(text) for text in (demo.QUESTIONS[0], "skip retrieval: ", "  It is Paris.")]
     assert at == sorted(at)
-    assert "1 of 8" in shown  # right, both ways
-    assert "always retrieving       8 of 8" in shown
-    assert "80 tokens" in shown  # eight calls of the LLM
+    assert "1 of 6" in shown  # right, both ways
+    assert "always retrieving       6 of 6" in shown
+    assert "60 tokens" in shown  # six calls of the LLM

@@ -1,8 +1,5 @@
 """The clients that most applications have, `ChatOpenAI` and `OpenAILike`, on a real server."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
@@ -51,16 +48,8 @@ class Script:
 
 
 @pytest.fixture(scope="module")
-def url(smollm2):
-    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent.parent / "cookbook"))
-        import llama_server
-
-        file = llama_server.gguf("smollm2-135m-instruct")
-        with llama_server.serving(file, slots=2, context=2048, threads=1) as found:
-            yield f"{found}/v1"
-        sys.modules.pop("llama_server")
+def url(served):
+    return f"{served.url}/v1"
 
 
 @each({name: {**SINGLES, **INVOKES}[name] for name in ("invoke", "ainvoke", "batch", "stream", "astream")})
