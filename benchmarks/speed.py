@@ -92,10 +92,14 @@ def loading() -> list[tuple[str, float, str]]:
 
 ALONE = """
 import json, sys, time
-name, (asked, draft) = sys.argv[1], json.load(sys.stdin)
+(name, _, dtype), (asked, draft) = sys.argv[1].partition("@"), json.load(sys.stdin)
 from rgate_integrations import load_gate
 start = time.perf_counter()
-gate = load_gate(name)
+if dtype:
+    from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+    gate = load_gate(name, proxy=LocalProxy(DEFAULT_MODEL, dtype=dtype))
+else:
+    gate = load_gate(name)
 gate.decide(asked[0], draft=draft)
 first = time.perf_counter() - start
 def resident():
@@ -121,7 +125,7 @@ def gates_apart(
     """Load each gate in a process of its own: first decision, single ones, batches of 64, and memory.
 
     Args:
-        names: The gates.
+        names: The gates; ``NAME@bfloat16`` for one whose proxy has such weights.
         asked: The questions.
         draft: Judged with each of them, if it is given.
     """

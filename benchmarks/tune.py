@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+import rgate_integrations
 from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.calibration.policies import MaxLoss
 from rgate_integrations.decision import Draft
@@ -46,6 +47,7 @@ from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
 SHIPPED = "default-question"
+WEIGHTS = Path(rgate_integrations.__file__).parent / "weights"
 CHUNK = 256
 EVOUNA, WACK, REALTIME = (
     f"more/{name}.jsonl.gz" for name in ("evouna_nq_triviaqa", "wack_base_models", "realtimeqa")
@@ -155,7 +157,9 @@ def shipped_logits(questions: Sequence[str], cache: Path, name: str = SHIPPED) -
     def compute(some: list[str]) -> Any:
         return logits(np.array([decision.p_known for decision in gate.decide_batch(some)]))
 
-    found: Float64Array = cached(questions, cache / f"shipped-{name}", compute, "float64")
+    files = sorted((WEIGHTS / name).iterdir())
+    version = hashlib.sha1(b"".join(file.read_bytes() for file in files), usedforsecurity=False).hexdigest()
+    found: Float64Array = cached(questions, cache / f"shipped-{name}-{version[:8]}", compute, "float64")
     return found
 
 
