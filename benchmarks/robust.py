@@ -88,9 +88,9 @@ def main() -> None:
             str(len(asked)),
         )
     narrow = load_gate(arguments.gate, proxy=LocalProxy(DEFAULT_MODEL, dtype="bfloat16"))
-    every = [*retrieved, *others]
-    changed = share_changed(skipped(gate, every), skipped(narrow, every))
-    table.add_row("weights in bfloat16", f"{changed:.1%}", str(len(every)))
+    table.add_row(
+        "weights in bfloat16", f"{share_changed(before, skipped(narrow, asked)):.1%}", str(len(asked))
+    )
     Console(width=110, highlight=False).print(table)
 
 
