@@ -73,7 +73,7 @@ def main() -> None:
     found = {}
 
     def measure(scorer: Gate) -> dict:
-        gate, p = load_gate(scorer), []
+        gate, p = load_gate(scorer, on_error="raise"), []
         for at in range(0, len(asked), 64):
             questions = [e.question for e in asked[at : at + 64]]
             p += [d.p_known for d in gate.decide_batch(questions, drafts=drafts[at : at + 64])]

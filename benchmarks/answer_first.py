@@ -95,8 +95,8 @@ class Ways:
         passages = [p for name in CORPORA for p in read_passages(data / f"corpus.{name}.jsonl.gz")]
         CONSOLE.print(f"{len(passages)} passages")
         self.retriever = IndexRetriever(index=BM25Index(passages), k=PASSAGES)
-        self.judge = load_gate(DEFAULT_GATES["llm"])
-        self.first_look = load_gate()
+        self.judge = load_gate(DEFAULT_GATES["llm"], on_error="raise")
+        self.first_look = load_gate(on_error="raise")
 
     def chains(self, chat: ServedChat) -> dict[str, Runnable[Any, Any]]:
         """Return every way to answer with a chat model."""

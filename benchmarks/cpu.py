@@ -39,7 +39,7 @@ from rgate_integrations.proxy.local import LocalProxy, shared_proxy
 from rgate_integrations.proxy.model_runner import ModelRunner
 
 OUT = Path(__file__).parent / "out" / "cpu.json"
-GATE = load_gate("default", early_exit=False)
+GATE = load_gate("default", early_exit=False, on_error="raise")
 PROXY = shared_proxy()
 TOKENS, SECONDS = 32, 900
 COLUMNS = {

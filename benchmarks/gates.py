@@ -64,7 +64,7 @@ def settings(name: str) -> str:
 
 def measure_set(path: Path, limit: int, names: list[str], proxy: str) -> dict:
     records = read(path)[:limit]
-    gates = [load_gate(GATES[g][0], **GATES[g][1]).with_options(proxy=proxy) for g in names]
+    gates = [load_gate(GATES[g][0], **GATES[g][1], on_error="raise").with_options(proxy=proxy) for g in names]
     decisions: list[list] = [[] for _ in gates]
     start = time.perf_counter()
     for at in range(0, len(records), 32):
@@ -139,7 +139,9 @@ def songs(path: Path) -> dict:
     """Whose words to judge: an LLM's own log-probabilities, another LLM's, or the entity's popularity."""
     records = read(path)
     llms = list(records[0]["answers"])
-    gate = load_gate("token_probability", statistic="mean", source="recorded", tokens=128)  # all of them
+    gate = load_gate(
+        "token_probability", statistic="mean", source="recorded", tokens=128, on_error="raise"
+    )  # all of them
     confidence, right, empty = {}, {}, {}
     for llm in llms:
         answers = [r["answers"][llm] for r in records]
@@ -151,7 +153,7 @@ def songs(path: Path) -> dict:
         confidence[llm] = [d.p_known for d in decisions]
         right[llm] = [a["correct"] for a in answers]
         empty[llm] = sum(d.error is not None for d in decisions)
-    by_popularity = load_gate("popularity").decide_batch(
+    by_popularity = load_gate("popularity", on_error="raise").decide_batch(
         [r["question"] for r in records], popularity=[r["popularity"] for r in records]
     )
     popularity = [d.p_known for d in by_popularity]

@@ -258,7 +258,7 @@ def show(rows: Rows, p_holds: np.ndarray) -> dict[str, float]:
 
 def show_read(rows: Rows, model: HelpsModel) -> None:
     """Print how often the default gate, and a look after it, have the passages of unseen corpora read."""
-    gate, options = load_gate(), LookFirst(model=model)
+    gate, options = load_gate(on_error="raise"), LookFirst(model=model)
     table = Table(
         title="passages that are read, corpora that training did not see", title_justify="left", box=None
     )

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     asked = questions(arguments.questions)
-    inner = load_gate("default", early_exit=False)
+    inner = load_gate("default", early_exit=False, on_error="raise")
     gate = RetrievalGate(inner)
     retrieve, direct = RunnableLambda(lambda q: "retrieve"), RunnableLambda(lambda q: "direct")
     router = gate.route(retrieve=retrieve, direct=direct)

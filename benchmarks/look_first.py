@@ -125,7 +125,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         return None
     direct, read = ([arms[arm][name] for name in ids] for arm in ("direct", "passages"))
     questions = [asked[name]["question"] for name in ids]
-    gate, judge = load_gate(), load_gate(DEFAULT_GATES["llm"])
+    gate, judge = load_gate(on_error="raise"), load_gate(DEFAULT_GATES["llm"], on_error="raise")
     features = []
     for question, call in zip(questions, read, strict=True):
         found = [passages[name] for name in call["meta"]["passages"]]

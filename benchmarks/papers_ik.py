@@ -408,9 +408,9 @@ def _asked(records: list[dict], tokens: int, places: list[int]) -> list[float]:
     proxy = shared_proxy(DEFAULT_MODEL)
     some = [records[place] for place in places]
     drafts = None
-    gate = load_gate("ik", proxy=proxy, tokens=0)
+    gate = load_gate("ik", proxy=proxy, tokens=0, on_error="raise")
     if tokens:
-        gate = load_gate("ik", proxy=proxy, tokens=tokens, source="recorded")
+        gate = load_gate("ik", proxy=proxy, tokens=tokens, source="recorded", on_error="raise")
         texts = [row["closed_book_text"] for row in some]
         drafts = [Draft(text=proxy.cut(text, tokens) or text, source="recorded") for text in texts]
     decisions = gate.decide_batch([row["question"] for row in some], drafts=drafts)

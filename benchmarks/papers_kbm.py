@@ -302,7 +302,7 @@ def kinds_part(options: Options) -> Part:
 
 
 def _default(rows: list[dict], places: list[int]) -> list[float]:
-    decisions = load_gate().decide_batch([rows[place]["question"] for place in places])
+    decisions = load_gate(on_error="raise").decide_batch([rows[place]["question"] for place in places])
     return [decision.p_known for decision in decisions]
 
 

@@ -78,9 +78,12 @@ def slimplm(data: Path) -> None:
     proxy = shared_proxy(MODEL)
     texts = [proxy.cut(r["closed_book_text"], 64) or r["closed_book_text"] for r in test]
     for name, gate in (
-        ("slimplm, zero-shot", load_gate("slimplm", proxy=proxy, source="recorded", tokens=64)),
-        ("slimplm, trained", load_gate(str(folder))),
-        ("default-recorded, shipped", load_gate("default-recorded")),
+        (
+            "slimplm, zero-shot",
+            load_gate("slimplm", proxy=proxy, source="recorded", tokens=64, on_error="raise"),
+        ),
+        ("slimplm, trained", load_gate(str(folder), on_error="raise")),
+        ("default-recorded, shipped", load_gate("default-recorded", on_error="raise")),
     ):
         p = np.array([d.p_known for d in gate.decide_batch([r["question"] for r in test], drafts=texts)])
         table.add_row(name, f"{np.mean((p >= 0.5) == known):.3f}", f"{auc(p, known):.3f}")
@@ -165,7 +168,7 @@ def adapt_and_boundary(names: list[str], data: Path, corpus: Path, n: int) -> No
     unknown = 1 - float(np.mean([r["closed_book_correct"] for r in train]))
     if "adapt" in names:
         folder = trained("adapt", "adapt", train, "closed_book_correct", recipe={"batch_size": 16})
-        gate = load_gate(str(folder))
+        gate = load_gate(str(folder), on_error="raise")
         decided(table, "adapt, answers <RET>", gate, test)
         decided(table, "adapt, at the rate of unknown questions", gate, test, unknown)
     if "boundary" in names:
@@ -174,7 +177,7 @@ def adapt_and_boundary(names: list[str], data: Path, corpus: Path, n: int) -> No
             folder = trained(
                 "boundary", f"boundary-{label}", some, label, recipe={"learning_rate": 1e-4, "batch_size": 8}
             )
-            decided(table, f"KBM-{label}", load_gate(str(folder)), test, unknown)
+            decided(table, f"KBM-{label}", load_gate(str(folder), on_error="raise"), test, unknown)
         sampled = np.array([r["certainty"] for r in test])
         known = [r["closed_book_correct"] for r in test]
         arms(

@@ -298,8 +298,8 @@ def read_facts(
     direct = [record.calls[arms["direct"][question.id]] for question in asked]
     read = [record.calls[arms["passages"][question.id]] for question in asked]
     speed = Speed(*options.speed) if options.speed else Speed.of(record.calls.values())
-    p_known, gate = decided(load_gate(), asked, None)
-    judge = load_gate(DEFAULT_GATES["llm"])
+    p_known, gate = decided(load_gate(on_error="raise"), asked, None)
+    judge = load_gate(DEFAULT_GATES["llm"], on_error="raise")
     begun = {}
     for held in HELD:
         drafts = [_draft(call).head(held) for call in direct]

@@ -1,9 +1,9 @@
-"""What must not change the default gate's decision: remarks that steer, white space, the batch, and bfloat16.
+"""What must not change the default gate's decision: remarks that steer, white space, the batch, and float types.
 
     python benchmarks/robust.py --data FOLDER/practical.dev.jsonl [--gate default-heads] [--n 300]
 
 Of requests that must be retrieved for, the share that a remark turns to skip; and of all requests, the share whose
-decision changes with white space, with the batch, or with weights in bfloat16.
+decision changes with white space, with the batch, or between weights in bfloat16 and in float32.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--gate", default="default-heads")
     parser.add_argument("--n", type=int, default=300)
     arguments = parser.parse_args()
-    gate = load_gate(arguments.gate)
+    gate = load_gate(arguments.gate, on_error="raise")
     records = [record for _, record in read_jsonl(arguments.data)]
     random.Random(0).shuffle(records)  # noqa: S311 - nothing here is secret
     must = [r["question"] for r in records if r["kind"] in ("private", "fresh", "obscure")][: arguments.n]
@@ -87,10 +87,16 @@ def main() -> None:
             f"{share_changed(before, skipped(gate, asked, batch)):.1%}",
             str(len(asked)),
         )
-    narrow = load_gate(arguments.gate, proxy=LocalProxy(DEFAULT_MODEL, dtype="bfloat16"))
-    table.add_row(
-        "weights in bfloat16", f"{share_changed(before, skipped(narrow, asked)):.1%}", str(len(asked))
+    everything = [record["question"] for record in records]
+    wide, narrow = (
+        skipped(
+            load_gate(arguments.gate, proxy=LocalProxy(DEFAULT_MODEL, dtype=dtype), on_error="raise"),
+            everything,
+        )
+        for dtype in ("float32", "bfloat16")
     )
+    changed = f"{share_changed(wide, narrow):.1%}"
+    table.add_row("bfloat16 instead of float32", changed, f"{len(everything)} of all kinds")
     Console(width=110, highlight=False).print(table)
 
 

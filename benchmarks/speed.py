@@ -62,34 +62,6 @@ def import_seconds() -> float:
     return min(map(float, runs))
 
 
-LOADING = """
-import time
-import torch, transformers, rgate_integrations
-from rgate_integrations import load_gate
-from rgate_integrations.proxy.local import shared_proxy
-def peak():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1024
-before, start = peak(), time.perf_counter()
-gate = load_gate()
-shared_proxy().load()
-seconds = time.perf_counter() - start
-gate.decide("Who wrote Hamlet?")
-weights = sum(p.numel() * p.element_size() for p in shared_proxy().runner.model.parameters()) / 2**20
-print(seconds, (peak() - before) / weights)
-"""
-
-
-def loading() -> list[tuple[str, float, str]]:
-    """Load the default gate in a process of its own, and decide once."""
-    out = subprocess.check_output([sys.executable, "-c", LOADING], text=True, stderr=subprocess.DEVNULL)  # noqa: S603
-    seconds, ratio = map(float, out.split()[-2:])
-    return [
-        ("load the default gate and its proxy", seconds * 1e3, "ms"),
-        ("peak memory of a loaded gate", ratio, "times its weights"),
-    ]
-
-
 ALONE = """
 import json, sys, time
 (name, _, dtype), (asked, draft) = sys.argv[1].partition("@"), json.load(sys.stdin)
@@ -97,9 +69,9 @@ from rgate_integrations import load_gate
 start = time.perf_counter()
 if dtype:
     from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
-    gate = load_gate(name, proxy=LocalProxy(DEFAULT_MODEL, dtype=dtype))
+    gate = load_gate(name, proxy=LocalProxy(DEFAULT_MODEL, dtype=dtype), on_error="raise")
 else:
-    gate = load_gate(name)
+    gate = load_gate(name, on_error="raise")
 gate.decide(asked[0], draft=draft)
 first = time.perf_counter() - start
 def resident():
@@ -148,7 +120,7 @@ def gates_apart(
 
 def growth(most: int) -> list[tuple[str, float, str]]:
     """Time and memory of ever more questions in one call, decided by the question alone."""
-    gate, rows = load_gate("default-question"), []
+    gate, rows = load_gate("default-question", on_error="raise"), []
     for n in (most // 100, most // 10, most):
         asked = [f"{q} ({i})" for i, q in enumerate(questions(min(n, 4_000)) * (n // 4_000 + 1))][:n]
         before = resident()
@@ -177,7 +149,7 @@ def read_each_time() -> Iterator[None]:
 
 def prefix_caching(asked: Sequence[str]) -> list[tuple[str, float, str]]:
     """What it brings to read a prompt's prefix once."""
-    proxy, gate = shared_proxy(), load_gate("default-question")
+    proxy, gate = shared_proxy(), load_gate("default-question", on_error="raise")
     values = [{"question": q, "draft": "It is a town."} for q in asked]
     rows = []
     for what, work in (
@@ -246,14 +218,13 @@ def main() -> None:
         for what, value, unit in gates_apart(arguments.apart, questions(64), draft):
             print(f"{what:55} {value:10.1f} {unit}")
         return
-    gate, asked = load_gate(arguments.gate), questions(64)
+    gate, asked = load_gate(arguments.gate, on_error="raise"), questions(64)
     proxy = gate.get_proxy()
     probe = getattr(gate, "gate", gate)
     drafting = gate.with_options(early_exit=False) if "early_exit" in type(probe).model_fields else gate
     drafting.decide_batch(asked[:2])
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
-    rows += loading()
     layers = read_probe("default").layers
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]

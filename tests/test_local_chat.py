@@ -85,7 +85,8 @@ def test_nothing_is_written_ahead(proxy, counted):
     assert len(counted) == 2
 
 
-def test_the_states_that_were_kept_are_those_of_reading_it(proxy, counted):
+def test_the_states_that_were_kept_are_those_of_reading_it(proxy, counted, monkeypatch):
+    monkeypatch.setattr(proxy, "dtype", "float32")  # else only what is written is
     writing = written(proxy, layers=(1,))
     pieces = writing.pieces()
     for _ in range(5):

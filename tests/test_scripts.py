@@ -144,3 +144,19 @@ def test_what_exists_is_not_complained_of():
     names, missing = imports_of(tree)
     assert [missing, unknown_attributes(tree, names), unknown_arguments(tree, names)] == [[], [], []]
     assert private_reads(tree) == []
+
+
+@pytest.mark.parametrize(
+    "script", [s for s in SCRIPTS if s.parent.name == "benchmarks"], ids=lambda s: s.name
+)
+def test_no_benchmark_counts_the_decisions_of_a_gate_that_failed(script):
+    """A gate that fails retrieves; in a table that would look like a judgment."""
+    silent = []
+    for node in ast.walk(parse(script)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "load_gate":
+            silent += [node.lineno] * ("on_error" not in {keyword.arg for keyword in node.keywords})
+    reading = script.read_text().splitlines()
+    decides = [
+        n for n in silent if not any(word in reading[n - 1] for word in (".threshold", ".get_proxy()"))
+    ]
+    assert decides == []

@@ -166,7 +166,7 @@ def test_after_a_fork_it_is_free():
 @pytest.mark.model
 @pytest.mark.parametrize("tokens", [1, 12])
 def test_what_is_read_between_two_tokens_changes_neither_the_text_nor_what_is_read(tiny, tokens, monkeypatch):
-    proxy = LocalProxy(tiny).load()
+    proxy = LocalProxy(tiny, dtype="float32").load()
     questions = [{"question": q} for q in ("Who wrote Hamlet?", "Where is Oulu?", "Why?")]
     layers = [(1, "all", "mean"), (0, "draft", "mean")]
     alone = proxy.generate_hidden(ANSWER, questions, tokens=tokens, layers=layers)

@@ -10,21 +10,21 @@ from rgate_integrations.errors import ModelLoadError, RGateError
 from rgate_integrations.proxy.download import resolve_model
 
 
-def first_layers_of(name: str, wanted: int) -> int | None:
-    """Return how many layers must be loaded to see the states that go into layer ``wanted``.
+def can_be_read_alone(name: str, layers: int) -> bool:
+    """Return whether the first layers of a model can be loaded without the rest.
 
-    None if a part of the model is no use: all layers are wanted, its folder is not here (a Hub id), or its layers are
-    not all of a kind, so that it is not said how the first ones are configured.
+    Not if its folder is not here (a Hub id), if it is not built like Llama, or if these are all layers: the states
+    behind the last one are counted after the final norm.
     """
+    from rgate_integrations.proxy.decoder import shape_of
+
     try:
-        config_file = Path(resolve_model(name)) / "config.json"
-        config: dict[str, Any] = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RGateError):
-        return None
-    layers = config.get("num_hidden_layers", 0)
-    alike = config.get("model_type") in ("llama", "qwen2", "mistral") and not config.get("layer_types")
-    # The states between two layers are seen where they go into the second, so that one must be there.
-    return wanted + 1 if alike and wanted + 1 < layers else None
+        folder = Path(resolve_model(name))
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        has_shape = shape_of(config) is not None
+    except (OSError, ValueError, KeyError, TypeError, RGateError):
+        return False
+    return has_shape and layers < config.get("num_hidden_layers", 0) and any(folder.glob("*.safetensors"))
 
 
 def folder_fingerprint(name: str) -> str:

@@ -30,8 +30,11 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 class LocalProxy(Proxy):
     """A causal language model of transformers, loaded on first use.
 
-    Weights are float32 on a CPU and bfloat16 on CUDA, with sdpa attention. Concurrent callers take turns. Who writes
-    texts lets those in between two tokens who only read, so that they do not wait for the whole text.
+    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. What only reads texts, such as a gate that
+    looks at a question, loads the first layers alone, and these in bfloat16 if the CPU multiplies it (AVX512_BF16).
+
+    Concurrent callers take turns. Who writes texts lets those in between two tokens who only read, so that they do
+    not wait for the whole text.
 
     After a fork the child has a model of its own: the parent's weights if the model was idle, or else it is loaded
     again.
@@ -39,8 +42,8 @@ class LocalProxy(Proxy):
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         device: ``"auto"`` takes CUDA when there is one; or a torch device.
-        dtype: ``"float32"`` or ``"bfloat16"`` instead. A CPU with AVX512_BF16 or AMX drafts faster in bfloat16, in
-            words that differ now and then.
+        dtype: ``"float32"`` or ``"bfloat16"`` for all. Drafts are written faster in bfloat16 where the CPU
+            multiplies it, in words that differ now and then.
         max_batch_size: Maximum number of sequences in one forward pass.
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
         max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
@@ -67,6 +70,14 @@ class LocalProxy(Proxy):
             raise ConfigurationError(f"max_batch_size must be at least 1, not {max_batch_size}.")
         if dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigurationError(f"dtype {dtype!r} is not known.", hint="auto, float32 or bfloat16")
+        self._settings: dict[str, Any] = {  # but for the model
+            "device": device,
+            "dtype": dtype,
+            "max_batch_size": max_batch_size,
+            "max_batch_tokens": max_batch_tokens,
+            "max_prompt_tokens": max_prompt_tokens,
+            "local_files_only": local_files_only,
+        }
         self.name = model
         self.device_name = device
         self.dtype = dtype
@@ -89,18 +100,6 @@ class LocalProxy(Proxy):
             return partial(shared_proxy, self.name, device=self.device_name), ()
         return partial(type(self), self.name, **self._settings), ()
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """What it was made with, but for the model."""
-        return {
-            "device": self.device_name,
-            "dtype": self.dtype,
-            "max_batch_size": self.max_batch_size,
-            "max_batch_tokens": self.max_batch_tokens,
-            "max_prompt_tokens": self.max_prompt_tokens,
-            "local_files_only": self.local_files_only,
-        }
-
     # --- drafts and samples --------------------------------------------------------------------------------
 
     def generate(
@@ -122,8 +121,8 @@ class LocalProxy(Proxy):
         from rgate_integrations.proxy.writing import Writing
 
         (row,) = self._encode(prompt, [values])
-        stop = ("\n",) if row.template.stop_at_newline else ()
-        yield from Writing(self.using, row.ids, WritingOptions(tokens=tokens, stop=stop)).texts()
+        options = WritingOptions(tokens=tokens, stop=("\n",) if row.template.stop_at_newline else ())
+        yield from Writing(self.using, row.ids, options).texts()
 
     def sample(
         self,
@@ -217,8 +216,7 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
-        reader = self._first_layers(layers)
-        if reader is not None:
+        if (reader := self._first_layers(layers)) is not None:
             return reader.hidden(prompt, values, drafts, layers)
         self.load()
         from rgate_integrations.proxy.reading import PoolStates
@@ -301,7 +299,12 @@ class LocalProxy(Proxy):
     @property
     def fingerprint(self) -> str:
         """Tells the weights apart from those of other models; loads the model."""
-        return (self._reader or self).runner.fingerprint
+        return self._at_hand.runner.fingerprint
+
+    @property
+    def _at_hand(self) -> LocalProxy:
+        """What knows the model's tokens and name: the whole of it, or its first layers, if these alone are loaded."""
+        return self if self._runner is not None or self._reader is None else self._reader
 
     def pair_ids(
         self, prompt: PromptTemplate, values: Values, target: str, ends: bool
@@ -331,8 +334,7 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        runner = self._runner or (self._reader and self._reader._runner)
-        return runner.calls if runner else 0
+        return sum(runner.calls for runner in (self._runner, self._reader and self._reader._runner) if runner)
 
     # --- the model -----------------------------------------------------------------------------------------
 
@@ -348,7 +350,8 @@ class LocalProxy(Proxy):
                 if self._runner is None:
                     close_at_exit(self._turns)
                     self._runner = self._load()
-                    self._reader = None
+                    if not self._reads_apart:
+                        self._reader = None
                     close_at_exit(self._turns)  # again, for its turn comes before that of what was imported
         return self
 
@@ -360,23 +363,21 @@ class LocalProxy(Proxy):
 
     def _load(self) -> ModelRunner:
         try:
-            from rgate_integrations.proxy.first_layers import folder_fingerprint
-            from rgate_integrations.proxy.pretrained import load_pretrained, make_encoder
+            from rgate_integrations.proxy import decoder, pretrained
         except ImportError as error:
             raise missing_dependency(error.name or "transformers", "local") from error
+        from rgate_integrations.proxy.first_layers import folder_fingerprint
         from rgate_integrations.proxy.model_runner import ModelRunner
 
-        model, tokenizer = load_pretrained(
-            self.name,
-            self.device_name,
-            self.dtype,
-            local_files_only=self.local_files_only,
-            layers=self.layers,
-        )
-        encoder = make_encoder(model, tokenizer, self.max_prompt_tokens)
+        local: dict[str, Any] = {"local_files_only": self.local_files_only}
+        if self.layers is None:
+            model, tokenizer = pretrained.load_pretrained(self.name, self.device_name, self.dtype, **local)
+        else:
+            tokenizer = pretrained.load_tokenizer(self.name, **local)
+            model = decoder.load_decoder(self.name, self.layers, self.device_name, self.dtype)
         return ModelRunner(
             model,
-            encoder,
+            pretrained.make_encoder(model, tokenizer, self.max_prompt_tokens),
             self.name,
             self.max_batch_size,
             self.max_batch_tokens,
@@ -408,9 +409,8 @@ class LocalProxy(Proxy):
         """
         with self._turns.turn(long=long):
             loaded = self._adapter(adapter)
-            runner = self.runner
-            with runner.adapted(loaded.name if loaded else None):
-                yield runner
+            with self.runner.adapted(loaded.name if loaded else None):
+                yield self.runner
 
     def _adapter(self, adapter: str | None) -> LoadedAdapter | None:
         """Put an adapter into the model, unless it is there already, and leave it off."""
@@ -431,38 +431,43 @@ class LocalProxy(Proxy):
         with self._turns.turn():
             if self._tokenizer_alone is None:
                 close_at_exit(self._turns)
-                self._tokenizer_alone = self._load_tokenizer()
+                try:
+                    from rgate_integrations.proxy import encoding, pretrained
+                except ImportError as error:
+                    raise missing_dependency(error.name or "transformers", "local") from error
+                tokenizer = pretrained.load_tokenizer(self.name, local_files_only=self.local_files_only)
+                self._tokenizer_alone = encoding.PromptEncoder(tokenizer, self.max_prompt_tokens)
                 close_at_exit(self._turns)
             return self._tokenizer_alone
 
-    def _load_tokenizer(self) -> PromptEncoder:
-        try:
-            from rgate_integrations.proxy.encoding import PromptEncoder
-            from rgate_integrations.proxy.pretrained import load_tokenizer
-        except ImportError as error:
-            raise missing_dependency(error.name or "transformers", "local") from error
-        tokenizer = load_tokenizer(self.name, local_files_only=self.local_files_only)
-        return PromptEncoder(tokenizer, self.max_prompt_tokens)
-
     @property
     def _encoder(self) -> PromptEncoder:
-        return (self._reader or self).runner.encoder
+        return self._at_hand.runner.encoder
 
     def _first_layers(self, layers: Sequence[PooledLayer]) -> LocalProxy | None:
-        """Return a proxy of the first layers alone, if they are enough and nobody has asked for the whole model."""
-        from rgate_integrations.proxy.first_layers import first_layers_of
-
-        if self._runner is not None:  # a loaded model is not waited for
+        """Return a proxy of the first layers alone, if they are enough, and the whole model does not see the same."""
+        if not layers or (self._runner is not None and not self._reads_apart):
             return None
+        wanted = max(layer for layer, _, _ in layers)
+        if (reader := self._reader) is not None and (reader.layers or 0) >= wanted:
+            return reader  # without a turn: whoever writes with the whole model is not waited for
         with self._turns.turn():
-            if self._runner is not None:
-                return None
-            wanted = first_layers_of(self.name, max(layer for layer, _, _ in layers)) if layers else None
-            if wanted is None:
+            from rgate_integrations.proxy.first_layers import can_be_read_alone
+
+            close_at_exit(self._turns)
+            stays = self._runner is None or self._reads_apart
+            if not stays or not can_be_read_alone(self.name, wanted):
                 return None
             if self._reader is None or (self._reader.layers or 0) < wanted:
                 self._reader = _FirstLayers(self, wanted)
             return self._reader
+
+    @property
+    def _reads_apart(self) -> bool:
+        """Whether the first layers stay when all are loaded, in a float type of their own: judgments stay alike."""
+        from rgate_integrations.proxy.pretrained import reads_bfloat16
+
+        return self.layers is None and self.dtype == "auto" and reads_bfloat16(self.device_name)
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._encoder.encode(prompt, each) for each in values]
@@ -476,19 +481,14 @@ class LocalProxy(Proxy):
 
 
 class _FirstLayers(LocalProxy):
-    """The first layers of a proxy's model; only `hidden` can be asked of it.
-
-    Args:
-        of: The proxy.
-        layers: How many layers are loaded.
-    """
+    """The first layers of a proxy's model; only `hidden` can be asked of it."""
 
     def __init__(self, of: LocalProxy, layers: int) -> None:
         super().__init__(of.name, **of._settings)
         self.layers = layers
 
     def _first_layers(self, layers: Sequence[PooledLayer]) -> None:
-        return None
+        """Return None: it is these layers."""
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}
@@ -496,5 +496,5 @@ _shared: dict[tuple[str, str], LocalProxy] = {}
 
 def shared_proxy(model: str = DEFAULT_MODEL, *, device: Literal["auto"] | str = "auto") -> LocalProxy:
     """Return the process-wide proxy for a model, so that gates share one copy of its weights."""
-    # Making one loads nothing, and `setdefault` is atomic: of two that are made at once, one is given to both.
+    # Atomic: of two that are made at once, one is given to both.
     return _shared.setdefault((model, device), LocalProxy(model, device=device))

@@ -1,0 +1,171 @@
+"""The first layers of a model, read without transformers' classes, give the states that transformers gives."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.proxy.local import LocalProxy
+
+pytestmark = pytest.mark.model
+
+ASKED = [
+    {"question": q}
+    for q in ("who wrote hamlet?", "where is the tallest tower of all, and who made it?", "why?")
+]
+LAYERS = (PooledLayer(0, "prompt", "mean"), PooledLayer(2, "question", "mean"), PooledLayer(3, "all", "last"))
+
+
+def llama(config: dict):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**config | {"num_hidden_layers": 4, "tie_word_embeddings": False}))
+
+
+def wide_heads(config: dict):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    changes = {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "attention_bias": True,
+        "mlp_bias": True,
+    }
+    return LlamaForCausalLM(LlamaConfig(**config | changes))
+
+
+def qwen2(config: dict):
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    changes = {"num_hidden_layers": 4, "model_type": "qwen2", "max_window_layers": 4}
+    return Qwen2ForCausalLM(Qwen2Config(**config | changes))
+
+
+@pytest.fixture(scope="module", params=[llama, wide_heads, qwen2], ids=lambda make: make.__name__)
+def folder(request, tmp_path_factory, tiny) -> str:
+    """Four layers with random weights, in several files."""
+    import torch
+    from transformers import AutoTokenizer
+
+    where = tmp_path_factory.mktemp(request.param.__name__)
+    AutoTokenizer.from_pretrained(tiny).save_pretrained(where)
+    torch.manual_seed(1)
+    config = json.loads((Path(tiny) / "config.json").read_text())
+    model = request.param(config)
+    for name, each in model.named_parameters():
+        if "bias" in name or "norm" in name:  # as they are made, they would not be missed
+            torch.nn.init.normal_(each, mean=0.5)
+    model.save_pretrained(where, max_shard_size="200KB")
+    assert len(list(where.glob("*.safetensors"))) > 1
+    return str(where)
+
+
+def states(proxy: LocalProxy, asked=ASKED) -> np.ndarray:
+    return np.stack([each.states for each in proxy.hidden(ANSWER, asked, None, LAYERS)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_are_those_of_transformers(folder, dtype):
+    part, whole = LocalProxy(folder, dtype=dtype), LocalProxy(folder, dtype=dtype).load()
+    own, expected = states(part), states(whole)
+    # In bfloat16, attention is computed with more digits than transformers does.
+    assert np.abs(own - expected).mean() < (1e-6 if dtype == "float32" else 0.01) * expected.std()
+    assert "loaded=False" in repr(part)
+    assert part.fingerprint == whole.fingerprint
+
+
+def test_a_prefix_is_read_once_and_changes_nothing(folder, monkeypatch):
+    part = LocalProxy(folder, dtype="float32")
+    once, again = states(part), states(part)
+    (runner,) = (part._reader._runner,)
+    assert len(runner.prefixes) == 1
+    monkeypatch.setattr(runner, "min_prefix_tokens", 10**9)
+    assert states(part) == pytest.approx(once, abs=1e-5)
+    assert (once == again).all()
+
+
+def test_in_bfloat16_the_company_of_a_question_changes_not_one_bit(folder):
+    part = LocalProxy(folder, dtype="bfloat16")
+    together = states(part, ASKED * 20)
+    alone = np.concatenate([states(part, [each]) for each in ASKED])
+    for row, each in enumerate(together):
+        assert (each == alone[row % len(ASKED)]).all()
+
+
+def test_products_are_cut_and_padded_without_a_trace():
+    import torch
+
+    from rgate_integrations.proxy.decoder import Linear, _sizes
+
+    assert _sizes(1) == [8]
+    assert _sizes(8) == [8]
+    assert _sizes(513) == [512, 8]
+    assert _sizes(2_000) == [512, 512, 512, 256, 128, 80]
+    assert len({size for n in range(1, 20_000) for size in _sizes(n)}) == 18
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((48, 32), (48,)))
+    for rows, tokens in ((1, 1), (1, 23), (3, 9), (7, 100)):
+        given = torch.randn(rows, tokens, 32, generator=generator).bfloat16()
+        expected = torch.nn.functional.linear(given.float(), weight.float(), bias.float())
+        assert Linear(weight, bias)(given).float() == pytest.approx(expected, abs=0.1)
+
+
+def test_reading_and_writing_in_other_float_types_judges_alike_before_and_after(folder, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.proxy.pretrained.reads_bfloat16", lambda device: True)
+    part = LocalProxy(folder)
+    before = states(part)
+    assert part._reader.runner.model.dtype.itemsize == 2
+    part.generate(ANSWER, ASKED[:1], tokens=2)
+    assert part.runner.model.dtype.itemsize == 4
+    assert (states(part) == before).all()
+    assert part.calls == 3
+
+
+def test_a_cpu_without_bfloat16_reads_in_float32(folder, monkeypatch):
+    import torch
+
+    from rgate_integrations.proxy.pretrained import reads_bfloat16
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
+    assert not reads_bfloat16("cuda:1")  # there everything is
+    part = LocalProxy(folder, device="cpu")
+    assert not part._reads_apart
+    states(part)
+    assert part._reader.runner.model.dtype.itemsize == 4
+    part.load()
+    assert part._reader is None
+    monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in torch before 2.11
+    assert not reads_bfloat16("cpu")
+
+
+def test_weights_that_are_missing_are_named(folder, tmp_path):
+    for file in Path(folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    shards[0].unlink()
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        states(LocalProxy(str(tmp_path)))
+    for shard in shards[1:]:
+        shard.write_bytes(b"not safetensors")
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        states(LocalProxy(str(tmp_path)))
+
+
+def test_a_first_decision_imports_no_model_classes():
+    """They take longer to import than everything else together."""
+    code = """
+import sys
+from rgate_integrations import load_gate
+decision = load_gate(on_error="raise").decide("Who wrote Hamlet?")
+assert decision.p_known > 0.5
+print([name for name in ("torch._dynamo", "transformers.modeling_utils", "scipy", "sklearn") if name in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
