@@ -28,6 +28,7 @@ from rgate_integrations.index import read_passages
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.download import PASSAGES, download
 from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.proxy.model_runner import ModelRunner
 from rgate_integrations.saved.probe import read_probe
 
 YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
@@ -139,12 +140,11 @@ def resident() -> float:
 @contextmanager
 def read_each_time() -> Iterator[None]:
     """Read the prefix of each prompt with every batch, instead of once."""
-    runner = shared_proxy().runner
-    before, runner.min_prefix_tokens = runner.min_prefix_tokens, 10**9
+    before, ModelRunner.shared_prefix = ModelRunner.shared_prefix, lambda *_: ()
     try:
         yield
     finally:
-        runner.min_prefix_tokens = before
+        ModelRunner.shared_prefix = before
 
 
 def prefix_caching(asked: Sequence[str]) -> list[tuple[str, float, str]]:

@@ -1,7 +1,7 @@
 """The first layers of a model that is built like Llama, read from its files: all that a question is read with.
 
 Importing transformers' own classes takes longer than reading these layers does, and more memory than they need. The
-states are those that transformers computes, bit by bit. Models that are built otherwise are loaded by transformers.
+states are those that transformers computes. Models that are built otherwise are loaded by transformers.
 """
 
 from __future__ import annotations
@@ -194,34 +194,6 @@ class DecoderLayer(torch.nn.Module):
         return exact.to(states.dtype) * weight
 
 
-class Embedding:
-    """Vectors of tokens. On a CPU each is read from the file when its token is first seen: a few thousand are used.
-
-    Args:
-        path: The file.
-        key: Where they lie in it.
-        device: Where they go.
-        dtype: What they become.
-    """
-
-    def __init__(self, path: Path, key: str, device: torch.device, dtype: torch.dtype) -> None:
-        self.file = path, key
-        vectors = _mapped(path, key)
-        self.read = torch.full((len(vectors),), device.type != "cpu", device=device)
-        # What is not written to yet takes up no memory.
-        self.vectors = torch.empty(vectors.shape, dtype=dtype, device=device)
-        if device.type != "cpu":
-            self.vectors.copy_(vectors)
-
-    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of tokens, (rows, tokens, hidden size)."""
-        if ids.device.type == "cpu" and not self.read[ids].all():
-            new = torch.unique(ids)
-            self.vectors[new] = _mapped(*self.file)[new].to(self.vectors.dtype)
-            self.read[new] = True
-        return F.embedding(ids, self.vectors)
-
-
 class _End(torch.nn.Module):
     """Stands behind the last layer that is read, so that the states there can be watched as before any other."""
 
@@ -257,7 +229,9 @@ class Decoder(torch.nn.Module):
         self.dtype = dtype
         self.context = shape.context
         files = {key.removeprefix("model."): (path, key) for path, key in _keys(folder)}
-        self.embedding = Embedding(*files[_EMBEDDING], device, dtype)
+        # On a CPU it stays in its file, of which only the tokens that occur are read.
+        embedding = _mapped(*files[_EMBEDDING])
+        self.embedding = embedding if device.type == "cpu" else embedding.to(device, dtype)
         self.layers = torch.nn.ModuleList()
         for number in range(layers):
             start = f"layers.{number}."
@@ -301,7 +275,7 @@ class Decoder(torch.nn.Module):
         angles = torch.cat([angles, angles], dim=-1)[:, None]
         masks = _masks(columns, cached, attention_mask)
         place = Place(angles.cos().to(self.dtype), angles.sin().to(self.dtype), masks, past_key_values, kept)
-        states = self.embedding(input_ids)
+        states = F.embedding(input_ids, self.embedding).to(self.dtype)
         seen = []
         for layer in self.layers:
             if output_hidden_states:
