@@ -23,13 +23,17 @@ SHOWN = {
     "look first": "look first",
     "answer first, FLARE's trigger": "FLARE's trigger",
     "answer first": "answer first",
+    "answer first, unknown claims": "answer first, unknown claims",
     "oracle": "oracle",
 }
 PLACES = {
-    "always": (0, 7, "center"),
+    "always": (0, -12, "center"),
     "nearest examples": (-4, -10, "right"),
     "gate, question alone": (0, -12, "center"),
-    "answer first, FLARE's trigger": (0, -14, "center"),
+    "answer first, FLARE's trigger": (-5, -12, "right"),
+    "answer first, unknown claims": (0, 6, "center"),
+    "answer first": (6, -2, "left"),
+    "LLM asked, LangChain prompt": (12, -10, "right"),
 }
 """Where the name of a way stands, in points from its own: these have others near them."""
 
@@ -94,7 +98,7 @@ def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, B
         axis.grid(alpha=0.3)
     figure.suptitle(title, fontsize=9)
     axes[0].set_ylabel("right, %")
-    axes[0].legend(fontsize=7, loc="lower right")
+    axes[0].legend(fontsize=7, loc="upper right")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
 
