@@ -4,11 +4,12 @@
     python benchmarks/answer_first.py --show [--llm ...]
     python benchmarks/answer_first.py --checkpoints --data DIR
 
-DIR holds recorded questions, ``adaptive_llama31_8b.*.dev.jsonl``, and passages, ``corpus.{hotpot_2wiki,slimplm}``.
-The ways are: never retrieving, always, `RetrievalGate(llm=)`, which asks the LLM for a draft, answer first, and
-answer first with the search running meanwhile. They take turns at each question, and then with 8 callers at each 8
-questions, so that what slows the machine slows all of them: where other things run beside, read the ratios and not
-the seconds. The server counts the tokens.
+DIR holds question sets and passages, ``corpus.{hotpot_2wiki,slimplm}``. The questions are those of ``mixture.py``
+that have a gold answer: no shipped gate was trained on them. The ways are: never retrieving, always,
+`RetrievalGate(llm=)`, which asks the LLM for a draft, answer first, and answer first with the search running
+meanwhile. They take turns at each question, one at a time, and then with 8 callers at each 8 questions, so that what
+slows the machine slows all of them: where other things run beside, read the ratios and not the seconds. The server
+counts the tokens.
 
 Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on where it was stopped; ``--show``
 prints the tables of what there is. ``--checkpoints`` asks no LLM: it measures on recorded answers, see `checkpoints`.
@@ -31,6 +32,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from mixture import CORPORA, Question, read_mixture
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -51,8 +53,6 @@ from llama_server import ServedChat, gguf, serving
 
 OUT = Path(__file__).parent / "out" / "answer_first.jsonl"
 CONSOLE = Console(width=200, highlight=False)
-SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
-CORPORA = ("hotpot_2wiki", "slimplm")
 HELD, CALLERS = 32, (1, 8)
 PASSAGES, WORDS = 3, 100  # how many passages are read, and how much of each
 DRAFT = "a draft first (llm=)"
@@ -66,6 +66,7 @@ class Answered:
     way: str
     callers: int
     id: str
+    kind: str
     retrieved: bool
     right: bool
     calls: int
@@ -136,16 +137,14 @@ def shortened(documents: Sequence[Document]) -> list[Document]:
     return found
 
 
-def answer(
-    ways: Ways, chat: ServedChat, way: str, record: dict[str, Any], callers: int, llm: str
-) -> Answered:
+def answer(ways: Ways, chat: ServedChat, way: str, question: Question, callers: int, llm: str) -> Answered:
     """Answer one question in one way, with a model of its own that counts its calls."""
     own = chat.model_copy(update={"calls": []})
     decided = Decided()
     chain = ways.chains(own)[way]
     start = time.perf_counter()
     pieces, times = [], []
-    for piece in chain.stream(record["question"], {"callbacks": [decided]}):
+    for piece in chain.stream(question.question, {"callbacks": [decided]}):
         if piece:
             pieces.append(piece)
             times.append(time.perf_counter() - start)
@@ -155,9 +154,10 @@ def answer(
         llm=llm,
         way=way,
         callers=callers,
-        id=record["id"],
+        id=question.id,
+        kind=question.kind,
         retrieved=decided.retrieve[0] if decided.retrieve else way == "always",
-        right=is_correct(text, record["gold_answers"]),
+        right=is_correct(text, question.gold_answers),
         calls=len(own.calls),
         prompt=sum(call["prompt"] for call in own.calls),
         written=sum(call["written"] for call in own.calls),
@@ -175,28 +175,33 @@ def forget(url: str, slots: int) -> None:
 
 
 def run(
-    ways: Ways, questions: list[dict[str, Any]], llm: str, done: list[Answered], threads: int
+    ways: Ways, questions: list[Question], llm: str, done: list[Answered], threads: int
 ) -> Iterator[Answered]:
     """Answer what has not been answered yet."""
     had = {(each.llm, each.way, each.callers, each.id) for each in done}
     names = list(ways.chains(ServedChat(url="")))
-    for callers in CALLERS:
-        with (
-            serving(gguf(llm), slots=callers, context=4096 * callers, threads=threads) as url,
-            ThreadPoolExecutor(callers) as pool,
-        ):
-            chat = ServedChat(url=url)
-            answer(ways, chat, "answer first", questions[0], callers, llm)  # loads the models
-            for turn, start in enumerate(range(0, len(questions), callers)):
-                block = questions[start : start + callers]
-                first = turn % len(names)  # no way always comes after the same other one
-                for way in [*names[first:], *names[:first]]:
-                    left = [record for record in block if (llm, way, callers, record["id"]) not in had]
-                    if left:
-                        forget(url, callers)
-                    jobs = [pool.submit(answer, ways, chat, way, record, callers, llm) for record in left]
-                    for job in jobs:
-                        yield job.result()
+    most = max(CALLERS)
+    with (
+        serving(gguf(llm), slots=most, context=4096 * most, threads=threads) as url,
+        ThreadPoolExecutor(most) as pool,
+    ):
+        chat = ServedChat(url=url)
+        answer(ways, chat, "answer first", questions[0], 1, llm)  # loads the models
+        for block in blocks(questions, most):
+            for callers in CALLERS:
+                for turn, some in enumerate(blocks(block, callers)):
+                    first = (turn + questions.index(block[0]) // most) % len(names)
+                    for way in [*names[first:], *names[:first]]:  # each comes first as often
+                        left = [q for q in some if (llm, way, callers, q.id) not in had]
+                        if left:
+                            forget(url, most)
+                        jobs = [pool.submit(answer, ways, chat, way, q, callers, llm) for q in left]
+                        for job in jobs:
+                            yield job.result()
+
+
+def blocks(questions: list[Question], size: int) -> list[list[Question]]:
+    return [questions[start : start + size] for start in range(0, len(questions), size)]
 
 
 def costs(way: str, answers: list[Answered]) -> list[str]:
@@ -298,12 +303,9 @@ def main() -> None:
     if arguments.show:
         show(done, arguments.llm)
         return
-    files = [arguments.data / f"adaptive_llama31_8b.{name}.dev.jsonl" for name in SETS]
-    records = [record for file in files for _, record in read_jsonl(file)]
-    chosen = np.random.default_rng(0).permutation(len(records))[: arguments.limit]
-    questions = [records[place] for place in chosen]
+    questions = [q for q in read_mixture(arguments.data) if q.gold_answers][: arguments.limit]
     OUT.parent.mkdir(exist_ok=True)
-    wanted = {record["id"] for record in questions}
+    wanted = {question.id for question in questions}
     with OUT.open("a", encoding="utf-8") as kept:
         ways = Ways(arguments.data)
         for each in run(ways, questions, arguments.llm, done, arguments.threads):
