@@ -118,7 +118,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
     arms: dict[str, dict[str, dict]] = {"direct": {}, "passages": {}}
     for line in llm.read_text().split("\n")[:-1]:  # the last one may still be written
         call = json.loads(line)
-        if call["meta"]["arm"] in arms and call["meta"]["id"] in asked:
+        if call["meta"].get("arm") in arms and call["meta"]["id"] in asked:
             arms[call["meta"]["arm"]][call["meta"]["id"]] = call
     ids = [name for name in asked if name in arms["direct"] and name in arms["passages"]]
     if len(ids) < LEAST:

@@ -1,0 +1,160 @@
+"""Looking first on corpora of other fields, which no gate and no model was trained on: is it as good as always?
+
+    python benchmarks/other_fields.py --data DIR [--llm qwen2.5-coder-0.5b-instruct] [--limit 120]
+    python benchmarks/other_fields.py --data DIR --recorded
+
+======================  ====================================================================  =====================
+field                   questions                                                             passages
+======================  ====================================================================  =====================
+ten documents           40 about ``documents/*.md``, ten documents of a ferry company, and    31, their paragraphs
+                        40 that need none of them, from ``requests.jsonl``
+web snippets            RetrievalQA: news, people, popular facts; an LLM should not know      3,425
+multi-hop               MuSiQue and 2WikiMultihopQA, SlimPLM's part                           4,172
+======================  ====================================================================  =====================
+
+The latter two are in DIR (its README names sources and licences); without ``--data`` only the ten documents are
+asked about. Every way is a real chain, as in ``end_to_end.py``. Calls of the LLM are kept in benchmarks/out/fields:
+a run that was stopped goes on, and one with ``--recorded`` asks nothing.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from answer_tables import by_kind, by_way, paired_interval
+from end_to_end import Answered, markdown, run, show, whole
+from holds import read_corpus
+from mixture import Question, read_mixture
+from served import OUT, Clock, Forgetful, Record, RecordedChat, Speed, server
+from ways import Ways
+
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+
+DOCUMENTS = Path(__file__).parent / "documents"
+WAYS = ("gate, question alone", "answer first", "look first", "look first, then answer first")
+REQUESTS, SEED = 20, 0
+
+
+@dataclass(frozen=True)
+class Field:
+    """A corpus and questions, of which some are about it.
+
+    Attributes:
+        name: Its name.
+        passages: The corpus.
+        questions: In their order: any beginning is a fair sample.
+    """
+
+    name: str
+    passages: list[Passage]
+    questions: list[Question]
+
+    def index(self, home: Path) -> HybridIndex:
+        """Return the index, built once."""
+        home = home / self.name.replace(" ", "-")
+        if not (home / "index.json").is_file():
+            PassageIndex.build(self.passages).save(home)
+        return HybridIndex(PassageIndex.load(home, Forgetful()))
+
+
+def fields(data: Path | None) -> list[Field]:
+    """Return all fields that there are."""
+    found = [ten_documents()]
+    if data is not None:
+        records = [record for _, record in read_jsonl(data / "retrievalqa.jsonl")]
+        asked = [_question("web", r["dataset"], r["id"], r) for r in records]
+        found.append(Field("web snippets", read_corpus(data / "corpus.retrievalqa.jsonl.gz"), _mixed(asked)))
+        asked = [q for q in read_mixture(data) if q.kind in ("musique", "2wiki")]
+        found.append(Field("multi-hop", read_corpus(data / "corpus.slimplm.jsonl.gz"), asked))
+    return found
+
+
+def ten_documents() -> Field:
+    """Return the ten documents, a passage for each paragraph, with as many questions that need none of them."""
+    passages = []
+    for path in sorted(DOCUMENTS.glob("*.md")):
+        heading, *paragraphs = path.read_text(encoding="utf-8").strip().split("\n\n")
+        title = heading.removeprefix("# ")
+        passages += [
+            Passage(f"{path.stem}-{number}", " ".join(text.split()), title)
+            for number, text in enumerate(paragraphs)
+        ]
+    records = [record for _, record in read_jsonl(DOCUMENTS / "questions.jsonl")]
+    asked = [_question("documents", "documents", str(number), r) for number, r in enumerate(records)]
+    for kind in ("common", "task"):
+        asked += [q for q in read_mixture(None) if q.kind == kind and q.gold_answers][:REQUESTS]
+    return Field("ten documents", passages, _mixed(asked))
+
+
+def _question(field: str, kind: str, name: str, record: dict[str, list[str]]) -> Question:
+    return Question(
+        f"{field}:{name}", kind, str(record["question"]), tuple(record["gold_answers"]), "test", field
+    )
+
+
+def _mixed(asked: list[Question]) -> list[Question]:
+    return [asked[row] for row in np.random.default_rng(SEED).permutation(len(asked))]
+
+
+def rows(answers: list[Answered]) -> list[dict[str, str]]:
+    """Return a row for each way: what is right, against always, and what is read."""
+    ways, found = by_way(answers), []
+    always = ways["always"]
+    tokens = np.mean([a.prompt for a in always.values()])
+    seconds = np.median([a.total for a in always.values()])
+    for name, own in ways.items():
+        right = [bool(own[key].right) for key in always]
+        theirs = [bool(answer.right) for answer in always.values()]
+        low, high = paired_interval(right, theirs)
+        found.append(
+            {
+                "way": name,
+                "right, %": f"{100 * np.mean(right):.1f}",
+                "points against always [95 %]": f"{100 * (np.mean(right) - np.mean(theirs)):+.1f} "
+                f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+                "retrieved, %": f"{100 * np.mean([a.retrieved for a in own.values()]):.0f}",
+                "tokens read, of always, %": f"{100 * np.mean([a.prompt for a in own.values()]) / tokens:.0f}",
+                "median time, of always, %": f"{100 * np.median([a.total for a in own.values()]) / seconds:.0f}",
+            }
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
+    parser.add_argument("--data", type=Path, help="folder with the question sets")
+    parser.add_argument(
+        "--out", type=Path, default=OUT / "fields", help="where the record is, and the indexes"
+    )
+    parser.add_argument("--limit", type=int, default=120, help="how many questions of each field")
+    parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
+    parser.add_argument(
+        "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
+    )
+    parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
+    with server(arguments.llm, None, arguments.threads, needed=not arguments.recorded) as url:
+        chat = RecordedChat(record=record, url=url, clock=Clock())
+        for field in fields(arguments.data):
+            ways = Ways(field.index(arguments.out), None, only=WAYS)
+            asked = field.questions[: arguments.limit]
+            if not arguments.recorded:  # the speed is known once everything is in the record
+                list(run(ways, chat, asked, time.process_time))
+            chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
+            answers = whole(list(run(ways, chat, asked, time.process_time)))
+            title = f"{field.name}: {len(field.passages)} passages, {len({a.id for a in answers})} questions"
+            for name, table in ((title, rows(answers)), ("Right, % (retrieved, %)", by_kind(answers))):
+                show(name, table)
+                print(markdown(table))
+
+
+if __name__ == "__main__":
+    main()
