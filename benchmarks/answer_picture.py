@@ -29,11 +29,12 @@ SHOWN = {
 PLACES = {
     "always": (0, -12, "center"),
     "nearest examples": (-4, -10, "right"),
-    "gate, question alone": (0, -12, "center"),
-    "answer first, FLARE's trigger": (-5, -12, "right"),
+    "gate, question alone": (-3, 5, "right"),
+    "answer first, FLARE's trigger": (-5, -10, "right"),
     "answer first, unknown claims": (0, 6, "center"),
     "answer first": (6, -2, "left"),
-    "LLM asked, LangChain prompt": (12, -10, "right"),
+    "LLM asked, LangChain prompt": (10, -20, "right"),
+    "LLM asked to answer or retrieve": (0, -12, "left"),
 }
 """Where the name of a way stands, in points from its own: these have others near them."""
 

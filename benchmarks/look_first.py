@@ -31,16 +31,18 @@ from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.loading import DEFAULT_GATES
-from rgate_integrations.look_first import LookFirst, p_helps_of
+from rgate_integrations.look_first import LookFirst, is_never_known, p_helps_of
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 from rgate_integrations.text import is_correct
 
 OUT = Path(__file__).parent / "out"
-CONSOLE = Console(width=118)
+CONSOLE = Console(width=140)
 RESAMPLES, SEED, BEGUN, TIMED = 2_000, 0, 32, 100
 GRID = np.linspace(0.0, 1.0, 41)
+GAINS = (0.0, 0.05, 0.1, 0.15)
 AT_ONCE = 16  # questions, after which what was computed is kept
 LEAST = 60  # questions of an LLM, without which no table is printed
+COVERED = ("2wiki", "hop", "musique")  # kinds of questions whose passages are in the corpus
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Runs:
         p_known: P(known) by the question alone, shape (n,).
         p_begun: P(known) by the begun answer, shape (n,).
         p_holds: P(the passages hold the answer), shape (n,).
+        never_known: Whether the gate says that no LLM can know it, shape (n,).
         threshold: That of the default gate for the question alone.
         threshold_begun: That of the default gate for begun answers.
     """
@@ -72,6 +75,7 @@ class Runs:
     p_known: np.ndarray
     p_begun: np.ndarray
     p_holds: np.ndarray
+    never_known: np.ndarray
     threshold: float
     threshold_begun: float
 
@@ -134,6 +138,10 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
     def known(places: list[int]) -> list[float]:
         return [d.p_known for d in gate.decide_batch([questions[place] for place in places])]
 
+    def never(places: list[int]) -> list[float]:
+        made = gate.decide_batch([questions[place] for place in places])
+        return [float(is_never_known(decision)) for decision in made]
+
     def begun(places: list[int]) -> list[float]:
         drafts = [_draft(direct[place]) for place in places]
         return [d.p_known for d in judge.decide_batch([questions[p] for p in places], drafts=drafts)]
@@ -152,6 +160,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         Kept(OUT / "look-first.known.json").of(questions, known),
         Kept(OUT / f"look-first.begun.{llm.stem}.json").of(questions, begun),
         read_helps().p_holds(np.array(features)),
+        Kept(OUT / "look-first.never.json").of(questions, never) > 0,
         gate.threshold,
         judge.threshold,
     )
@@ -232,37 +241,48 @@ class Way:
 
 
 def looked(
-    name: str, p_known: np.ndarray, p_helps: np.ndarray, options: LookFirst, begun: np.ndarray | bool = False
+    name: str,
+    runs: Runs,
+    p_known: np.ndarray,
+    p_helps: np.ndarray,
+    options: LookFirst,
+    begun: np.ndarray | bool = False,
 ) -> Way:
     """Return a way that looks first, by the rule of `rgate_integrations.look_first.decided`."""
     neither = np.maximum(p_known, p_helps) < options.neither_below
-    retrieve = np.where(neither, options.when_neither == "retrieve", p_helps - options.least_gain > p_known)
-    return Way(name, retrieve, begun)
+    helpful = runs.never_known | (p_helps - options.least_gain > p_known)
+    return Way(name, np.where(neither, options.when_neither == "retrieve", helpful), begun)
+
+
+def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
+    """Return the way that looks first and answers first, by the rule of `rgate_integrations.look_first.settled`."""
+    low, _ = AnswerFirst().band
+    least = np.full(len(runs.questions), low)  # known to an LLM that is not clearly ignorant
+    begun = (runs.p_known >= low) & ~runs.never_known & (runs.helps(least) - options.least_gain > low)
+    p_known = np.where(begun, runs.p_begun, runs.p_known)
+    return looked(name, runs, p_known, runs.helps(p_known), options, begun)
 
 
 def ways(runs: Runs, fitted: Fitted, begun: Fitted) -> list[Way]:
     """Return all ways."""
     n = len(runs.questions)
     saving = LookFirst(when_neither="direct")
-    helps, after = runs.helps(runs.p_known), runs.helps(runs.p_begun)
-    low, _ = AnswerFirst().band
-    first = runs.p_known >= low  # the first look of answer first: what is clearly unknown is not begun
-    # As `rgate_integrations.look_first.settled` has it: nor is what no passages found would help with.
-    both = first & (runs.helps(np.full(n, low)) > low)
-    p_known, p_helps = np.where(both, runs.p_begun, runs.p_known), np.where(both, after, helps)
+    helps = runs.helps(runs.p_known)
+    first = runs.p_known >= AnswerFirst().band[0]  # what is clearly unknown is not begun
     return [
         Way("never", np.zeros(n, bool)),
         Way("always", np.ones(n, bool)),
         Way("gate, question alone", runs.p_known < runs.threshold),
         Way("answer first", ~first | (runs.p_begun < runs.threshold_begun), first),
-        looked("look first", runs.p_known, helps, LookFirst()),
-        looked("look first, neither: direct", runs.p_known, helps, saving),
-        looked("look first, fitted", fitted.p_known, fitted.p_helps, LookFirst()),
-        looked("  neither: direct", fitted.p_known, fitted.p_helps, saving),
-        looked("  gain of 0.05 at least", fitted.p_known, fitted.p_helps, LookFirst(least_gain=0.05)),
-        looked("look first + answer first", p_known, p_helps, LookFirst(), both),
-        looked("  fitted, every answer begun", begun.p_known, begun.p_helps, LookFirst(), True),
-        looked("  fitted, neither: direct", begun.p_known, begun.p_helps, saving, True),
+        looked("look first", runs, runs.p_known, helps, LookFirst()),
+        looked("  neither: direct", runs, runs.p_known, helps, saving),
+        *(looked(f"  least_gain={g}", runs, runs.p_known, helps, LookFirst(least_gain=g)) for g in GAINS[1:]),
+        looked("  fitted", runs, fitted.p_known, fitted.p_helps, LookFirst()),
+        *(
+            look_and_answer(f"look first + answer first, least_gain={g}", runs, LookFirst(least_gain=g))
+            for g in GAINS
+        ),
+        looked("  fitted, every answer begun", runs, begun.p_known, begun.p_helps, LookFirst(), True),
         Way("oracle", runs.read & ~runs.direct),
     ]
 
@@ -276,31 +296,8 @@ def interval(difference: np.ndarray) -> tuple[float, float]:
 
 
 def show(runs: Runs) -> None:
-    """Print both tables of an LLM."""
+    """Print the tables of an LLM: of all questions, and of those whose passages are in the corpus and are not."""
     fitted, begun = Fitted.of(runs, runs.p_known), Fitted.of(runs, runs.p_begun)
-    n, always = len(runs.questions), np.ones(len(runs.questions), bool)
-    table = Table(title=f"{runs.llm}, {n} questions", title_justify="left", box=None)
-    for column in ("way", "right %", "against always", "retrieved %", "prompt tokens", "of always %"):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    most = runs.tokens(always).mean()
-    for way in ways(runs, fitted, begun):
-        right, tokens = runs.right(way.retrieve), runs.tokens(way.retrieve, way.begun).mean()
-        difference = right.astype(float) - runs.read
-        low, high = interval(difference)
-        table.add_row(
-            way.name,
-            f"{right.mean():.1%}",
-            f"{difference.mean():+.1%} [{low:+.1%}, {high:+.1%}]",
-            f"{way.retrieve.mean():.0%}",
-            f"{tokens:.0f}",
-            f"{tokens / most:.0%}",
-        )
-    CONSOLE.print(table)
-    unlike = runs.read != runs.direct
-    helped = int((runs.read & unlike).sum())
-    CONSOLE.print(
-        f"Passages help {helped} questions and hurt {int(unlike.sum()) - helped}. AUC of telling which:"
-    )
     scores = {
         "-P(known), question alone": -runs.p_known,
         "-P(known), begun answer": -runs.p_begun,
@@ -310,8 +307,18 @@ def show(runs: Runs) -> None:
         "P(helps) - P(known), begun answer": runs.helps(runs.p_begun) - runs.p_begun,
         "P(helps) - P(known), begun answer, fitted": begun.p_helps - begun.p_known,
     }
-    for name, score in scores.items():
-        CONSOLE.print(f"  {name:42} {roc_auc_score(runs.read[unlike], score[unlike]):.3f}")
+    covered = np.isin(runs.kind, COVERED)
+    parts = {"all": covered | True, "passages in the corpus": covered, "mostly not in the corpus": ~covered}
+    for name, part in parts.items():
+        CONSOLE.print(table_of(runs, ways(runs, fitted, begun), part, f"{runs.llm}, {name}"))
+        unlike = part & (runs.read != runs.direct)
+        helped = int((runs.read & unlike).sum())
+        CONSOLE.print(
+            f"Passages help {helped} questions and hurt {int(unlike.sum()) - helped}. AUC of telling which:"
+        )
+        for score, values in scores.items():
+            CONSOLE.print(f"  {score:42} {roc_auc_score(runs.read[unlike], values[unlike]):.3f}")
+        print()
     numbers = f"reading {fitted.reading:.2f}, distraction {fitted.distraction:.2f}"
     CONSOLE.print(
         f"Fitted by the question alone: {numbers}; AUC of P(holds) for right with passages "
@@ -320,9 +327,31 @@ def show(runs: Runs) -> None:
     by_kind(runs)
 
 
+def table_of(runs: Runs, chosen: Sequence[Way], part: np.ndarray, title: str) -> Table:
+    """Return what every way gets right and reads, of some of the questions."""
+    table = Table(title=f"{title}, {part.sum()} questions", title_justify="left", box=None)
+    for column in ("way", "right %", "against always", "retrieved %", "prompt tokens", "of always %"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    most = runs.tokens(np.ones(len(part), bool))[part].mean()
+    for way in chosen:
+        right = runs.right(way.retrieve)[part]
+        tokens = runs.tokens(way.retrieve, way.begun)[part].mean()
+        difference = right.astype(float) - runs.read[part]
+        low, high = interval(difference)
+        table.add_row(
+            way.name,
+            f"{right.mean():.1%}",
+            f"{difference.mean():+.1%} [{low:+.1%}, {high:+.1%}]",
+            f"{way.retrieve[part].mean():.0%}",
+            f"{tokens:.0f}",
+            f"{tokens / most:.0%}",
+        )
+    return table
+
+
 def by_kind(runs: Runs) -> None:
     """Print both arms and what looking first does, by kind of question."""
-    look = looked("", runs.p_known, runs.helps(runs.p_known), LookFirst()).retrieve
+    look = looked("", runs, runs.p_known, runs.helps(runs.p_known), LookFirst()).retrieve
     table = Table(title="by kind", title_justify="left", box=None)
     columns = (
         "kind",

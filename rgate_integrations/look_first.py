@@ -21,6 +21,9 @@ from rgate_integrations.saved.helps import HelpsModel, read_helps
 
 _log = logging.getLogger("rgate_integrations")
 
+_NEVER_KNOWN = ("private", "fresh")
+"""Signals of the default gate: probabilities that the question is of a kind that no LLM can know."""
+
 
 @dataclass(frozen=True)
 class LookFirst:
@@ -77,7 +80,9 @@ def looked(
 
     Where there is nothing to judge, since the search failed or found nothing, or the gate failed, the gate's decision
     stands. So it does for a question that refers to something said before: its own words say too little of what the
-    passages should hold.
+    passages should hold. What was found is read, however little it seems to hold, where the gate says that the
+    question is probably of a kind that no LLM can know: about the user's own documents, or what changes with time.
+    Where neither is likely to be right, `LookFirst.when_neither` still says what to do.
 
     Args:
         decision: The gate's.
@@ -105,8 +110,9 @@ def settled(
 ) -> Decision | None:
     """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
 
-    It is settled for a question that is clearly unknown, and where the passages would help no LLM that knows any more
-    than that. Else the LLM may begin to answer, and `looked` decides once that is judged.
+    It is settled for a question that is clearly unknown, or of a kind that no LLM can know, and where the passages
+    would help no LLM that knows any more than that. Else the LLM may begin to answer, and `looked` decides once that
+    is judged.
 
     Args:
         decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
@@ -115,13 +121,18 @@ def settled(
         unknown_below: The P(known) below which a question is clearly unknown.
     """
     look = looked(decision, found, options)
-    if decision.retrieve:
+    if decision.retrieve or (look.p_helps is not None and is_never_known(decision)):
         return look
     if isinstance(found, Exception) or look.p_helps is None:
         return None
     # The less an LLM knows, the more passages help it: none knows less than this and is not clearly unknown.
     most = p_helps_of(decision.question, found, unknown_below, options)
     return look if most - options.least_gain <= unknown_below else None
+
+
+def is_never_known(decision: Decision) -> bool:
+    """Whether it is more likely than not that no LLM can know what the question asks for."""
+    return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
 
 
 def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, options: LookFirst) -> float:
@@ -152,6 +163,9 @@ def decided(
         reason = (
             f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
         )
+    elif is_never_known(decision):
+        outcome, needed = "passages", 1.0
+        reason = "What was found is read, since no LLM can know that."
     else:
         needed = max(0.0, p_helps - options.least_gain)
         outcome = "passages" if p_known < needed else "alone"

@@ -173,6 +173,18 @@ def test_a_threshold_that_was_given_is_enough():
     assert decided(decision(0.4), 0.9, LookFirst(), known_from=0.41).outcome == "passages"
 
 
+def test_what_no_llm_can_know_is_read_however_little_was_found():
+    private = {"signals": {"private": 0.4, "fresh": 0.15, "known": 0.9}}
+    assert decided(decision(0.4), 0.1, LookFirst(least_gain=0.2)).outcome == "alone"
+    found = decided(decision(0.4, **private), 0.1, LookFirst(least_gain=0.2))
+    assert (found.outcome, found.retrieve, found.threshold) == ("passages", True, 1.0)
+    assert found.reason == "Because. What was found is read, since no LLM can know that."
+    assert decided(decision(0.05, **private), 0.05, LookFirst()).outcome == "neither"
+    assert decided(decision(0.4, signals={"private": 0.45}), 0.1, LookFirst()).outcome == "alone"
+    assert decided(decision(0.4, **private), 0.1, LookFirst(), known_from=0.4).outcome == "alone"
+    assert looked(decision(0.4, **private), [FoundPassage("clouds")], LookFirst(model=COVERED)).retrieve
+
+
 def test_where_there_is_nothing_to_judge_the_question_alone_decides():
     for p_known in (0.2, 0.8):
         made = decision(p_known)
@@ -202,8 +214,9 @@ COVERED = HelpsModel(
 HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 
 
-def first_look(p_known, found, **options):
-    made = decision(p_known).model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
+def first_look(p_known, found, signals=None, **options):
+    made = decision(p_known, signals=signals or {})
+    made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
     return settled(made, found, LookFirst(model=COVERED, **options), unknown_below=0.15)
 
 
@@ -220,6 +233,12 @@ def test_a_first_look_settles_what_no_passage_would_help_with():
     assert first_look(0.15, BESIDE).outcome == "alone"
     assert first_look(0.9, BESIDE).outcome == "alone"
     assert first_look(0.15, BESIDE, least_gain=-0.1) is None
+
+
+def test_a_first_look_settles_what_no_llm_can_know():
+    assert first_look(0.3, BESIDE, {"private": 0.6}).outcome == "passages"
+    assert first_look(0.3, HOLDING, {"private": 0.6}).outcome == "passages"
+    assert first_look(0.3, TimeoutError(), {"private": 0.6}) is None  # begins to answer, as without a look
 
 
 def test_a_first_look_leaves_the_rest_to_the_begun_answer():
