@@ -207,6 +207,14 @@ class Fitted:
         reading, distraction = np.mean(numbers, axis=0)
         return cls(known, helps, float(reading), float(distraction))
 
+    @classmethod
+    def to_another(cls, runs: Runs, p_known: np.ndarray, other: Runs, other_known: np.ndarray) -> "Fitted":
+        """Fit the same to the runs of another LLM."""
+        line = LogisticRegression().fit(logits(other_known)[:, None], other.direct)
+        theirs, known = (line.predict_proba(logits(p)[:, None])[:, 1] for p in (other_known, p_known))
+        model = fit_helps(other.p_holds, theirs, other.read)
+        return cls(known, model.p_helps(runs.p_holds, known), model.reading, model.distraction)
+
 
 def fit_helps(p_holds: np.ndarray, p_known: np.ndarray, right: np.ndarray) -> HelpsModel:
     """Return the model with the reading and the distraction under which the answers are most likely."""
@@ -263,8 +271,8 @@ def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
     return looked(name, runs, p_known, runs.helps(p_known), options, begun)
 
 
-def ways(runs: Runs, fitted: Fitted, begun: Fitted) -> list[Way]:
-    """Return all ways."""
+def ways(runs: Runs, fitted: Fitted, begun: Fitted, other: Runs | None) -> list[Way]:
+    """Return all ways; those that are fitted to another LLM only if there is one."""
     n = len(runs.questions)
     saving = LookFirst(when_neither="direct")
     helps = runs.helps(runs.p_known)
@@ -283,7 +291,18 @@ def ways(runs: Runs, fitted: Fitted, begun: Fitted) -> list[Way]:
             for g in GAINS
         ),
         looked("  fitted, every answer begun", runs, begun.p_known, begun.p_helps, LookFirst(), True),
+        *(fitted_to_another(runs, other) if other is not None else ()),
         Way("oracle", runs.read & ~runs.direct),
+    ]
+
+
+def fitted_to_another(runs: Runs, other: Runs) -> list[Way]:
+    """Return the ways that are fitted to the answers of another LLM."""
+    alone = Fitted.to_another(runs, runs.p_known, other, other.p_known)
+    begun = Fitted.to_another(runs, runs.p_begun, other, other.p_begun)
+    return [
+        looked("look first, fitted to the other LLM", runs, alone.p_known, alone.p_helps, LookFirst()),
+        looked("  and every answer begun", runs, begun.p_known, begun.p_helps, LookFirst(), True),
     ]
 
 
@@ -295,7 +314,7 @@ def interval(difference: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def show(runs: Runs) -> None:
+def show(runs: Runs, other: Runs | None) -> None:
     """Print the tables of an LLM: of all questions, and of those whose passages are in the corpus and are not."""
     fitted, begun = Fitted.of(runs, runs.p_known), Fitted.of(runs, runs.p_begun)
     scores = {
@@ -310,7 +329,7 @@ def show(runs: Runs) -> None:
     covered = np.isin(runs.kind, COVERED)
     parts = {"all": covered | True, "passages in the corpus": covered, "mostly not in the corpus": ~covered}
     for name, part in parts.items():
-        CONSOLE.print(table_of(runs, ways(runs, fitted, begun), part, f"{runs.llm}, {name}"))
+        CONSOLE.print(table_of(runs, ways(runs, fitted, begun, other), part, f"{runs.llm}, {name}"))
         unlike = part & (runs.read != runs.direct)
         helped = int((runs.read & unlike).sum())
         CONSOLE.print(
@@ -485,6 +504,7 @@ def main() -> None:
 def show_record(data: Path, record: Path) -> None:
     """Print the tables of every LLM that has enough questions."""
     passages = {p.id: p for corpus in read_corpora(data).values() for p in corpus}
+    found = []
     for llm in sorted(record.glob("*.jsonl")):
         if llm.name.startswith(("questions", "searches")):
             continue
@@ -492,7 +512,9 @@ def show_record(data: Path, record: Path) -> None:
         if runs is None:
             CONSOLE.print(f"{llm.stem}: fewer than {LEAST} questions in both arms")
         else:
-            show(runs)
+            found.append(runs)
+    for runs in found:
+        show(runs, next((other for other in found if other is not runs), None))
 
 
 if __name__ == "__main__":
