@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SHOWN = {
     "never": "never",
     "always": "always",
-    "LLM asked, LangChain prompt": "LLM asked (LangChain prompt)",
+    "LLM asked, LangChain prompt": "LLM asked\n(LangChain prompt)",
     "LLM asked, LlamaIndex selector": "LLM asked (LlamaIndex selector)",
     "LLM asked to answer or retrieve": "LLM asked to answer or retrieve",
     "nearest examples": "nearest examples",
@@ -33,7 +33,8 @@ PLACES = {
     "answer first, FLARE's trigger": (-5, -10, "right"),
     "answer first, unknown claims": (0, 6, "center"),
     "answer first": (6, -2, "left"),
-    "LLM asked, LangChain prompt": (10, -20, "right"),
+    "LLM asked, LangChain prompt": (6, -4, "left"),
+    "look first": (-4, 4, "right"),
     "LLM asked to answer or retrieve": (0, -12, "left"),
 }
 """Where the name of a way stands, in points from its own: these have others near them."""
@@ -95,6 +96,7 @@ def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, B
                     fontsize=7,
                     horizontalalignment=side,
                 )
+        axis.set_xlim(right=1.17 * axis.get_xlim()[1])  # room for the names of what costs most
         axis.set_xlabel(f"{label}, mean")
         axis.grid(alpha=0.3)
     figure.suptitle(title, fontsize=9)
