@@ -2,6 +2,7 @@
 
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
     python benchmarks/answer_first.py --show [--llm ...]
+    python benchmarks/answer_first.py --data DIR --kinds common task --callers 1 --out FILE    (what an LLM knows)
     python benchmarks/answer_first.py --checkpoints --data DIR
 
 DIR holds question sets and passages, ``corpus.{hotpot_2wiki,slimplm}``. The questions are those of ``mixture.py``
@@ -11,8 +12,9 @@ meanwhile. They take turns at each question, one at a time, and then with 8 call
 slows the machine slows all of them: where other things run beside, read the ratios and not the seconds. The server
 counts the tokens.
 
-Each answer is kept in benchmarks/out/answer_first.jsonl, so that a run goes on where it was stopped; ``--show``
-prints the tables of what there is. ``--checkpoints`` asks no LLM: it measures on recorded answers, see `checkpoints`.
+Each answer is kept in benchmarks/out/answer_first.jsonl, or ``--out``, so that a run goes on where it was stopped;
+``--show`` prints the tables of what there is. ``--checkpoints`` asks no LLM: it measures on recorded answers, see
+`checkpoints`.
 """
 
 import argparse
@@ -175,12 +177,17 @@ def forget(url: str, slots: int) -> None:
 
 
 def run(
-    ways: Ways, questions: list[Question], llm: str, done: list[Answered], threads: int
+    ways: Ways,
+    questions: list[Question],
+    llm: str,
+    done: list[Answered],
+    threads: int,
+    at_once: Sequence[int],
 ) -> Iterator[Answered]:
     """Answer what has not been answered yet."""
     had = {(each.llm, each.way, each.callers, each.id) for each in done}
     names = list(ways.chains(ServedChat(url="")))
-    most = max(CALLERS)
+    most = max(at_once)
     with (
         serving(gguf(llm), slots=most, context=4096 * most, threads=threads) as url,
         ThreadPoolExecutor(most) as pool,
@@ -188,7 +195,7 @@ def run(
         chat = ServedChat(url=url)
         answer(ways, chat, "answer first", questions[0], 1, llm)  # loads the models
         for block in blocks(questions, most):
-            for callers in CALLERS:
+            for callers in at_once:
                 for turn, some in enumerate(blocks(block, callers)):
                     first = (turn + questions.index(block[0]) // most) % len(names)
                     for way in [*names[first:], *names[:first]]:  # each comes first as often
@@ -223,9 +230,21 @@ def times(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
         row.append(f"{np.percentile(seconds, 50):.2f} / {np.percentile(seconds, 95):.2f}")
         for other in ("never", "always", DRAFT):
             row.append(ratio(answers, by_way.get(other, {}), name, name))
-    known = {key: a for key, a in answers.items() if not a.retrieved and way.startswith("answer first")}
-    row.append(ratio(known, by_way.get("never", {}), "first_token", "held_token"))
     return row
+
+
+def known(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
+    """Return the ratios of a way that answers first, over the questions that it did not retrieve for."""
+    answers = {key: answer for key, answer in by_way[way].items() if not answer.retrieved}
+    never, draft = by_way.get("never", {}), by_way.get(DRAFT, {})
+    return [
+        way,
+        str(len(answers)),
+        f"{np.mean([a.calls for a in answers.values()]):.2f}" if answers else "",
+        ratio(answers, never, "first_token", "held_token"),
+        ratio(answers, never, "total", "total"),
+        ratio(answers, draft, "total", "total"),
+    ]
 
 
 def ratio(ours: dict[str, Answered], theirs: dict[str, Answered], name: str, other: str) -> str:
@@ -267,11 +286,13 @@ def show(done: list[Answered], llm: str) -> None:
                     *against,
                     "whole answer, s",
                     *against,
-                    f"known: first token by token {HELD} of never",
                 ],
                 [times(way, by_way) for way in order],
             )
         )
+        heads = ["known", "n", "LLM calls", f"first token by token {HELD} of never", "whole answer by never"]
+        firsts = [way for way in order if way.startswith("answer first")]
+        CONSOLE.print(table([*heads, "by a draft first"], [known(way, by_way) for way in firsts]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -290,6 +311,9 @@ def main() -> None:
     parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--limit", type=int, default=100)
+    parser.add_argument("--kinds", nargs="+", help="questions of these kinds only, such as common and task")
+    parser.add_argument("--callers", type=int, nargs="+", default=CALLERS, help="how many ask at a time")
+    parser.add_argument("--out", type=Path, default=OUT, help="where the answers are kept")
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument("--show", action="store_true", help="print the tables of what has been answered")
     parser.add_argument("--checkpoints", action="store_true", help="where begun answers should be judged")
@@ -299,16 +323,19 @@ def main() -> None:
 
         show_checkpoints(arguments.data)
         return
-    done = [Answered(**record) for _, record in read_jsonl(OUT)] if OUT.exists() else []
+    out = arguments.out
+    done = [Answered(**record) for _, record in read_jsonl(out)] if out.exists() else []
     if arguments.show:
         show(done, arguments.llm)
         return
-    questions = [q for q in read_mixture(arguments.data) if q.gold_answers][: arguments.limit]
-    OUT.parent.mkdir(exist_ok=True)
+    questions = [q for q in read_mixture(arguments.data) if q.gold_answers]
+    kinds = arguments.kinds or {question.kind for question in questions}
+    questions = [question for question in questions if question.kind in kinds][: arguments.limit]
+    out.parent.mkdir(exist_ok=True)
     wanted = {question.id for question in questions}
-    with OUT.open("a", encoding="utf-8") as kept:
+    with out.open("a", encoding="utf-8") as kept:
         ways = Ways(arguments.data)
-        for each in run(ways, questions, arguments.llm, done, arguments.threads):
+        for each in run(ways, questions, arguments.llm, done, arguments.threads, arguments.callers):
             kept.write(json.dumps(asdict(each)) + "\n")
             kept.flush()
             done.append(each)
