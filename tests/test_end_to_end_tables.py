@@ -137,3 +137,34 @@ def test_behind_an_api_a_way_must_skip_enough_to_pay_for_what_it_began(bench: Mo
     assert rows["answer first"]["dear: $ saved"] == f"{-100e6:,.0f}"
     assert rows["answer first"]["dear: pays above a skip rate of"] == f"{100 * 100 / 550:.0f} %"
     assert rows["gate, question alone"]["dear: pays above a skip rate of"] == "0 %"
+
+
+def test_every_question_about_the_ten_documents_has_its_answer_in_one(bench: ModuleType) -> None:
+    import other_fields
+
+    from rgate_integrations.text import contains_answer
+
+    field = other_fields.ten_documents()
+    assert len({passage.title for passage in field.passages}) == 10
+    kinds = [question.kind for question in field.questions]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"documents": 40, "common": 20, "task": 20}
+    texts = [passage.searchable for passage in field.passages]
+    for question in field.questions:
+        told = any(contains_answer(text, gold) for text in texts for gold in question.gold_answers)
+        assert told or question.kind != "documents", question.question
+
+
+def test_other_fields_are_compared_with_always_on_the_same_questions(bench: ModuleType) -> None:
+    import other_fields
+
+    rights = {"always": [True, True, False, False], "look first": [True, True, True, False]}
+    answers = [
+        answered(bench, way, f"q{number}", right)
+        for way, of_way in rights.items()
+        for number, right in enumerate(of_way)
+    ]
+    always, look = other_fields.rows(answers)
+    assert always["points against always [95 %]"].startswith("+0.0 [+0.0")
+    assert look["right, %"] == "75.0"
+    assert look["points against always [95 %]"].startswith("+25.0 [")
+    assert look["tokens read, of always, %"] == "10"
