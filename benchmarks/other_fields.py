@@ -8,7 +8,7 @@ field                   questions                                               
 ======================  ====================================================================  =====================
 ten documents           40 about ``documents/*.md``, ten documents of a ferry company, and    31, their paragraphs
                         40 that need none of them, from ``requests.jsonl``
-web snippets            RetrievalQA: news, people, popular facts; an LLM should not know      3,425
+web snippets            RetrievalQA: news, people, popular facts; an LLM should not know      3,338
 multi-hop               MuSiQue and 2WikiMultihopQA, SlimPLM's part                           4,172
 ======================  ====================================================================  =====================
 
