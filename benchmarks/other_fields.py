@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from answer_tables import by_kind, by_way, paired_interval
+from answer_tables import by_kind, by_way, overview
 from end_to_end import Answered, markdown, run, show, whole
 from holds import read_corpus
 from mixture import Question, read_mixture
@@ -35,6 +35,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 
 DOCUMENTS = Path(__file__).parent / "documents"
 WAYS = ("gate, question alone", "answer first", "look first", "look first, then answer first")
+COLUMNS = ("way", "right, %", "points against always [95 %]", "retrieved, %")
 REQUESTS, SEED = 20, 0
 
 
@@ -101,25 +102,15 @@ def _mixed(asked: list[Question]) -> list[Question]:
 
 def rows(answers: list[Answered]) -> list[dict[str, str]]:
     """Return a row for each way: what is right, against always, and what is read."""
-    ways, found = by_way(answers), []
-    always = ways["always"]
-    tokens = np.mean([a.prompt for a in always.values()])
-    seconds = np.median([a.total for a in always.values()])
-    for name, own in ways.items():
-        right = [bool(own[key].right) for key in always]
-        theirs = [bool(answer.right) for answer in always.values()]
-        low, high = paired_interval(right, theirs)
-        found.append(
-            {
-                "way": name,
-                "right, %": f"{100 * np.mean(right):.1f}",
-                "points against always [95 %]": f"{100 * (np.mean(right) - np.mean(theirs)):+.1f} "
-                f"[{100 * low:+.1f}, {100 * high:+.1f}]",
-                "retrieved, %": f"{100 * np.mean([a.retrieved for a in own.values()]):.0f}",
-                "tokens read, of always, %": f"{100 * np.mean([a.prompt for a in own.values()]) / tokens:.0f}",
-                "median time, of always, %": f"{100 * np.median([a.total for a in own.values()]) / seconds:.0f}",
-            }
-        )
+    ways = by_way(answers)
+    tokens = np.mean([a.prompt for a in ways["always"].values()])
+    seconds = np.median([a.total for a in ways["always"].values()])
+    found = []
+    for whole_row, own in zip(overview(answers, []), ways.values(), strict=True):
+        row = {name: whole_row[name] for name in COLUMNS}
+        row["tokens read, of always, %"] = f"{100 * np.mean([a.prompt for a in own.values()]) / tokens:.0f}"
+        row["median time, of always, %"] = f"{100 * np.median([a.total for a in own.values()]) / seconds:.0f}"
+        found.append(row)
     return found
 
 
