@@ -124,6 +124,7 @@ def main() -> None:
         "--out", type=Path, default=OUT / "fields", help="where the record is, and the indexes"
     )
     parser.add_argument("--limit", type=int, default=120, help="how many questions of each field")
+    parser.add_argument("--url", help="an OpenAI-compatible server, instead of one that is started here")
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument(
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
@@ -132,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
-    with server(arguments.llm, None, arguments.threads, needed=not arguments.recorded) as url:
+    with server(arguments.llm, arguments.url, arguments.threads, needed=not arguments.recorded) as url:
         chat = RecordedChat(record=record, url=url, clock=Clock())
         for field in fields(arguments.data):
             ways = Ways(field.index(arguments.out), None, only=WAYS)

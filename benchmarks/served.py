@@ -410,6 +410,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("test", "train"), default="test")
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--arms", nargs="+", default=["direct", "passages"])
+    parser.add_argument("--url", help="an OpenAI-compatible server, instead of one that is started here")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--every", type=int, default=1, help="every n-th question: n processes share the work"
@@ -421,7 +422,7 @@ def main() -> None:
     asked = asked[arguments.first :: arguments.every]
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
     searches = Searches(arguments.out, arguments.index, arguments.data)
-    with server(arguments.llm, None, arguments.threads) as url:
+    with server(arguments.llm, arguments.url, arguments.threads) as url:
         collect(RecordedChat(record=record, url=url), asked, searches, arguments.arms)
 
 
