@@ -35,17 +35,18 @@ class AnswerFirst:
     Attributes:
         tokens: How many tokens are held back and judged, at least 1. Several numbers, in rising order, are
             checkpoints: the answer is judged at each of them until its score is outside ``band``.
-        band: P(known) below the first number is clearly unknown: a question at the first look, a begun answer at a
-            checkpoint. From the second number on, a begun answer is clearly known. The last checkpoint has no band.
-        first_look: Reads the question alone and sends what is clearly unknown to the retrieve arm, so that the LLM
-            is not asked: a gate, or what `load_gate` takes. None begins every answer.
+        band: P(known) below the first number is clearly unknown, and from the second number on clearly known: of a
+            question at the first look, and of a begun answer at a checkpoint. The last checkpoint has no band.
+        first_look: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to the
+            retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
+            back. None begins every answer, and judges it.
 
     Raises:
         ConfigurationError: The numbers are out of their range or order.
     """
 
     tokens: int | tuple[int, ...] = 32
-    band: tuple[float, float] = (0.15, 0.8)
+    band: tuple[float, float] = (0.15, 0.9)
     first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
 
     def __post_init__(self) -> None:
@@ -61,6 +62,14 @@ class AnswerFirst:
     def checkpoints(self) -> tuple[int, ...]:
         """After how many tokens the begun answer is judged."""
         return (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
+
+    def known_from(self, threshold: float | None = None) -> float:
+        """Return the P(known) from which a question is clearly known at the first look: its answer is not judged.
+
+        Args:
+            threshold: That of the gate for begun answers, if it is known: nothing below it is clearly known.
+        """
+        return max(self.band[1], threshold or 0.0)
 
     @classmethod
     def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:

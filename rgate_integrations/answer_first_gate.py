@@ -25,14 +25,15 @@ FIRST_LOOK = "first_look"
 class AnswerFirstGate:
     """Answer first for a `rgate_integrations.pipeline.Pipeline`, whose LLM is a `Proxy` and not a chain.
 
-    A first look at the question sends what is clearly unknown to retrieval. For the others the LLM writes the
-    beginning of its answer, which is judged. The decision carries it as ``draft``, so that the pipeline goes on with
-    it where the question is known, and as ``beginning`` what became of it.
+    A first look at the question sends what is clearly unknown to retrieval, and lets the LLM answer what is clearly
+    known. For the others it writes the beginning of its answer, which is judged. The decision carries it as
+    ``draft``, so that the pipeline goes on with it where the question is known, and as ``beginning`` what became of
+    it.
 
     Attributes:
         llm: The LLM that answers.
         judge: Judges begun answers.
-        options: How many tokens are begun (the last checkpoint), below which P(known) the first look is clear, and
+        options: How many tokens are begun (the last checkpoint), for which P(known) the first look is clear, and
             which gate takes it.
     """
 
@@ -68,12 +69,15 @@ class AnswerFirstGate:
         decisions = yield from self._looking(questions)
         looked = _milliseconds(began) / max(len(questions), 1)
         low = self.options.band[0]
+        known_from = self.options.known_from(self.threshold if threshold is None else threshold)
         open_places = []
         for place, decision in enumerate(decisions):
-            if decision.error is None and (decision.p_known >= low or self.options.first_look is None):
+            if decision.error is not None:
+                continue
+            if self.options.first_look is None or low <= decision.p_known < known_from:
                 open_places.append(place)
-            elif decision.error is None:
-                decisions[place] = _clearly_unknown(decision, looked)
+            else:
+                decisions[place] = _clear(decision, looked, retrieve=decision.p_known < low)
         asked = [questions[place] for place in open_places]
         begun = yield Call(self._begin, None, asked)
         began = time.perf_counter()
@@ -98,9 +102,9 @@ class AnswerFirstGate:
         return [draft.model_copy(update={"source": "llm"}) for draft in written]
 
 
-def _clearly_unknown(decision: Decision, looked: float) -> Decision:
-    """Return the decision of a first look that was clear: no answer is begun, whatever the threshold."""
-    told = {"retrieve": True, "beginning": Beginning(first_look=looked)}
+def _clear(decision: Decision, looked: float, *, retrieve: bool) -> Decision:
+    """Return the decision of a first look that was clear: no begun answer is judged, whatever the threshold."""
+    told = {"retrieve": retrieve, "beginning": Beginning(first_look=looked)}
     return decision.model_copy(update=told | {"signals": {**decision.signals, FIRST_LOOK: decision.p_known}})
 
 

@@ -106,22 +106,29 @@ def looked(
 
 
 def settled(
-    decision: Decision, found: Sequence[FoundPassage] | Exception, options: LookFirst, *, unknown_below: float
+    decision: Decision,
+    found: Sequence[FoundPassage] | Exception,
+    options: LookFirst,
+    *,
+    band: tuple[float, float],
 ) -> Decision | None:
     """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
 
-    It is settled for a question that is clearly unknown, or of a kind that no LLM can know, and where the passages
-    would help no LLM that knows any more than that. Else the LLM may begin to answer, and `looked` decides once that
-    is judged.
+    It is settled for a question that is clearly unknown, or of a kind that no LLM can know, or clearly known and not
+    helped by the passages; and where these would help no LLM that knows more than what is clearly unknown. Else the
+    LLM may begin to answer, and `looked` decides once that is judged.
 
     Args:
         decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
         found: The passages, best first, or what the search raised.
         options: How they are judged.
-        unknown_below: The P(known) below which a question is clearly unknown.
+        band: The P(known) below which a question is clearly unknown, and that from which it is clearly known.
     """
+    unknown_below, known_from = band
     look = looked(decision, found, options)
     if decision.retrieve or (look.p_helps is not None and is_never_known(decision)):
+        return look
+    if decision.p_known >= known_from and not look.retrieve:
         return look
     if isinstance(found, Exception) or look.p_helps is None:
         return None

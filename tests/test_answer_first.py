@@ -125,6 +125,25 @@ def test_the_first_look_sends_what_is_clearly_unknown_to_the_retrieve_arm(call):
     assert len(writer.calls) == 1
 
 
+@each(SINGLES)
+def test_what_the_first_look_finds_clearly_known_is_not_judged(call):
+    writer, judge, look = Writer(), Reader(), Reader({"unknown, or easy?": 0.9})
+    assert call(routed(spoken(writer), judge=judge, first_look=look), "unknown, or easy?") == UNSURE + " "
+    assert (judge.calls, writer.ended) == ([], ["whole"])
+    narrow = routed(spoken(writer), judge=judge, first_look=look, band=(0.1, 0.95))
+    assert call(narrow, "unknown, or easy?") == "read about unknown, or easy?"
+    assert judge.calls == [["unknown, or easy?"]]
+
+
+def test_nothing_of_a_clearly_known_answer_is_held_back():
+    writer = Writer()
+    router = routed(spoken(writer), first_look=Reader({"easy?": 0.9}))
+    chunks = router.stream("easy?")
+    assert next(chunks) == "It "
+    assert len(writer.written) <= 2
+    assert "It " + "".join(chunks) == WHOLE
+
+
 @each(INVOKES)
 def test_the_threshold_of_a_call_holds_for_both_looks(call):
     router = routed(spoken(Writer()), first_look=Reader({"hopeless": 0.05, "open": 0.15}))

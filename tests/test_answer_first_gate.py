@@ -118,6 +118,16 @@ def test_only_what_is_not_clearly_unknown_is_begun_and_judged(gate, decide):
     assert easy.draft.source == "llm"
 
 
+def test_what_is_clearly_known_is_not_judged(gate, decide):
+    (sure,) = decide(["hard 0.9"])
+    assert (sure.retrieve, sure.draft, sure.beginning.tokens_held) == (False, None, 0)
+    assert sure.signals == {"first_look": 0.9}
+    assert gate.judge.asked in ([], [[]])
+    (strict,) = decide(["hard 0.9"], threshold=0.95)
+    assert strict.retrieve
+    assert strict.draft.text == "perhaps it"
+
+
 def test_without_a_first_look_every_answer_is_begun(gate, decide):
     object.__setattr__(gate, "options", AnswerFirst(tokens=2, first_look=None))
     (clear,) = decide(["clear 0.1"])
@@ -134,14 +144,14 @@ def test_a_threshold_and_drafts_reach_the_judge(gate, decide):
 
 
 def test_an_answer_of_nothing_retrieves(decide):
-    (empty,) = decide(["EMPTY 0.9"])
+    (empty,) = decide(["EMPTY 0.8"])
     assert empty.retrieve
     assert "wrote nothing" in empty.error.message
 
 
 def test_what_cannot_be_read_is_an_error_and_nothing_is_begun():
     llm = Writer()
-    options = AnswerFirst(tokens=2, first_look="constant:never")
+    options = AnswerFirst(tokens=2, first_look="constant:random:0.5")
     gate = AnswerFirstGate(llm, load_gate("constant:never"), options)
     first, second = gate.decide_batch(["", "easy?"])
     assert first.error.type == "InvalidQuestionError"

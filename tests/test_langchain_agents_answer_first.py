@@ -270,6 +270,16 @@ def test_the_first_look_shows_the_tools_at_once(call):
     assert look.calls == [["hopeless"], ["open"], ["a known sum?"]]  # once a turn
 
 
+@each(INVOKES)
+def test_a_model_is_not_judged_on_what_is_clearly_known(call):
+    model, judge = Agent(), Reader()
+    agent = agent_of(model, judge=judge, first_look=Reader({"unknown, or easy?": 0.9}))
+    found = ask(call, agent, "unknown, or easy?")
+    assert found["messages"][-1].text.strip() == UNSURE
+    assert (judge.calls, model.shown) == ([], [["add"]])
+    assert (found["retrieval_decision"]["retrieve"], found["retrieval_decision"]["p_known"]) == (False, 0.9)
+
+
 # --- what fails ----------------------------------------------------------------------------------------------
 
 

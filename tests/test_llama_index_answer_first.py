@@ -279,6 +279,16 @@ def test_the_first_look_spares_the_llm(call):
 
 
 @both_ways
+def test_what_is_clearly_known_is_not_judged(call):
+    judge, look = Reader(), Reader({"unknown, or easy?": 0.9})
+    engine = gated(Writer(), judge=judge, first_look=look)
+    assert str(call(engine, "query", "unknown, or easy?")) == UNSURE
+    assert judge.calls == []
+    strict = engine.with_threshold(0.95)
+    assert str(call(strict, "query", "unknown, or easy?")) == "read about unknown, or easy?"
+
+
+@both_ways
 def test_an_engine_that_does_not_stream_is_judged_whole(call):
     llm, judge = Writer(), Reader()
     direct = EmptyIndex().as_query_engine(llm=llm, streaming=False)

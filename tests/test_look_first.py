@@ -217,7 +217,7 @@ HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 def first_look(p_known, found, signals=None, **options):
     made = decision(p_known, signals=signals or {})
     made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
-    return settled(made, found, LookFirst(model=COVERED, **options), unknown_below=0.15)
+    return settled(made, found, LookFirst(model=COVERED, **options), band=(0.15, 0.95))
 
 
 def test_a_first_look_settles_what_is_clearly_unknown():
@@ -233,6 +233,14 @@ def test_a_first_look_settles_what_no_passage_would_help_with():
     assert first_look(0.15, BESIDE).outcome == "alone"
     assert first_look(0.9, BESIDE).outcome == "alone"
     assert first_look(0.15, BESIDE, least_gain=-0.1) is None
+
+
+def test_a_first_look_settles_what_is_clearly_known_and_not_helped():
+    for nothing in (HOLDING, BESIDE, [], TimeoutError()):
+        assert not first_look(0.95, nothing).retrieve
+    assert first_look(0.95, HOLDING).outcome == "alone"
+    assert first_look(0.95, HOLDING, least_gain=-0.2) is None
+    assert first_look(0.95, HOLDING, {"private": 0.6}).outcome == "passages"
 
 
 def test_a_first_look_settles_what_no_llm_can_know():

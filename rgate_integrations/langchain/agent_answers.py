@@ -33,6 +33,7 @@ from rgate_integrations.flow import Arrival, Fed, Flow, Step, arun, run
 from rgate_integrations.langchain.answer_first import STOPPED, is_unread
 from rgate_integrations.langchain.chunks import text_of
 from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.langchain.watching import EVENTS, Cut, HeldEvents, Stopped, watched
@@ -49,7 +50,7 @@ class BegunAnswers:
 
     Attributes:
         judge: Judges what was begun.
-        first_look: Reads the question alone; what it retrieves for is not begun. None begins every answer.
+        first_look: Reads the question alone; what is clear to it is not judged. None begins every answer.
         options: How much is held back, and how it is judged.
     """
 
@@ -83,6 +84,10 @@ class BegunAnswers:
             if look is not None and look.retrieve:
                 yield from announcing(look, config)
                 return None, look
+            known_from = self.options.known_from(threshold_for(self.judge, config))
+            if look is not None and look.p_known >= known_from:
+                yield from announcing(look, config)
+                return (yield forms[-1]), look
         answer = AgentAnswer(self, messages, config, clock, kind)
         return (yield from answer.answering(forms, refused))
 

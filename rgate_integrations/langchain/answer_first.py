@@ -27,6 +27,7 @@ from rgate_integrations.answer_first import (
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.langchain.chunks import added_up, text_of
+from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.questions import FOLLOW_UP
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -45,13 +46,15 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
     LLM, and the retrieve arm runs. Until then nobody but tracers hears of the direct arm, and of an arm that was
     stopped nobody else ever does.
 
+    What the first look finds clearly known is not judged, and nothing of it is held back.
+
     A batch makes one call of the gate for its questions and one for what was begun. With ``max_concurrency`` it goes
     in parts of that size, since an answer that waits to be judged holds its place at the LLM.
 
     Args:
         gate: The gate whose router this is; what runs in the retrieve arm takes the decision as its.
         judge: Judges what was begun; takes ``drafts=``, as a `RetrievalGate` does.
-        first_look: Reads the question alone; what it retrieves for is not begun. None begins every answer.
+        first_look: Reads the question alone; what is clear to it is not judged. None begins every answer.
         retrieve: Arm for unknown questions.
         direct: Arm that answers first.
         options: How much is held back, and how it is judged.
@@ -193,7 +196,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
             # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
             looks = [None if is_unread(look) else look for look in found]
-        settled = yield from ahead.settling(looks)
+        settled = yield from ahead.settling(looks, [self._known_from(config) for config in batch.configs])
         if self.first_look is not None:
             clock.looked()
         decided: dict[int, Decision | Exception] = {}
@@ -213,6 +216,10 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             judged = yield from judging([answers[place] for place in begun], self.options, decide, clock)
             decided.update(zip(begun, judged, strict=True))
         return [decided[place] for place in range(len(batch.inputs))]
+
+    def _known_from(self, config: RunnableConfig) -> float:
+        """Return the P(known) from which a question is clearly known at the first look."""
+        return self.options.known_from(threshold_for(self.judge, config))
 
     def _begun(self, batch: RunBatch, place: int, look: Decision | None) -> DirectAnswer:
         question = "" if look is None else look.question
@@ -264,11 +271,20 @@ class Ahead:
         self._search = search
 
     def settling(
-        self, looks: Sequence[Decision | Exception | None]
+        self, looks: Sequence[Decision | Exception | None], known_from: Sequence[float]
     ) -> Flow[list[Decision | Exception | None]]:
-        """Return the decision of each first look that settles it; None where the answer is to be begun."""
+        """Return the decision of each first look that settles it; None where the answer is to be begun.
+
+        Args:
+            looks: The first looks, which retrieve for what is clearly unknown.
+            known_from: The P(known) of each from which it is clearly known.
+        """
         yield from ()
-        return [look if isinstance(look, Exception) or (look and look.retrieve) else None for look in looks]
+        results: list[Decision | Exception | None] = []
+        for look, clear in zip(looks, known_from, strict=True):
+            unclear = isinstance(look, Decision) and not look.retrieve and look.p_known < clear
+            results.append(None if unclear else look)
+        return results
 
     def judged(
         self, places: Sequence[int], decisions: list[Decision | Exception]

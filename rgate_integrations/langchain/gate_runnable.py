@@ -111,6 +111,15 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         return value
 
 
+def threshold_for(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
+    """Return the threshold of a gate for an input: the one given for it, or else the gate's own; None if unknown."""
+    if not isinstance(gate, GateRunnable):
+        return None
+    given = gate._threshold(config)
+    own: float | None = getattr(gate.gate, "threshold", None)
+    return own if given is None else given
+
+
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a runnable as it is, and make one of anything that `RetrievalGate` takes as its ``gate``."""
     if isinstance(gate, Runnable):

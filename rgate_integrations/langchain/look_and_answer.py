@@ -88,12 +88,12 @@ class _Searched(Ahead):
         self._job = job
 
     def settling(
-        self, looks: Sequence[Decision | Exception | None]
+        self, looks: Sequence[Decision | Exception | None], known_from: Sequence[float]
     ) -> Flow[list[Decision | Exception | None]]:
         """Wait for what is found; return the decision of each first look that it settles."""
         self._found.found = yield self._job
         results: list[Decision | Exception | None]
-        results = yield Call(self._settled, None, looks)
+        results = yield Call(self._settled, None, looks, known_from)
         return results
 
     def judged(
@@ -113,13 +113,16 @@ class _Searched(Ahead):
         """Drop the searches, if they still run."""
         self._job.drop()
 
-    def _settled(self, looks: Sequence[Decision | Exception | None]) -> list[Decision | Exception | None]:
+    def _settled(
+        self, looks: Sequence[Decision | Exception | None], known_from: Sequence[float]
+    ) -> list[Decision | Exception | None]:
         low, _ = self._router.options.band
         results: list[Decision | Exception | None] = []
         for place, look in enumerate(looks):
             if isinstance(look, Decision):
                 passages = self._found.passages(place)
-                results.append(settled(look, passages, self._router.look, unknown_below=low))
+                band = (low, known_from[place])
+                results.append(settled(look, passages, self._router.look, band=band))
             else:
                 results.append(look)
         return results

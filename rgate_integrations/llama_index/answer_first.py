@@ -33,10 +33,15 @@ _LATER: Final = object()
 class Ahead:
     """What runs ahead of the decision; here nothing does."""
 
-    def settling(self, look: Decision | None) -> Flow[Decision | None]:
-        """Return the decision of a first look that settles it; None where the answer is to be begun."""
+    def settling(self, look: Decision | None, known_from: float) -> Flow[Decision | None]:
+        """Return the decision of a first look that settles it; None where the answer is to be begun.
+
+        Args:
+            look: The first look, which retrieves for what is clearly unknown.
+            known_from: The P(known) from which it is clearly known.
+        """
         yield from ()
-        return look if look is not None and look.retrieve else None
+        return look if look is not None and (look.retrieve or look.p_known >= known_from) else None
 
     def judged(self, decision: Decision) -> Decision:
         """Return what is decided for a begun answer, by what the gate says of it."""
@@ -89,7 +94,8 @@ class DirectFirst:
             low = low if threshold is None else min(low, threshold)
             (look,) = yield from deciding(self.first_look, [question], threshold=low)
             look = understood(question, look)
-        settled = yield from ahead.settling(look)
+        judged_from = getattr(self.gate, "threshold", None) if threshold is None else threshold
+        settled = yield from ahead.settling(look, self.options.known_from(judged_from))
         if self.first_look is not None:
             clock.looked()
         if settled is not None:

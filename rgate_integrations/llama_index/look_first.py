@@ -113,13 +113,14 @@ class _SearchedAhead(Ahead):
         self._decider = decider
         self._unknown_below = unknown_below
 
-    def settling(self, look: Decision | None) -> Flow[Decision | None]:
+    def settling(self, look: Decision | None, known_from: float) -> Flow[Decision | None]:
         """Wait for what is found; return the decision of a first look that it settles."""
         search = self._search
         yield from search.waiting(self._job)
         if look is None:
             return None
-        return settled(look, search.passages, search.options, unknown_below=self._unknown_below)
+        band = (self._unknown_below, known_from)
+        return settled(look, search.passages, search.options, band=band)
 
     def judged(self, decision: Decision) -> Decision:
         """Compare what the gate says of a begun answer with what was found."""
