@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ class Answered:
     written: int
     first_token: float
     held_token: float  # when the token came up to which others hold back; the end, if there were fewer
+    held: int  # tokens that were held back
     total: float
     text: str
 
@@ -85,10 +87,12 @@ class Decided(BaseCallbackHandler):
     """Notes what a gate decides."""
 
     retrieve: list[bool] = field(default_factory=list)
+    held: int = 0
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         """Note a decision."""
         self.retrieve.append(data["retrieve"])
+        self.held = (data.get("beginning") or {}).get("tokens_held", 0)
 
 
 class Ways:
@@ -165,6 +169,7 @@ def answer(ways: Ways, chat: ServedChat, way: str, question: Question, callers: 
         written=sum(call["written"] for call in own.calls),
         first_token=times[0] if times else total,
         held_token=times[HELD - 1] if len(times) >= HELD else total,
+        held=decided.held,
         total=total,
         text=text,
     )
@@ -183,13 +188,14 @@ def run(
     done: list[Answered],
     threads: int,
     at_once: Sequence[int],
+    url: str | None,
 ) -> Iterator[Answered]:
     """Answer what has not been answered yet."""
     had = {(each.llm, each.way, each.callers, each.id) for each in done}
     names = list(ways.chains(ServedChat(url="")))
     most = max(at_once)
     with (
-        serving(gguf(llm), slots=most, context=4096 * most, threads=threads) as url,
+        started(llm, url, most, threads) as url,
         ThreadPoolExecutor(most) as pool,
     ):
         chat = ServedChat(url=url)
@@ -205,6 +211,11 @@ def run(
                         jobs = [pool.submit(answer, ways, chat, way, q, callers, llm) for q in left]
                         for job in jobs:
                             yield job.result()
+
+
+def started(llm: str, url: str | None, slots: int, threads: int) -> AbstractContextManager[str]:
+    """Give the URL of a server: the one that is given, or one that is started."""
+    return nullcontext(url) if url else serving(gguf(llm), slots=slots, context=4096 * slots, threads=threads)
 
 
 def blocks(questions: list[Question], size: int) -> list[list[Question]]:
@@ -230,19 +241,31 @@ def times(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
         row.append(f"{np.percentile(seconds, 50):.2f} / {np.percentile(seconds, 95):.2f}")
         for other in ("never", "always", DRAFT):
             row.append(ratio(answers, by_way.get(other, {}), name, name))
+        row.append(together(answers, by_way.get(DRAFT, {}), name))
     return row
+
+
+def together(ours: dict[str, Answered], theirs: dict[str, Answered], name: str) -> str:
+    """Return one way's time by another's, of all questions that both have together."""
+    both = ours.keys() & theirs.keys()
+    spent, other = (sum(getattr(answers[key], name) for key in both) for answers in (ours, theirs))
+    return f"{spent / other:.2f}" if both else ""
 
 
 def known(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
     """Return the ratios of a way that answers first, over the questions that it did not retrieve for."""
     answers = {key: answer for key, answer in by_way[way].items() if not answer.retrieved}
+    held = {key: answer for key, answer in answers.items() if answer.held}
+    at_once = {key: answer for key, answer in answers.items() if not answer.held}
     never, draft = by_way.get("never", {}), by_way.get(DRAFT, {})
     return [
         way,
-        str(len(answers)),
+        f"{len(answers)} ({len(answers) - len(held)})",
         f"{np.mean([a.calls for a in answers.values()]):.2f}" if answers else "",
-        ratio(answers, never, "first_token", "held_token"),
+        ratio(at_once, never, "first_token", "first_token"),
+        ratio(held, never, "first_token", "held_token"),
         ratio(answers, never, "total", "total"),
+        ratio(answers, draft, "first_token", "first_token"),
         ratio(answers, draft, "total", "total"),
     ]
 
@@ -277,7 +300,7 @@ def show(done: list[Answered], llm: str) -> None:
                 [costs(way, list(by_way[way].values())) for way in order],
             )
         )
-        against = ["by never", "by always", "by a draft first"]
+        against = ["by never", "by always", "by a draft first", "together"]
         CONSOLE.print(
             table(
                 [
@@ -290,9 +313,18 @@ def show(done: list[Answered], llm: str) -> None:
                 [times(way, by_way) for way in order],
             )
         )
-        heads = ["known", "n", "LLM calls", f"first token by token {HELD} of never", "whole answer by never"]
+        heads = [
+            "known",
+            "n (at once)",
+            "LLM calls",
+            "at once: first token by never",
+            f"held back: first token by token {HELD} of never",
+            "whole answer by never",
+            "first token by a draft first",
+            "whole answer by a draft first",
+        ]
         firsts = [way for way in order if way.startswith("answer first")]
-        CONSOLE.print(table([*heads, "by a draft first"], [known(way, by_way) for way in firsts]))
+        CONSOLE.print(table(heads, [known(way, by_way) for way in firsts]))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -314,6 +346,10 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", help="questions of these kinds only, such as common and task")
     parser.add_argument("--callers", type=int, nargs="+", default=CALLERS, help="how many ask at a time")
     parser.add_argument("--out", type=Path, default=OUT, help="where the answers are kept")
+    parser.add_argument(
+        "--url",
+        help="a llama.cpp server with a slot a caller and --slot-save-path, instead of one that is started",
+    )
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument("--show", action="store_true", help="print the tables of what has been answered")
     parser.add_argument("--checkpoints", action="store_true", help="where begun answers should be judged")
@@ -335,7 +371,9 @@ def main() -> None:
     wanted = {question.id for question in questions}
     with out.open("a", encoding="utf-8") as kept:
         ways = Ways(arguments.data)
-        for each in run(ways, questions, arguments.llm, done, arguments.threads, arguments.callers):
+        for each in run(
+            ways, questions, arguments.llm, done, arguments.threads, arguments.callers, arguments.url
+        ):
             kept.write(json.dumps(asdict(each)) + "\n")
             kept.flush()
             done.append(each)
