@@ -99,45 +99,6 @@ def test_in_bfloat16_the_company_of_a_question_changes_not_one_bit(folder):
         assert (each == alone[row % len(ASKED)]).all()
 
 
-def test_products_are_cut_and_padded_without_a_trace():
-    import torch
-
-    from rgate_integrations.proxy.decoder import Linear, _sizes
-
-    assert _sizes(1) == [8]
-    assert _sizes(8) == [8]
-    assert _sizes(513) == [512, 8]
-    assert _sizes(2_000) == [512, 512, 512, 256, 128, 80]
-    assert len({size for n in range(1, 20_000) for size in _sizes(n)}) == 18
-    generator = torch.Generator().manual_seed(1)
-    weight, bias = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((48, 32), (48,)))
-    for rows, tokens in ((1, 1), (1, 23), (3, 9), (7, 100)):
-        given = torch.randn(rows, tokens, 32, generator=generator).bfloat16()
-        expected = torch.nn.functional.linear(given.float(), weight.float(), bias.float())
-        plainly = Linear(weight, bias)(given)
-        assert plainly.float() == pytest.approx(expected, abs=0.1)
-
-
-def test_weights_are_packed_without_a_trace_where_the_cpu_multiplies_bfloat16(monkeypatch):
-    import torch
-
-    from rgate_integrations.proxy.decoder import Linear
-    from rgate_integrations.proxy.pretrained import reads_bfloat16
-
-    generator = torch.Generator().manual_seed(2)
-    weight, bias, given = (
-        torch.randn(*shape, generator=generator).bfloat16() for shape in ((48, 32), (48,), (2, 9, 32))
-    )
-    assert Linear.packed(weight, bias).weight.is_mkldnn == reads_bfloat16("cpu")
-    for added in (bias, None):
-        plainly = Linear(weight, added)(given).float()
-        assert Linear.packed(weight, added)(given).float() == pytest.approx(plainly, abs=0.1)
-    exact = weight.float()
-    assert Linear.packed(exact, None).weight is exact
-    monkeypatch.setattr("rgate_integrations.proxy.decoder.reads_bfloat16", lambda device: False)
-    assert Linear.packed(weight, None).weight is weight
-
-
 def test_reading_and_writing_in_other_float_types_judges_alike_before_and_after(folder, monkeypatch):
     monkeypatch.setattr("rgate_integrations.proxy.pretrained.reads_bfloat16", lambda device: True)
     part = LocalProxy(folder)

@@ -178,7 +178,7 @@ def _load(where: str) -> Any:
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        return SentenceTransformer(where, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        model = SentenceTransformer(where, trust_remote_code=False, model_kwargs={"use_safetensors": True})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {str(error).splitlines()[0]}",
@@ -187,3 +187,7 @@ def _load(where: str) -> Any:
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
+    from rgate_integrations.proxy.linear import pack
+
+    pack(model)
+    return model

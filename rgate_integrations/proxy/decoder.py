@@ -6,7 +6,6 @@ states are those that transformers computes. Models that are built otherwise are
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.proxy.linear import Linear
 from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.pretrained import reads_bfloat16, torch_device
 
@@ -99,54 +99,6 @@ class Place(NamedTuple):
     masks: Sequence[torch.Tensor]
     before: DynamicCache | None
     kept: DynamicCache | None
-
-
-class Linear(NamedTuple):
-    """A linear map, or several of the same input in one: small products cost as much as their number.
-
-    Attributes:
-        weight: (numbers out, numbers in), maybe packed.
-        bias: (numbers out,), or None.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    @classmethod
-    def packed(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Return the map with its weight in the order in which bfloat16 is multiplied on a CPU.
-
-        Else torch orders it anew for each product, which takes a third of the time of a short question. The operators
-        are those of ``torch.compile``. Where the CPU does not multiply bfloat16, or torch has no such operators, the
-        weight stays as it is.
-        """
-        if _multiplied_on_cpu(weight) and reads_bfloat16("cpu"):
-            with contextlib.suppress(AttributeError, RuntimeError):
-                weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        return cls(weight, bias)
-
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the products, (rows, tokens, numbers out)."""
-        if not _multiplied_on_cpu(states):
-            return F.linear(states, self.weight, self.bias)
-        # On a CPU, torch compiles bfloat16 code for each number of tokens that it meets, 0.6 MB a matrix, and keeps
-        # up to a thousand. So there are few numbers; padding and cutting change no result.
-        flat = states.flatten(0, 1)
-        sizes = _sizes(len(flat))
-        parts = torch.split(F.pad(flat, (0, 0, 0, sum(sizes) - len(flat))), sizes)
-        found = torch.cat([self._product(part) for part in parts])[: len(flat)]
-        return found.view(*states.shape[:2], -1)
-
-    def _product(self, part: torch.Tensor) -> torch.Tensor:
-        if not self.weight.is_mkldnn:
-            return F.linear(part, self.weight, self.bias)
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(part, self.weight, self.bias, "none", [], "")
-        return found
-
-
-def _multiplied_on_cpu(tensor: torch.Tensor) -> bool:
-    """Whether it is multiplied as bfloat16 on a CPU."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
 
 
 class DecoderLayer(torch.nn.Module):
@@ -334,13 +286,6 @@ def _masks(columns: torch.Tensor, cached: int, mask: torch.Tensor | None) -> lis
 def _parts(rows: int, masks: Sequence[torch.Tensor]) -> list[slice]:
     """Return which rows each mask is for."""
     return [slice(0, rows)] if len(masks) == 1 else [slice(row, row + 1) for row in range(rows)]
-
-
-def _sizes(tokens: int) -> list[int]:
-    """Return in what pieces so many tokens are multiplied: large ones, and a last one of a multiple of eight."""
-    sizes = [512] * (tokens // 512) + [size for size in (256, 128) if tokens & size]
-    rest = tokens % 128
-    return [*sizes, rest + -rest % 8] if rest else sizes
 
 
 def _rotated(heads: torch.Tensor, place: Place) -> torch.Tensor:
