@@ -264,9 +264,11 @@ def looked(
 
 def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
     """Return the way that looks first and answers first, by the rule of `rgate_integrations.look_first.settled`."""
-    low, _ = AnswerFirst().band
-    least = np.full(len(runs.questions), low)  # known to an LLM that is not clearly ignorant
-    begun = (runs.p_known >= low) & ~runs.never_known & (runs.helps(least) - options.least_gain > low)
+    low, high = AnswerFirst().band
+    first = looked("", runs, runs.p_known, runs.helps(runs.p_known), options).retrieve
+    settled = runs.never_known | (first & (runs.p_known < low)) | (~first & (runs.p_known >= high))
+    least = np.full(len(runs.questions), options.neither_below)
+    begun = ~settled & (runs.helps(least) - options.least_gain > least)
     p_known = np.where(begun, runs.p_begun, runs.p_known)
     return looked(name, runs, p_known, runs.helps(p_known), options, begun)
 
@@ -276,12 +278,14 @@ def ways(runs: Runs, fitted: Fitted, begun: Fitted, other: Runs | None) -> list[
     n = len(runs.questions)
     saving = LookFirst(when_neither="direct")
     helps = runs.helps(runs.p_known)
-    first = runs.p_known >= AnswerFirst().band[0]  # what is clearly unknown is not begun
+    low, high = AnswerFirst().band
+    unclear = (runs.p_known >= low) & (runs.p_known < high)  # what is clear at the first look is not judged
+    answered = np.where(unclear, runs.p_begun < runs.threshold_begun, runs.p_known < low)
     return [
         Way("never", np.zeros(n, bool)),
         Way("always", np.ones(n, bool)),
         Way("gate, question alone", runs.p_known < runs.threshold),
-        Way("answer first", ~first | (runs.p_begun < runs.threshold_begun), first),
+        Way("answer first", answered, unclear),
         looked("look first", runs, runs.p_known, helps, LookFirst()),
         looked("  neither: direct", runs, runs.p_known, helps, saving),
         *(looked(f"  least_gain={g}", runs, runs.p_known, helps, LookFirst(least_gain=g)) for g in GAINS[1:]),

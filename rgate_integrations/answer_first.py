@@ -46,7 +46,7 @@ class AnswerFirst:
     """
 
     tokens: int | tuple[int, ...] = 32
-    band: tuple[float, float] = (0.15, 0.9)
+    band: tuple[float, float] = (0.3, 0.9)
     first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
 
     def __post_init__(self) -> None:

@@ -110,31 +110,30 @@ def settled(
     found: Sequence[FoundPassage] | Exception,
     options: LookFirst,
     *,
-    band: tuple[float, float],
+    known_from: float,
 ) -> Decision | None:
     """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
 
-    It is settled for a question that is clearly unknown, or of a kind that no LLM can know, or clearly known and not
-    helped by the passages; and where these would help no LLM that knows more than what is clearly unknown. Else the
-    LLM may begin to answer, and `looked` decides once that is judged.
+    What is clearly unknown is read where the passages help, and so is what no LLM can know. What is clearly known is
+    answered where they do not help, and so is what they would help with no LLM, however little it knows. For all else
+    the LLM may begin to answer, and `looked` decides once that is judged.
 
     Args:
         decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
         found: The passages, best first, or what the search raised.
         options: How they are judged.
-        band: The P(known) below which a question is clearly unknown, and that from which it is clearly known.
+        known_from: The P(known) from which a question is clearly known.
     """
-    unknown_below, known_from = band
     look = looked(decision, found, options)
-    if decision.retrieve or (look.p_helps is not None and is_never_known(decision)):
-        return look
-    if decision.p_known >= known_from and not look.retrieve:
-        return look
+    known = decision.p_known >= known_from and not look.retrieve
     if isinstance(found, Exception) or look.p_helps is None:
-        return None
-    # The less an LLM knows, the more passages help it: none knows less than this and is not clearly unknown.
-    most = p_helps_of(decision.question, found, unknown_below, options)
-    return look if most - options.least_gain <= unknown_below else None
+        return look if decision.retrieve or known else None
+    if known or is_never_known(decision) or (decision.retrieve and look.retrieve):
+        return look
+    # The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
+    least = options.neither_below
+    most = p_helps_of(decision.question, found, least, options)
+    return look if most - options.least_gain <= least else None
 
 
 def is_never_known(decision: Decision) -> bool:

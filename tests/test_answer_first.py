@@ -116,7 +116,7 @@ def test_an_input_without_a_question_is_its_own_error(call):
 
 @each(SINGLES)
 def test_the_first_look_sends_what_is_clearly_unknown_to_the_retrieve_arm(call):
-    writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05, "open": 0.15})
+    writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05, "open": 0.3})
     router = routed(spoken(writer), judge=judge, first_look=look)
     assert call(router, "hopeless") == "read about hopeless"
     assert not writer.calls
@@ -146,7 +146,7 @@ def test_nothing_of_a_clearly_known_answer_is_held_back():
 
 @each(INVOKES)
 def test_the_threshold_of_a_call_holds_for_both_looks(call):
-    router = routed(spoken(Writer()), first_look=Reader({"hopeless": 0.05, "open": 0.15}))
+    router = routed(spoken(Writer()), first_look=Reader({"hopeless": 0.05, "open": 0.3}))
     never = {"configurable": {"retrieval_threshold": 0.0}}
     strict = {"configurable": {"retrieval_threshold": 0.95}}
     assert call(router, "hopeless", never) == WHOLE

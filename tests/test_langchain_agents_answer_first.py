@@ -260,7 +260,7 @@ def test_a_model_that_does_not_stream_is_judged_by_its_whole_answer(call):
 
 @each(INVOKES)
 def test_the_first_look_shows_the_tools_at_once(call):
-    model, look = Agent(), Reader({"hopeless": 0.05, "open": 0.2})
+    model, look = Agent(), Reader({"hopeless": 0.05, "open": 0.3})
     agent = agent_of(model, first_look=look)
     found = ask(call, agent, "hopeless")
     assert model.shown == [["search_docs", "add"]] * 2

@@ -217,7 +217,7 @@ HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 def first_look(p_known, found, signals=None, **options):
     made = decision(p_known, signals=signals or {})
     made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
-    return settled(made, found, LookFirst(model=COVERED, **options), band=(0.15, 0.95))
+    return settled(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
 
 
 def test_a_first_look_settles_what_is_clearly_unknown():

@@ -116,13 +116,11 @@ class _Searched(Ahead):
     def _settled(
         self, looks: Sequence[Decision | Exception | None], known_from: Sequence[float]
     ) -> list[Decision | Exception | None]:
-        low, _ = self._router.options.band
         results: list[Decision | Exception | None] = []
         for place, look in enumerate(looks):
             if isinstance(look, Decision):
                 passages = self._found.passages(place)
-                band = (low, known_from[place])
-                results.append(settled(look, passages, self._router.look, band=band))
+                results.append(settled(look, passages, self._router.look, known_from=known_from[place]))
             else:
                 results.append(look)
         return results

@@ -70,7 +70,7 @@ class SearchedFirst:
         """
         job: Background = yield Start(self._search)
         try:
-            ahead = _SearchedAhead(self, job, decider, unknown_below=first.options.band[0])
+            ahead = _SearchedAhead(self, job, decider)
             decision, response = yield from first.answering(bundle, decider.threshold, ahead)
         finally:
             job.drop()  # when the gate raises or the caller leaves
@@ -105,13 +105,10 @@ class SearchedFirst:
 class _SearchedAhead(Ahead):
     """A search that runs while the first look reads the question."""
 
-    def __init__(
-        self, search: SearchedFirst, job: Background, decider: Decider, *, unknown_below: float
-    ) -> None:
+    def __init__(self, search: SearchedFirst, job: Background, decider: Decider) -> None:
         self._search = search
         self._job = job
         self._decider = decider
-        self._unknown_below = unknown_below
 
     def settling(self, look: Decision | None, known_from: float) -> Flow[Decision | None]:
         """Wait for what is found; return the decision of a first look that it settles."""
@@ -119,8 +116,7 @@ class _SearchedAhead(Ahead):
         yield from search.waiting(self._job)
         if look is None:
             return None
-        band = (self._unknown_below, known_from)
-        return settled(look, search.passages, search.options, band=band)
+        return settled(look, search.passages, search.options, known_from=known_from)
 
     def judged(self, decision: Decision) -> Decision:
         """Compare what the gate says of a begun answer with what was found."""
