@@ -40,6 +40,7 @@ CONSOLE = Console(width=140)
 RESAMPLES, SEED, BEGUN, TIMED = 2_000, 0, 32, 100
 GRID = np.linspace(0.0, 1.0, 41)
 GAINS = (0.0, 0.05, 0.1, 0.15)
+BANDS = ((0.0, 1.0), (0.15, 1.0), (0.2, 1.0), (0.3, 1.0), (0.4, 1.0), (0.3, 0.95), (0.3, 0.9), (0.3, 0.8))
 AT_ONCE = 16  # questions, after which what was computed is kept
 LEAST = 60  # questions of an LLM, without which no table is printed
 COVERED = ("2wiki", "hop", "musique")  # kinds of questions whose passages are in the corpus
@@ -347,6 +348,7 @@ def show(runs: Runs, other: Runs | None) -> None:
         f"Fitted by the question alone: {numbers}; AUC of P(holds) for right with passages "
         f"{roc_auc_score(runs.read, runs.p_holds):.3f}."
     )
+    by_band(runs)
     by_kind(runs)
 
 
@@ -370,6 +372,34 @@ def table_of(runs: Runs, chosen: Sequence[Way], part: np.ndarray, title: str) ->
             f"{tokens / most:.0%}",
         )
     return table
+
+
+def by_band(runs: Runs) -> None:
+    """Print what answer first does with other bands of the first look: what it begins, and what it stops."""
+    table = Table(title="answer first, by band", title_justify="left", box=None)
+    for column in (
+        "band",
+        "right %",
+        "retrieved %",
+        "begun %",
+        "stopped %",
+        "known at once, of them judged unknown",
+    ):
+        table.add_column(column, justify="right")
+    judged_unknown = runs.p_begun < runs.threshold_begun
+    for low, high in BANDS:
+        unclear = (runs.p_known >= low) & (runs.p_known < high)
+        at_once = runs.p_known >= high
+        retrieve = np.where(unclear, judged_unknown, runs.p_known < low)
+        table.add_row(
+            f"{low:.2f}, {high:.2f}",
+            f"{runs.right(retrieve).mean():.1%}",
+            f"{retrieve.mean():.0%}",
+            f"{unclear.mean():.0%}",
+            f"{(unclear & retrieve).mean():.0%}",
+            f"{at_once.sum()}, {(at_once & judged_unknown).sum()}",
+        )
+    CONSOLE.print(table)
 
 
 def by_kind(runs: Runs) -> None:
