@@ -190,7 +190,7 @@ def shown(answered, *, coloured=False):
 
 def test_ask_shows_the_first_look_the_begun_answer_the_moment_and_what_was_saved(gate):
     pipeline = Pipeline(gate, Index(), gate.llm, claims=False)
-    known, unknown, clear = pipeline.ask_batch(["easy 0.6", "hard 0.6", "clear 0.1"])
+    known, unknown, clear, sure = pipeline.ask_batch(["easy 0.6", "hard 0.6", "clear 0.1", "hard 0.9"])
     text = shown(known)
     assert "P(known) 0.60 by the question alone" in text
     assert "sure it ▌ judged after 2 tokens: it goes on" in text
@@ -201,6 +201,8 @@ def test_ask_shows_the_first_look_the_begun_answer_the_moment_and_what_was_saved
     assert "perhaps it ▌ stopped here: 2 tokens dropped" in text
     assert "it cost 2 tokens that were dropped" in text
     assert "the question alone is clearly unknown" in shown(clear)
+    assert "not judged: the question alone is clearly known" in shown(sure)
+    assert sure.answer
     assert answered_as_json(known)["beginning"]["tokens_held"] == 2
     assert answered_as_json(known)["signals"] == {"first_look": 0.6}
 

@@ -135,7 +135,10 @@ def _add_beginning(grid: Table, decision: Decision, beginning: Beginning, colour
             "first look", f"P(known) {p:.2f} by the question alone, in {beginning.first_look:.0f} ms"
         )
     if decision.draft is None:
-        grid.add_row("begun", _one_line("nothing: the question alone is clearly unknown", "dim"))
+        why = "nothing: the question alone is clearly unknown"
+        if not decision.retrieve:
+            why = "not judged: the question alone is clearly known"
+        grid.add_row("begun", _one_line(why, "dim"))
         return
     grid.add_row("begun", _begun(decision.draft, _fate(beginning)))
     if coloured and decision.draft.logprobs:
