@@ -175,10 +175,10 @@ def answer(ways: Ways, chat: ServedChat, way: str, question: Question, callers: 
     )
 
 
-def forget(url: str, slots: int) -> None:
+def forget(url: str) -> None:
     """Let the server forget what it has read: a prompt that another way sent is no help to this one."""
-    for slot in range(slots):
-        httpx.post(f"{url}/slots/{slot}?action=erase").raise_for_status()
+    for slot in httpx.get(f"{url}/slots").raise_for_status().json():
+        httpx.post(f"{url}/slots/{slot['id']}?action=erase").raise_for_status()
 
 
 def run(
@@ -207,7 +207,7 @@ def run(
                     for way in [*names[first:], *names[:first]]:  # each comes first as often
                         left = [q for q in some if (llm, way, callers, q.id) not in had]
                         if left:
-                            forget(url, most)
+                            forget(url)
                         jobs = [pool.submit(answer, ways, chat, way, q, callers, llm) for q in left]
                         for job in jobs:
                             yield job.result()
