@@ -179,9 +179,10 @@ def test_ask_with_an_own_index(smollm2, zorblat):
 @pytest.mark.model
 def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
     options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1"]
-    (answered,) = objects(
-        rgate("ask", "--json", *options, "--threshold", "0", "What is the capital of France?")
-    )
+    asked = ["Which river is longer, the Mur or the Drava?", "What is the capital of France?"]
+    answered, sure = objects(rgate("ask", "--json", *options, "--threshold", "0", *asked))
+    assert (sure["retrieve"], sure["beginning"]["tokens_held"]) == (False, 0)
+    assert sure["answer"]
     assert "error" not in answered
     assert answered["retrieve"] is False
     assert answered["beginning"]["tokens_held"] > 0
