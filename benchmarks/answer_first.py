@@ -2,7 +2,7 @@
 
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
     python benchmarks/answer_first.py --show [--llm ...]
-    python benchmarks/answer_first.py --data DIR --kinds common task --callers 1 --out FILE    (what an LLM knows)
+    python benchmarks/answer_first.py --data DIR --kinds common task --ways never "answer first" --callers 1 --out FILE
     python benchmarks/answer_first.py --checkpoints --data DIR
 
 DIR holds question sets and passages, ``corpus.{hotpot_2wiki,slimplm}``. The questions are those of ``mixture.py``
@@ -59,6 +59,7 @@ CONSOLE = Console(width=200, highlight=False)
 HELD, CALLERS = 32, (1, 8)
 PASSAGES, WORDS = 3, 100  # how many passages are read, and how much of each
 DRAFT = "a draft first (llm=)"
+WAYS = ("never", "always", DRAFT, "answer first", "answer first, speculative")
 
 
 @dataclass
@@ -189,10 +190,11 @@ def run(
     threads: int,
     at_once: Sequence[int],
     url: str | None,
+    chosen: Sequence[str],
 ) -> Iterator[Answered]:
     """Answer what has not been answered yet."""
     had = {(each.llm, each.way, each.callers, each.id) for each in done}
-    names = list(ways.chains(ServedChat(url="")))
+    names = [name for name in ways.chains(ServedChat(url="")) if name in chosen]
     most = max(at_once)
     with (
         started(llm, url, most, threads) as url,
@@ -292,7 +294,7 @@ def show(done: list[Answered], llm: str) -> None:
         }
         if not whole:
             continue
-        order = ["never", "always", *sorted(set(by_way) - {"never", "always"})]
+        order = [way for way in WAYS if way in by_way]
         CONSOLE.print(f"\n{llm}, {len(whole)} questions, {callers} at a time\n")
         CONSOLE.print(
             table(
@@ -344,6 +346,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--kinds", nargs="+", help="questions of these kinds only, such as common and task")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="these ways only")
     parser.add_argument("--callers", type=int, nargs="+", default=CALLERS, help="how many ask at a time")
     parser.add_argument("--out", type=Path, default=OUT, help="where the answers are kept")
     parser.add_argument(
@@ -372,7 +375,14 @@ def main() -> None:
     with out.open("a", encoding="utf-8") as kept:
         ways = Ways(arguments.data)
         for each in run(
-            ways, questions, arguments.llm, done, arguments.threads, arguments.callers, arguments.url
+            ways,
+            questions,
+            arguments.llm,
+            done,
+            arguments.threads,
+            arguments.callers,
+            arguments.url,
+            arguments.ways,
         ):
             kept.write(json.dumps(asdict(each)) + "\n")
             kept.flush()
