@@ -2,7 +2,7 @@
 
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
     python benchmarks/answer_first.py --show [--llm ...]
-    python benchmarks/answer_first.py --data DIR --kinds common task --ways never "answer first" --callers 1 --out FILE
+    python benchmarks/answer_first.py --data DIR --kinds common task --ways never "answer first" --callers 1
     python benchmarks/answer_first.py --checkpoints --data DIR
 
 DIR holds question sets and passages, ``corpus.{hotpot_2wiki,slimplm}``. The questions are those of ``mixture.py``
