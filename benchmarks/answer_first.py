@@ -260,12 +260,15 @@ def known(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
     held = {key: answer for key, answer in answers.items() if answer.held}
     at_once = {key: answer for key, answer in answers.items() if not answer.held}
     never, draft = by_way.get("never", {}), by_way.get(DRAFT, {})
+    both = ratios(at_once, never, "first_token", "first_token")
+    both += ratios(held, never, "first_token", "held_token")
     return [
         way,
         f"{len(answers)} ({len(answers) - len(held)})",
         f"{np.mean([a.calls for a in answers.values()]):.2f}" if answers else "",
         ratio(at_once, never, "first_token", "first_token"),
         ratio(held, never, "first_token", "held_token"),
+        f"{np.median(both):.2f}" if both else "",
         ratio(answers, never, "total", "total"),
         ratio(answers, draft, "first_token", "first_token"),
         ratio(answers, draft, "total", "total"),
@@ -274,8 +277,13 @@ def known(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
 
 def ratio(ours: dict[str, Answered], theirs: dict[str, Answered], name: str, other: str) -> str:
     """Return the median, over the questions that both have, of one way's time by another's."""
-    found = [getattr(ours[key], name) / getattr(theirs[key], other) for key in ours.keys() & theirs.keys()]
+    found = ratios(ours, theirs, name, other)
     return f"{np.median(found):.2f}" if found else ""
+
+
+def ratios(ours: dict[str, Answered], theirs: dict[str, Answered], name: str, other: str) -> list[float]:
+    """Return one way's time by another's for each question that both have."""
+    return [getattr(ours[key], name) / getattr(theirs[key], other) for key in ours.keys() & theirs.keys()]
 
 
 def show(done: list[Answered], llm: str) -> None:
@@ -321,6 +329,7 @@ def show(done: list[Answered], llm: str) -> None:
             "LLM calls",
             "at once: first token by never",
             f"held back: first token by token {HELD} of never",
+            "both",
             "whole answer by never",
             "first token by a draft first",
             "whole answer by a draft first",
