@@ -4,8 +4,8 @@
 
 What the judge sees are the first 8, 16 and 32 tokens of what an 8B LLM is recorded to have answered. The shipped
 judge was trained on these questions, so each is scored by probes of the same recipe that were fitted without its
-fold: on 32 tokens, and then on all three lengths, much as the shipped one. The first look is such a probe of the question
-alone. Hidden states are kept in benchmarks/out/begun: the first run takes half an hour.
+fold: on 32 tokens, and then on all three lengths, much as the shipped one. The first look is such a probe of the
+question alone. Hidden states are kept in benchmarks/out/begun: the first run takes half an hour.
 """
 
 from collections.abc import Sequence
