@@ -54,7 +54,8 @@ chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
 # %% [markdown]
 # `calls` is what the server counted for each request: the tokens it read and wrote, and whether it came to its end. A
 # known question makes one call. One that might be known makes a call that is dropped, and one with the passages. One
-# that the question alone shows to be unknown is retrieved for at once.
+# that the question alone shows to be unknown is retrieved for at once, and one that it shows to be known is not
+# judged.
 
 # %%
 questions = [
@@ -72,7 +73,7 @@ for question in questions:
 # %% [markdown]
 # ## A stream stays a stream
 #
-# The first tokens come together when they are released; the others come as they are written.
+# A clearly known answer comes as it is written. Of one that is judged, the first tokens come together.
 
 # %%
 for chunk in chain.stream("What is the capital of France?"):
@@ -92,7 +93,7 @@ async def events(question):
 
 
 await events("What is the capital of France?")  # noqa: F704
-await events("When does our office in Graz close?")  # noqa: F704
+await events("What is the melting point of rhenium?")  # noqa: F704
 
 # %% [markdown]
 # ## Checkpoints, and a search that runs meanwhile
