@@ -96,7 +96,7 @@ class Spent:
         answer = ""
         start = time.perf_counter()
         for chunk in chain.stream(question, {"callbacks": [shown] if shown else []}):
-            if shown:
+            if shown and chunk:
                 say(chunk if answer else f"  {chunk.lstrip()}", end="")
             answer += chunk
         self.seconds += time.perf_counter() - start
