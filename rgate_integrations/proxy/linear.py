@@ -64,7 +64,8 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, layer: torch.nn.Linear) -> None:
         super().__init__()
         bias = None if layer.bias is None else layer.bias.detach()
-        self.weight, self.bias = self._map = Linear.packed(layer.weight.detach(), bias)
+        self._map = Linear.packed(layer.weight.detach(), bias)
+        self.weight, self.bias = self._map  # some models ask a layer for its float type
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the products, (..., numbers out), of states (..., numbers in)."""
