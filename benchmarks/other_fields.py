@@ -1,7 +1,7 @@
 """Looking first on corpora of other fields, which no gate and no model was trained on: is it as good as always?
 
     python benchmarks/other_fields.py --data DIR [--llm qwen2.5-coder-0.5b-instruct] [--limit 120]
-    python benchmarks/other_fields.py --data DIR --recorded
+    python benchmarks/other_fields.py --data DIR --recorded [--served benchmarks/out/served]
 
 ======================  ====================================================================  =====================
 field                   questions                                                             passages
@@ -15,6 +15,9 @@ multi-hop               MuSiQue and 2WikiMultihopQA, SlimPLM's part             
 The latter two are in DIR (its README names sources and licences); without ``--data`` only the ten documents are
 asked about. Every way is a real chain, as in ``end_to_end.py``. Calls of the LLM are kept in benchmarks/out/fields:
 a run that was stopped goes on, and one with ``--recorded`` asks nothing.
+
+``--served`` is the record of ``served.py``. Of the answers that the LLM gave there without passages, to other
+questions, Platt scaling sets P(known) right for the LLM. Nothing is fitted to the corpora of these fields.
 """
 
 import argparse
@@ -28,13 +31,18 @@ from end_to_end import Answered, markdown, run, show, whole
 from holds import read_corpus
 from mixture import Question, read_mixture
 from served import OUT, Clock, Forgetful, Record, RecordedChat, Speed, server
-from ways import Ways
+from ways import FITTED, Ways
 
+from rgate_integrations import load_gate
+from rgate_integrations.calibration.probability import fit_map
+from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.files import read_jsonl
+from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.text import is_correct
 
 DOCUMENTS = Path(__file__).parent / "documents"
-WAYS = ("gate, question alone", "answer first", "look first", "look first, then answer first")
+WAYS = ("gate, question alone", "answer first", "look first", FITTED, "look first, then answer first")
 COLUMNS = ("way", "right, %", "points against always [95 %]", "retrieved, %")
 REQUESTS, SEED = 20, 0
 
@@ -100,6 +108,22 @@ def _mixed(asked: list[Question]) -> list[Question]:
     return [asked[row] for row in np.random.default_rng(SEED).permutation(len(asked))]
 
 
+def fitted_gate(served: Path, llm: str) -> DecisionEngine:
+    """Return the default gate with P(known) fitted to what an LLM knew of the questions of ``served.py``."""
+    gold = {q["id"]: q for _, q in read_jsonl(served / "questions.test.jsonl") if q["gold_answers"]}
+    calls = [call for _, call in read_jsonl(served / f"{llm}.jsonl")]
+    calls = [call for call in calls if call["meta"].get("arm") == "direct" and call["meta"]["id"] in gold]
+    asked = [gold[call["meta"]["id"]] for call in calls]
+    known = [is_correct(call["text"], q["gold_answers"]) for call, q in zip(calls, asked, strict=True)]
+    gate = load_gate(on_error="raise")
+    scores = [decision.p_known for decision in gate.decide_batch([q["question"] for q in asked])]
+    fitted = fit_map(np.array(scores), np.array(known))
+    print(
+        f"{llm} knew {np.mean(known):.0%} of {len(known)} questions, by the gate {np.mean(scores):.0%}; {fitted}"
+    )
+    return gate.with_gate(CalibratedGate(inner=gate.gate, probability=fitted, threshold=gate.threshold))
+
+
 def rows(answers: list[Answered]) -> list[dict[str, str]]:
     """Return a row for each way: what is right, against always, and what is read."""
     ways = by_way(answers)
@@ -129,14 +153,16 @@ def main() -> None:
     parser.add_argument(
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
     )
+    parser.add_argument("--served", type=Path, help="record of served.py, to fit P(known) to the LLM")
     parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
+    fitted = fitted_gate(arguments.served, arguments.llm) if arguments.served else None
     with server(arguments.llm, arguments.url, arguments.threads, needed=not arguments.recorded) as url:
         chat = RecordedChat(record=record, url=url, clock=Clock())
         for field in fields(arguments.data):
-            ways = Ways(field.index(arguments.out), None, only=WAYS)
+            ways = Ways(field.index(arguments.out), None, only=WAYS, fitted=fitted)
             asked = field.questions[: arguments.limit]
             if not arguments.recorded:  # the speed is known once everything is in the record
                 list(run(ways, chat, asked, time.process_time))

@@ -18,12 +18,15 @@ from served import Forgetful, K, RecordedChat, closed_book, with_passages
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.files import read_jsonl
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.loading import DEFAULT_GATES
 
 Chain: TypeAlias = Runnable[Any, Any]
+
+FITTED = "look first, P(known) fitted to the LLM"
 
 HELD = 32
 EXAMPLES, NEAREST = 150, 5
@@ -37,11 +40,13 @@ class Ways:
         index: What is searched.
         data: Folder with labelled requests, for the ways that need examples; None for none.
         only: Names of the ways to try beside never and always; None for all.
+        fitted: The default gate with P(known) fitted to the LLM, for a way more that looks first; None for none.
     """
 
     index: Retriever
     data: Path | None
     only: Sequence[str] | None = None
+    fitted: DecisionEngine | None = None
 
     def chains(self, chat: RecordedChat) -> dict[str, Chain]:
         """Return every way, by name, to answer with a chat model; what only an oracle knows is not in it."""
@@ -80,6 +85,8 @@ class Ways:
         }
         if self.data is not None:
             ways["nearest examples"] = RunnableBranch((self.near_examples, always), never)
+        if self.fitted is not None:
+            ways[FITTED] = RetrievalGate(self.fitted).route(retrieve=always, direct=never, look_first=True)
         if self.only is not None:
             ways = {name: way for name, way in ways.items() if name in ("never", "always", *self.only)}
         return ways
