@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rgate_integrations import load_gate
+from rgate_integrations import Gate, load_gate
 from rgate_integrations.calibration import Budget, LowestCost, MaxLoss
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
@@ -16,6 +17,8 @@ from rgate_integrations.errors import (
     EvidenceError,
     ModelLoadError,
 )
+from rgate_integrations.gates import Score
+from rgate_integrations.gates.tuned import TunedGate
 from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.tuning_parts import (
     Direct,
@@ -76,6 +79,21 @@ def test_the_saved_gate_scores_as_the_fit_did(tmp_path, prior):
     (state,) = Reader().hidden(None, [{"question": "what is number 8?"}], None, artifact.layers)
     logit = float((artifact.weight * state.states).sum()) + artifact.bias  # the prior's logit is 0
     assert decision.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
+
+
+def test_what_the_shipped_gate_says_of_the_kind_is_passed_on(tmp_path, prior, monkeypatch):
+    class Private(Gate):
+        """Everything is about the user's own documents."""
+
+        specs: ClassVar = ()
+
+        def score(self, evidence):
+            return Score(0.5, "private", signals={"private": 0.9})
+
+    folder = str(tuned(tmp_path, prior).folder)
+    monkeypatch.setattr("rgate_integrations.gates.registry.make_gate", lambda name, **options: Private())
+    gate = load_gate(TunedGate(artifact=folder), proxy=Reader(), on_error="raise")
+    assert gate.decide("what is number 8?").signals == {"private": 0.9}
 
 
 def test_the_shipped_gate_is_kept_in_the_folder(tmp_path, prior):
