@@ -16,8 +16,8 @@ The latter two are in DIR (its README names sources and licences); without ``--d
 asked about. Every way is a real chain, as in ``end_to_end.py``. Calls of the LLM are kept in benchmarks/out/fields:
 a run that was stopped goes on, and one with ``--recorded`` asks nothing.
 
-``--served`` is the record of ``served.py``. Of the answers that the LLM gave there without passages, to other
-questions, Platt scaling sets P(known) right for the LLM. Nothing is fitted to the corpora of these fields.
+``--served`` is the record of ``served.py``. From the answers that the LLM gave there without passages, Platt scaling
+sets P(known) right for the LLM. Questions that a field asks too are left out, and nothing is fitted to its corpus.
 """
 
 import argparse
@@ -108,9 +108,11 @@ def _mixed(asked: list[Question]) -> list[Question]:
     return [asked[row] for row in np.random.default_rng(SEED).permutation(len(asked))]
 
 
-def fitted_gate(served: Path, llm: str) -> DecisionEngine:
-    """Return the default gate with P(known) fitted to what an LLM knew of the questions of ``served.py``."""
-    gold = {q["id"]: q for _, q in read_jsonl(served / "questions.test.jsonl") if q["gold_answers"]}
+def fitted_gate(served: Path, llm: str, field: Field) -> DecisionEngine:
+    """Return the default gate with P(known) fitted to what an LLM knew of questions that a field does not ask."""
+    questions = {q["id"]: q for _, q in read_jsonl(served / "questions.test.jsonl")}
+    asked_here = {question.question for question in field.questions}
+    gold = {name: q for name, q in questions.items() if q["gold_answers"] and q["question"] not in asked_here}
     calls = [call for _, call in read_jsonl(served / f"{llm}.jsonl")]
     calls = [call for call in calls if call["meta"].get("arm") == "direct" and call["meta"]["id"] in gold]
     asked = [gold[call["meta"]["id"]] for call in calls]
@@ -118,9 +120,7 @@ def fitted_gate(served: Path, llm: str) -> DecisionEngine:
     gate = load_gate(on_error="raise")
     scores = [decision.p_known for decision in gate.decide_batch([q["question"] for q in asked])]
     fitted = fit_map(np.array(scores), np.array(known))
-    print(
-        f"{llm} knew {np.mean(known):.0%} of {len(known)} questions, by the gate {np.mean(scores):.0%}; {fitted}"
-    )
+    print(f"Fitted to {len(known)} questions: {np.mean(known):.0%} known, by the gate {np.mean(scores):.0%}.")
     return gate.with_gate(CalibratedGate(inner=gate.gate, probability=fitted, threshold=gate.threshold))
 
 
@@ -158,10 +158,10 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
-    fitted = fitted_gate(arguments.served, arguments.llm) if arguments.served else None
     with server(arguments.llm, arguments.url, arguments.threads, needed=not arguments.recorded) as url:
         chat = RecordedChat(record=record, url=url, clock=Clock())
         for field in fields(arguments.data):
+            fitted = fitted_gate(arguments.served, arguments.llm, field) if arguments.served else None
             ways = Ways(field.index(arguments.out), None, only=WAYS, fitted=fitted)
             asked = field.questions[: arguments.limit]
             if not arguments.recorded:  # the speed is known once everything is in the record
