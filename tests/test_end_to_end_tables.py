@@ -1,14 +1,28 @@
 """The end-to-end table, by hand-made answers: who is compared with whom, and what is counted."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from rgate_integrations import Gate, load_gate
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.gates import Score
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PRICES = [{"name": "dear", "input": 1_000_000.0, "output": 2_000_000.0}]
+
+
+class Unsure(Gate):
+    """Knows as much as it does not."""
+
+    specs: ClassVar = ()
+
+    def score(self, evidence: Evidence) -> Score:
+        return Score(0.5, "unsure")
 
 
 @pytest.fixture
@@ -168,3 +182,24 @@ def test_other_fields_are_compared_with_always_on_the_same_questions(bench: Modu
     assert look["right, %"] == "75.0"
     assert look["points against always [95 %]"].startswith("+25.0 [")
     assert look["tokens read, of always, %"] == "10"
+
+
+def test_p_known_is_fitted_to_what_the_llm_knew_of_other_questions(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import other_fields
+
+    asked = [{"id": f"q{n}", "question": f"what is {n}", "gold_answers": [f"n{n}"]} for n in range(8)]
+    asked.append({"id": "open", "question": "thanks", "gold_answers": []})
+    calls = [
+        {"meta": {"id": q["id"], "arm": arm}, "text": "n0 n1 n2 n3" if arm == "direct" else "who knows"}
+        for q in asked
+        for arm in ("direct", "passages")
+    ]
+    for name, records in (("questions.test.jsonl", asked), ("small.jsonl", calls)):
+        (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.setattr(other_fields, "load_gate", lambda **options: load_gate(Unsure()))
+    here = [other_fields._question("f", "k", q["id"], q) for q in asked[:2]]
+    gate = other_fields.fitted_gate(tmp_path, "small", other_fields.Field("f", [], here))
+    # Of eight questions it knew the first four; the field asks two of these.
+    assert gate.decide("what is love").p_known == pytest.approx(2 / 6, abs=0.001)

@@ -2,14 +2,18 @@
 
 import math
 import pickle
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Gate, load_gate
 from rgate_integrations.engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.gates import Score
 from rgate_integrations.gates.boundary import certainty
+from rgate_integrations.gates.combined import CascadeGate, EnsembleGate
+from rgate_integrations.gates.constant import ConstantGate
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.gates.neighbours import vote
 from rgate_integrations.gates.popularity import fit_cutoff
@@ -24,6 +28,15 @@ from rgate_integrations.gates.uncertainty import laplacian_sets, similarity_matr
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.text import comparable, contains_answer, matching_ratio, normalise, rouge_l
 from tests.scripted_proxy import ScriptedProxy
+
+
+class Private(Gate):
+    """Everything is about the user's own documents."""
+
+    specs: ClassVar = ()
+
+    def score(self, evidence):
+        return Score(0.5, "private", signals={"private": 0.9})
 
 
 @pytest.mark.parametrize(
@@ -152,6 +165,19 @@ def test_ensemble_combines_logits():
         load_gate("ensemble", gates=["constant:never"], weights=(1.0, 2.0))
     named = load_gate("ensemble:popularity:500,popularity:1000")
     assert named.gate == load_gate("ensemble", gates=["popularity:500", "popularity:1000"]).gate
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        EnsembleGate(gates=(Private(), ConstantGate())),
+        EnsembleGate(gates=(ConstantGate(), Private())),
+        CascadeGate(first=Private(), second=ConstantGate()),
+    ],
+    ids=["first", "second", "cascade"],
+)
+def test_what_a_gate_says_of_the_kind_is_passed_on(gate):
+    assert load_gate(gate, on_error="raise").decide("who?").signals == {"private": 0.9}
 
 
 def test_cascade_drafts_only_inside_the_band():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -88,10 +89,10 @@ class CascadeGate(GateOfGates):
 
     def score(self, evidence: Evidence) -> Score | None:
         """Score by the first gate if that is clear, else by the second."""
-        second = evidence.get(ScoreSpec(self.second))
+        first, second = evidence.get(ScoreSpec(self.first)), evidence.get(ScoreSpec(self.second))
         if second is not None:
-            return second
-        first = evidence[ScoreSpec(self.first)]
+            return replace(second, signals=_signals([second] if first is None else [second, first]))
+        first = evidence[ScoreSpec(self.first)]  # raises what it failed with
         undecided = self.low <= first.p_known < self.high
         return None if undecided else first
 
@@ -150,7 +151,15 @@ class EnsembleGate(GateOfGates):
         drafts = [score.draft for score in scores if score.draft is not None]
         warnings = tuple(dict.fromkeys(warning for score in scores for warning in score.warnings))
         reason = f"Known with probability {p:.2f} ({', '.join(parts)})."
-        return Score(p, reason, drafts[0] if drafts else None, warnings)
+        return Score(p, reason, drafts[0] if drafts else None, warnings, _signals(scores))
+
+
+def _signals(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the signals of all scores; of the same name, the first."""
+    found: dict[str, float] = {}
+    for score in scores:
+        found = {**score.signals, **found}
+    return found
 
 
 def _logit(p: float) -> float:
