@@ -7,7 +7,7 @@
 The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and ``more/``. Practical requests are
 scored by heads that were trained without the whole source that they come from, the six sets by heads that were
 trained without the question's cluster; both by the same recipe. Hidden states are kept under
-``benchmarks/out/heads``, or ``--cache FOLDER``: the first run takes an hour.
+``benchmarks/out/heads``, or ``--cache FOLDER``: the first run takes a quarter of an hour.
 """
 
 import argparse

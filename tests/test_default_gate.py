@@ -20,6 +20,9 @@ ALONE = [
     "What is the capital of Germany?",
     "Who wrote Romeo and Juliet?",
     "What is photosynthesis?",
+    "How old was Mozart when he died?",
+    "What is Emma Watson known for?",
+    "Which company makes the Xbox?",
 ]
 RETRIEVED = {
     "What does our travel policy say about hotels?": "has not seen",
@@ -31,6 +34,10 @@ RETRIEVED = {
     "What is the current price of gold?": "changes with time",
     "Who is the prime minister of Japan right now?": "changes with time",
     "List the headlines of this morning.": "changes with time",
+    "How old is Tom Hanks?": "changes with time",
+    "Is Emma Watson married?": "changes with time",
+    "What team does Kylian Mbappé play for?": "changes with time",
+    "What colour are the parasols on the terrace?": "has not seen",
     "Who was the mayor of Oberhausbach in 1904?": "hardly anybody knows",
     "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
     "Quelle est la capitale de la France ?": "not in English",
