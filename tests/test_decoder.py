@@ -100,7 +100,9 @@ def test_in_bfloat16_the_company_of_a_question_changes_not_one_bit(folder):
 
 
 def test_reading_and_writing_in_other_float_types_judges_alike_before_and_after(folder, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.proxy.pretrained.reads_bfloat16", lambda device: True)
+    import torch
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     part = LocalProxy(folder)
     before = states(part)
     assert part._reader.runner.model.dtype.itemsize == 2
@@ -110,21 +112,56 @@ def test_reading_and_writing_in_other_float_types_judges_alike_before_and_after(
     assert part.calls == 3
 
 
-def test_a_cpu_without_bfloat16_reads_in_float32(folder, monkeypatch):
+@pytest.fixture
+def cpu_without_bfloat16(monkeypatch):
     import torch
 
-    from rgate_integrations.proxy.pretrained import reads_bfloat16
-
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False}, raising=False)
-    assert not reads_bfloat16("cuda:1")  # there everything is
+
+
+def test_a_cpu_without_bfloat16_reads_in_float32(folder, monkeypatch, cpu_without_bfloat16):
+    import torch
+
+    from rgate_integrations.proxy import linear, pretrained
+
+    assert not pretrained.reads_bfloat16("cuda:1")  # there everything is
+    assert not pretrained.reads_narrower("cuda:1")
+    for module in (linear, pretrained):  # neither has it FBGEMM
+        monkeypatch.setattr(module, "can_halve", lambda: False)
     part = LocalProxy(folder, device="cpu")
     assert not part._reads_apart
-    states(part)
+    once = states(part)
     assert part._reader.runner.model.dtype.itemsize == 4
+    assert (once == states(LocalProxy(folder, dtype="float32"))).all()
     part.load()
     assert part._reader is None
     monkeypatch.delattr(torch.cpu, "get_capabilities")  # as in torch before 2.11
-    assert not reads_bfloat16("cpu")
+    assert not pretrained.reads_bfloat16("cpu")
+
+
+def test_a_cpu_without_bfloat16_keeps_weights_in_half_the_bytes(folder, cpu_without_bfloat16):
+    from rgate_integrations.proxy.linear import can_halve
+
+    if not can_halve():
+        pytest.skip("this build of torch or this CPU has no FBGEMM")
+    part = LocalProxy(folder, device="cpu")
+    before = states(part)
+    model = part._reader.runner.model
+    assert model.dtype.itemsize == 4
+    assert all(layer.qkv.halves is not None for layer in model.layers[:-1])
+    exact = states(LocalProxy(folder, device="cpu", dtype="float32"))
+    assert not (before == exact).all()
+    assert np.abs(before - exact).mean() < 0.001 * exact.std()
+    part.load()  # the whole model has all digits
+    assert (states(part) == before).all()
+
+
+def test_with_weights_in_float16_the_company_of_a_question_changes_not_one_bit(folder, cpu_without_bfloat16):
+    part = LocalProxy(folder, device="cpu")
+    together = states(part, ASKED * 20)
+    alone = np.concatenate([states(part, [each]) for each in ASKED])
+    for row, each in enumerate(together):
+        assert (each == alone[row % len(ASKED)]).all()
 
 
 def test_weights_that_are_missing_are_named(folder, tmp_path):

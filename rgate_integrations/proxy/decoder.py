@@ -187,6 +187,7 @@ class Decoder(torch.nn.Module):
         layers: How many layers.
         device: Where it runs.
         dtype: Of weights and states.
+        halve: Whether a CPU may keep the linear maps' weights in float16 and compute in float32.
 
     Raises:
         KeyError: The files have not all weights of these layers.
@@ -199,7 +200,14 @@ class Decoder(torch.nn.Module):
     """
 
     def __init__(
-        self, folder: Path, shape: Shape, layers: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        folder: Path,
+        shape: Shape,
+        layers: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        halve: bool = False,
     ) -> None:
         super().__init__()
         self.device = device
@@ -213,7 +221,7 @@ class Decoder(torch.nn.Module):
         for number in range(layers):
             start = f"layers.{number}."
             own = {name.removeprefix(start): at for name, at in files.items() if name.startswith(start)}
-            self.layers.append(DecoderLayer(number, LayerWeights(own, device, dtype), shape))
+            self.layers.append(DecoderLayer(number, LayerWeights(own, device, dtype, halve), shape))
         self.layers.append(_End())
         half = torch.arange(0, shape.head_size, 2, device=device).float() / shape.head_size
         self.frequencies = 1.0 / shape.rope_theta**half
@@ -301,14 +309,16 @@ class LayerWeights:
         files: File and key of each.
         device: Where they go.
         dtype: What they become.
+        halve: Whether linear maps may keep them in float16; see `Linear.packed`.
     """
 
     def __init__(
-        self, files: Mapping[str, tuple[Path, str]], device: torch.device, dtype: torch.dtype
+        self, files: Mapping[str, tuple[Path, str]], device: torch.device, dtype: torch.dtype, halve: bool
     ) -> None:
         self.files = files
         self.device = device
         self.dtype = dtype
+        self.halve = halve
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._joined([name])
@@ -317,7 +327,8 @@ class LayerWeights:
         """Return linear maps of the same input as one, their outputs one after the other."""
         weight = self._joined([f"{name}.weight" for name in names])
         biased = f"{names[0]}.bias" in self.files
-        return Linear.packed(weight, self._joined([f"{name}.bias" for name in names]) if biased else None)
+        bias = self._joined([f"{name}.bias" for name in names]) if biased else None
+        return Linear.packed(weight, bias, halve=self.halve)
 
     def _joined(self, names: Sequence[str]) -> torch.Tensor:
         """Copy tensors out of their files one below the other, with nothing in between to be freed."""
@@ -351,7 +362,8 @@ def load_decoder(name: str, layers: int, device: str, dtype: str) -> Decoder:
         name: Catalogue name or local folder.
         layers: How many.
         device: A torch device, or ``"auto"``: CUDA when there is one.
-        dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA and on CPUs that multiply it.
+        dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA and on CPUs that multiply it,
+            and on other CPUs float32 with weights that are kept in float16.
 
     Raises:
         ModelLoadError: The files do not hold what the configuration says.
@@ -359,13 +371,14 @@ def load_decoder(name: str, layers: int, device: str, dtype: str) -> Decoder:
     folder = Path(resolve_model(name))
     refuse_pickles(str(folder))
     target = torch_device(device)
+    halve = dtype == "auto"
     if dtype == "auto":
         dtype = "bfloat16" if target.type == "cuda" or reads_bfloat16(device) else "float32"
     try:
         shape = shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         if shape is None:
             raise ValueError("its configuration is not one of a Llama-like model")
-        decoder = Decoder(folder, shape, layers, device=target, dtype=getattr(torch, dtype))
+        decoder = Decoder(folder, shape, layers, device=target, dtype=getattr(torch, dtype), halve=halve)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(
             f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",

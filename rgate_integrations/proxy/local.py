@@ -464,10 +464,10 @@ class LocalProxy(Proxy):
 
     @property
     def _reads_apart(self) -> bool:
-        """Whether the first layers stay when all are loaded, in a float type of their own: judgments stay alike."""
-        from rgate_integrations.proxy.pretrained import reads_bfloat16
+        """Whether the first layers stay when all are loaded, their weights in fewer digits: judgments stay alike."""
+        from rgate_integrations.proxy.pretrained import reads_narrower
 
-        return self.layers is None and self.dtype == "auto" and reads_bfloat16(self.device_name)
+        return self.layers is None and self.dtype == "auto" and reads_narrower(self.device_name)
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._encoder.encode(prompt, each) for each in values]

@@ -14,6 +14,7 @@ import transformers
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.proxy.download import resolve_model
 from rgate_integrations.proxy.encoding import PromptEncoder
+from rgate_integrations.proxy.linear import can_halve
 from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.progress import quiet
 
@@ -113,6 +114,13 @@ def torch_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
+
+
+def reads_narrower(device: str) -> bool:
+    """Return whether ``"auto"`` keeps the weights that it reads with in fewer digits than those it writes with."""
+    if torch_device(device).type != "cpu":
+        return False
+    return reads_bfloat16(device) or can_halve()
 
 
 def reads_bfloat16(device: str) -> bool:
