@@ -2,6 +2,7 @@
 
     python benchmarks/other_fields.py --data DIR [--llm qwen2.5-coder-0.5b-instruct] [--limit 120]
     python benchmarks/other_fields.py --data DIR --recorded [--served benchmarks/out/served]
+    python benchmarks/other_fields.py --data DIR --apart [--served benchmarks/out/served]
 
 ======================  ====================================================================  =====================
 field                   questions                                                             passages
@@ -18,15 +19,19 @@ a run that was stopped goes on, and one with ``--recorded`` asks nothing.
 
 ``--served`` is the record of ``served.py``. From the answers that the LLM gave there without passages, Platt scaling
 sets P(known) right for the LLM. Questions that a field asks too are left out, and nothing is fitted to its corpus.
+
+``--apart`` asks little of a slow LLM: where a way that looks first sends the prompt that always sends, it gets the
+same answer. So the LLM is asked about the other questions only.
 """
 
 import argparse
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from answer_tables import by_kind, by_way, overview
+from answer_tables import by_kind, by_way, overview, paired_interval
 from end_to_end import Answered, markdown, run, show, whole
 from holds import read_corpus
 from mixture import Question, read_mixture
@@ -43,6 +48,7 @@ from rgate_integrations.text import is_correct
 
 DOCUMENTS = Path(__file__).parent / "documents"
 WAYS = ("gate, question alone", "answer first", "look first", FITTED, "look first, then answer first")
+LOOKS = ("look first", FITTED)  # what these ways send to the LLM does not depend on what it says
 COLUMNS = ("way", "right, %", "points against always [95 %]", "retrieved, %")
 REQUESTS, SEED = 20, 0
 
@@ -138,6 +144,56 @@ def rows(answers: list[Answered]) -> list[dict[str, str]]:
     return found
 
 
+class Noting(RecordedChat):
+    """Notes what it is asked, and says nothing."""
+
+    asked: list[Any] = []  # noqa: RUF012  pydantic copies it
+
+    def call(self, messages: Any, tokens: int) -> dict[str, Any]:
+        """Note a call."""
+        self.asked.append(messages)
+        return {"chunks": [(0.0, "", 0)], "tokens": [], "prompt_tokens": 0, "finish_reason": "stop"}
+
+
+def apart(ways: Ways, chat: RecordedChat, asked: list[Question]) -> list[dict[str, str]]:
+    """Return a row for each way that looks first, against always; the LLM is asked where their prompts differ."""
+    noting = Noting(record=None)
+    noted, answering = ways.chains(noting), ways.chains(chat)
+    right: dict[str, list[tuple[bool, bool]]] = {name: [] for name in LOOKS if name in noted}
+    for question in asked:
+        prompts = {}
+        for name in ("always", *right):
+            noting.asked.clear()
+            noted[name].invoke(question.question)
+            (prompts[name],) = noting.asked
+        answers: dict[str, bool] = {}
+        for name in (name for name in right if prompts[name] != prompts["always"]):
+            for each in ("always", name):
+                if each not in answers:
+                    chat.meta.update(
+                        id=question.id, kind=question.kind, part=question.part, arm=each, passages=[]
+                    )
+                    text = answering[each].invoke(question.question)
+                    answers[each] = is_correct(text, question.gold_answers)
+            right[name].append((answers[name], answers["always"]))
+    return [_against_always(name, pairs, len(asked)) for name, pairs in right.items()]
+
+
+def _against_always(name: str, pairs: list[tuple[bool, bool]], asked: int) -> dict[str, str]:
+    """Return what a way loses and gains, from whether it and always are right where their prompts differ."""
+    same = [(False, False)] * (asked - len(pairs))  # right or wrong, both are alike
+    ours, theirs = zip(*pairs, *same, strict=True)
+    low, high = paired_interval(ours, theirs)
+    return {
+        "way": name,
+        "asked apart": f"{len(pairs)} of {asked}",
+        "right there": str(sum(ours)),
+        "always is right there": str(sum(theirs)),
+        "points against always [95 %]": f"{100 * (sum(ours) - sum(theirs)) / asked:+.1f} "
+        f"[{100 * low:+.1f}, {100 * high:+.1f}]",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -155,6 +211,7 @@ def main() -> None:
     )
     parser.add_argument("--served", type=Path, help="record of served.py, to fit P(known) to the LLM")
     parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
+    parser.add_argument("--apart", action="store_true", help="ask only where looking first does not read all")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
@@ -164,6 +221,11 @@ def main() -> None:
             fitted = fitted_gate(arguments.served, arguments.llm, field) if arguments.served else None
             ways = Ways(field.index(arguments.out), None, only=WAYS, fitted=fitted)
             asked = field.questions[: arguments.limit]
+            if arguments.apart:
+                table = apart(ways, chat, asked)
+                show(f"{field.name}: {len(field.passages)} passages, {len(asked)} questions", table)
+                print(markdown(table), flush=True)
+                continue
             if not arguments.recorded:  # the speed is known once everything is in the record
                 list(run(ways, chat, asked, time.process_time))
             chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())

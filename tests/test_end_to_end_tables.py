@@ -203,3 +203,38 @@ def test_p_known_is_fitted_to_what_the_llm_knew_of_other_questions(
     gate = other_fields.fitted_gate(tmp_path, "small", other_fields.Field("f", [], here))
     # Of eight questions it knew the first four; the field asks two of these.
     assert gate.decide("what is love").p_known == pytest.approx(2 / 6, abs=0.001)
+
+
+def test_an_llm_is_asked_only_where_looking_first_does_not_read_what_always_reads(bench: ModuleType) -> None:
+    import other_fields
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.runnables import RunnableLambda
+
+    class Answering(other_fields.RecordedChat):  # type: ignore[misc,name-defined]
+        prompts: list[str] = []  # noqa: RUF012
+
+        def call(self, messages: Any, tokens: int) -> dict[str, Any]:
+            self.prompts.append(messages[0]["content"])
+            text = "blue" if "passages" in self.prompts[-1] else "red"
+            chunks, told = [(0.1, text, 1)], [{"token": text, "logprob": 0.0, "top": []}]
+            return {"chunks": chunks, "tokens": told, "prompt_tokens": 3, "finish_reason": "stop"}
+
+    class OneWay:
+        def chains(self, chat: Any) -> dict[str, Any]:
+            def chain(reads: Any) -> Any:
+                asked = RunnableLambda(lambda q: f"{q}, by passages" if reads(q) else str(q))
+                return asked | chat | StrOutputParser()
+
+            return {"always": chain(lambda q: True), "look first": chain(lambda q: q != "2")}
+
+    def questions(*gold: str) -> list[Any]:
+        return [
+            other_fields._question("f", "k", str(n), {"question": str(n), "gold_answers": [g]})  # type: ignore[dict-item]
+            for n, g in enumerate(gold)
+        ]
+
+    chat = Answering(record=None)
+    (row,) = other_fields.apart(OneWay(), chat, questions("blue", "red", "red", "blue"))
+    assert sorted(chat.prompts) == ["2", "2, by passages"]
+    assert (row["asked apart"], row["right there"], row["always is right there"]) == ("1 of 4", "1", "0")
+    assert row["points against always [95 %]"].startswith("+25.0 [")
