@@ -81,6 +81,7 @@ class Answered:
     held: int  # tokens that were held back
     total: float
     text: str
+    looks: float = 0.0  # milliseconds of the first look and of the judging in the time to the first token
 
 
 @dataclass(eq=False)
@@ -89,11 +90,14 @@ class Decided(BaseCallbackHandler):
 
     retrieve: list[bool] = field(default_factory=list)
     held: int = 0
+    looks: float = 0.0
 
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         """Note a decision."""
         self.retrieve.append(data["retrieve"])
-        self.held = (data.get("beginning") or {}).get("tokens_held", 0)
+        beginning = data.get("beginning") or {}
+        self.held = beginning.get("tokens_held", 0)
+        self.looks = beginning.get("first_look", 0.0) + beginning.get("judging", 0.0)
 
 
 class Ways:
@@ -173,6 +177,7 @@ def answer(ways: Ways, chat: ServedChat, way: str, question: Question, callers: 
         held=decided.held,
         total=total,
         text=text,
+        looks=decided.looks,
     )
 
 
@@ -269,10 +274,17 @@ def known(way: str, by_way: dict[str, dict[str, Answered]]) -> list[str]:
         ratio(at_once, never, "first_token", "first_token"),
         ratio(held, never, "first_token", "held_token"),
         f"{np.median(both):.2f}" if both else "",
+        milliseconds(at_once),
+        milliseconds(held),
         ratio(answers, never, "total", "total"),
         ratio(answers, draft, "first_token", "first_token"),
         ratio(answers, draft, "total", "total"),
     ]
+
+
+def milliseconds(answers: dict[str, Answered]) -> str:
+    """Return how long the gate looks at a question and its begun answer, as a median."""
+    return f"{np.median([answer.looks for answer in answers.values()]):.0f} ms" if answers else ""
 
 
 def ratio(ours: dict[str, Answered], theirs: dict[str, Answered], name: str, other: str) -> str:
@@ -330,6 +342,8 @@ def show(done: list[Answered], llm: str) -> None:
             "at once: first token by never",
             f"held back: first token by token {HELD} of never",
             "both",
+            "looks, at once",
+            "looks, held back",
             "whole answer by never",
             "first token by a draft first",
             "whole answer by a draft first",
