@@ -26,6 +26,7 @@ same answer. So the LLM is asked about the other questions only.
 
 import argparse
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,7 +160,7 @@ def apart(ways: Ways, chat: RecordedChat, asked: list[Question]) -> list[dict[st
     """Return a row for each way that looks first, against always; the LLM is asked where their prompts differ."""
     noting = Noting(record=None)
     noted, answering = ways.chains(noting), ways.chains(chat)
-    right: dict[str, list[tuple[bool, bool]]] = {name: [] for name in LOOKS if name in noted}
+    right: dict[str, list[tuple[str, bool, bool]]] = {name: [] for name in LOOKS if name in noted}
     for question in asked:
         prompts = {}
         for name in ("always", *right):
@@ -175,18 +176,20 @@ def apart(ways: Ways, chat: RecordedChat, asked: list[Question]) -> list[dict[st
                     )
                     text = answering[each].invoke(question.question)
                     answers[each] = is_correct(text, question.gold_answers)
-            right[name].append((answers[name], answers["always"]))
+            right[name].append((question.kind, answers[name], answers["always"]))
     return [_against_always(name, pairs, len(asked)) for name, pairs in right.items()]
 
 
-def _against_always(name: str, pairs: list[tuple[bool, bool]], asked: int) -> dict[str, str]:
+def _against_always(name: str, pairs: list[tuple[str, bool, bool]], asked: int) -> dict[str, str]:
     """Return what a way loses and gains, from whether it and always are right where their prompts differ."""
-    same = [(False, False)] * (asked - len(pairs))  # right or wrong, both are alike
-    ours, theirs = zip(*pairs, *same, strict=True)
+    same = [("", False, False)] * (asked - len(pairs))  # right or wrong, both are alike
+    kinds, ours, theirs = zip(*pairs, *same, strict=True)
+    counts = Counter(kind for kind in kinds if kind)
     low, high = paired_interval(ours, theirs)
     return {
         "way": name,
         "asked apart": f"{len(pairs)} of {asked}",
+        "of them": ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())),
         "right there": str(sum(ours)),
         "always is right there": str(sum(theirs)),
         "points against always [95 %]": f"{100 * (sum(ours) - sum(theirs)) / asked:+.1f} "

@@ -238,3 +238,4 @@ def test_an_llm_is_asked_only_where_looking_first_does_not_read_what_always_read
     assert sorted(chat.prompts) == ["2", "2, by passages"]
     assert (row["asked apart"], row["right there"], row["always is right there"]) == ("1 of 4", "1", "0")
     assert row["points against always [95 %]"].startswith("+25.0 [")
+    assert row["of them"] == "k 1"
