@@ -45,6 +45,7 @@ def test_weights_in_float16_are_multiplied_in_float32(shape):
     for added in (bias, None):
         halved = Linear.packed(weight, added, halve=True)
         assert halved.halves is not None
+        assert halved.weight.untyped_storage().nbytes() == 0
         found = halved(given)
         expected = torch.nn.functional.linear(given, weight.half().float(), added)
         assert (found.dtype, found.shape) == (torch.float32, expected.shape)

@@ -43,7 +43,8 @@ class Linear(NamedTuple):
         if weight.device.type != "cpu":
             return cls(weight, bias)
         if halve and weight.dtype is torch.float32 and can_halve() and weight.abs().max() <= _LARGEST_HALF:
-            return cls(weight[:0], bias, torch.ops.quantized.linear_prepack_fp16(weight, bias))
+            gone = weight.new_empty(0, weight.shape[1])  # a view would keep all its numbers in memory
+            return cls(gone, bias, torch.ops.quantized.linear_prepack_fp16(weight, bias))
         if _can_pack(weight.dtype):
             weight = _operators()._reorder_linear_weight(weight)
         return cls(weight, bias)
