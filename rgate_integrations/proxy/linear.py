@@ -83,10 +83,8 @@ class PackedLinear(torch.nn.Module):
         super().__init__()
         bias = None if layer.bias is None else layer.bias.detach()
         self._map = Linear.packed(layer.weight.detach(), bias)
-        self.weight, self.bias = (
-            self._map.weight,
-            self._map.bias,
-        )  # some models ask a layer for its float type
+        self.weight = self._map.weight  # some models ask a layer for its float type
+        self.bias = self._map.bias
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the products, (..., numbers out), of states (..., numbers in)."""
