@@ -91,6 +91,21 @@ def test_a_prefix_is_read_once_and_changes_nothing(folder, monkeypatch):
     assert (once == again).all()
 
 
+def test_reading_copies_no_keys_and_values_of_a_prefix(folder, monkeypatch):
+    part = LocalProxy(folder, dtype="float32")
+    before = states(part)
+    runner = part._reader._runner
+    ((_, kept),) = runner.prefixes._kept.items()
+    keys = [layer.keys.clone() for layer in kept.cache.layers]
+    given = []
+    batch = runner.batch
+    monkeypatch.setattr(runner, "batch", lambda *args: given.append(batch(*args)) or given[-1])
+    assert (states(part) == before).all()
+    assert given
+    assert all(each.cache is kept.cache for each in given)
+    assert all((layer.keys == own).all() for layer, own in zip(kept.cache.layers, keys, strict=True))
+
+
 def test_in_bfloat16_the_company_of_a_question_changes_not_one_bit(folder):
     part = LocalProxy(folder, dtype="bfloat16")
     together = states(part, ASKED * 20)

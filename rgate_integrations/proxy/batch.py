@@ -32,8 +32,8 @@ class CachedPrefix:
 
     Attributes:
         ids: The tokens; empty if nothing is shared.
-        cache: Their keys and values, for one row; None if nothing is shared. Never given to the model itself, which
-            would append to it: `Batch.of` copies it.
+        cache: Their keys and values, for one row; None if nothing is shared. A model that would append to it gets a
+            copy; see `Batch.of`.
         states: Their hidden states by layer, each (tokens, hidden size), for the layers that were asked for.
     """
 
@@ -50,8 +50,8 @@ class Batch:
         prefix: What all rows begin with.
         ids: Token ids, shape (rows, prefix + width), where width is the length of the longest rest.
         mask: 1 where there is a token, 0 for padding; the same shape.
-        cache: The prefix's keys and values, one copy a row, or None. A forward pass appends to it, so a batch is
-            read once.
+        cache: The prefix's keys and values, or None. Where the model appends to it, there is one copy a row, and a
+            batch is read once.
     """
 
     prefix: CachedPrefix
@@ -61,16 +61,32 @@ class Batch:
 
     @classmethod
     def of(
-        cls, rows: Sequence[Sequence[int]], prefix: CachedPrefix, pad_token_id: int, device: torch.device
+        cls,
+        rows: Sequence[Sequence[int]],
+        prefix: CachedPrefix,
+        pad_token_id: int,
+        device: torch.device,
+        *,
+        appended_to: bool = True,
     ) -> Batch:
-        """Make a batch of rows of token ids, all of which begin with the prefix."""
+        """Make a batch of rows of token ids.
+
+        Args:
+            rows: The rows, all of which begin with the prefix.
+            prefix: What they share.
+            pad_token_id: Stands on the left of shorter rows.
+            device: Where the model is.
+            appended_to: Whether the model changes the cache that it is given, as those of transformers do.
+        """
         rests = [row[len(prefix.ids) :] for row in rows]
         ids, mask = pad_left(rests, pad_token_id, device)
         if not prefix.ids:
             return cls(prefix, ids, mask, None)
-        # A copy, because repeating it and every forward pass change a cache in place.
-        cache = copy.deepcopy(prefix.cache)
-        cache.batch_repeat_interleave(len(rows))
+        cache = prefix.cache
+        if appended_to:
+            # A copy, because repeating it and every forward pass change a cache in place.
+            cache = copy.deepcopy(cache)
+            cache.batch_repeat_interleave(len(rows))
         prefix_ids = torch.tensor([prefix.ids], device=device).expand(len(rows), -1)
         prefix_mask = torch.ones_like(prefix_ids)
         return cls(prefix, torch.cat([prefix_ids, ids], dim=1), torch.cat([prefix_mask, mask], dim=1), cache)

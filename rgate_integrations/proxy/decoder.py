@@ -90,7 +90,7 @@ class Place(NamedTuple):
         sines: Likewise.
         masks: Which columns each token may look at, (1, 1, tokens, columns) for each row without its padding; or, of
             all rows with theirs, one of (rows, 1, tokens, columns).
-        before: Keys and values of the columns before, if there are such.
+        before: Keys and values of the columns before, if there are such: of each row, or of one that all rows share.
         kept: Where those of these tokens are put, if anywhere.
     """
 
@@ -134,7 +134,10 @@ class DecoderLayer(torch.nn.Module):
         queries, keys, values = turned[:, :heads], turned[:, heads:], joined[:, heads + shared :]
         if place.before is not None:
             cached = place.before.layers[self.number]
-            keys, values = torch.cat([cached.keys, keys], dim=2), torch.cat([cached.values, values], dim=2)
+            keys, values = (
+                torch.cat([old.expand(rows, -1, -1, -1), new], dim=2)
+                for old, new in ((cached.keys, keys), (cached.values, values))
+            )
         elif place.kept is not None:
             place.kept.update(keys, values, self.number)
         found = [
@@ -199,6 +202,8 @@ class Decoder(torch.nn.Module):
         context: Longest text in tokens.
     """
 
+    appends_to_cache = False
+
     def __init__(
         self,
         folder: Path,
@@ -247,7 +252,8 @@ class Decoder(torch.nn.Module):
             input_ids: (rows, tokens).
             attention_mask: 1 where there is a token, (rows, cached columns + tokens); by default everywhere.
             position_ids: (rows, tokens); by default the columns' numbers.
-            past_key_values: Keys and values of the columns before. They are read alone; nothing is put in.
+            past_key_values: Keys and values of the columns before, of each row or of one that all rows share. They
+                are read alone; nothing is put in.
             use_cache: Whether keys and values of tokens with none before are returned.
             output_hidden_states: Whether the states are returned.
         """

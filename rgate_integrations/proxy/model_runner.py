@@ -184,7 +184,13 @@ class ModelRunner:
             layers: Whose hidden states of the prefix are wanted.
         """
         cached = self.prefixes.get(prefix, self._adapter, layers) if prefix else CachedPrefix()
-        return Batch.of(rows, cached, self.encoder.pad_token_id, self.model.device)
+        return Batch.of(
+            rows,
+            cached,
+            self.encoder.pad_token_id,
+            self.model.device,
+            appended_to=getattr(self.model, "appends_to_cache", True),
+        )
 
     def tail_logprobs(self, batch: Batch, width: int) -> torch.Tensor:
         """Read a batch; returns next-token log-probabilities at its last ``width`` columns.
