@@ -19,10 +19,10 @@ def dtype(request):
 
 
 def test_there_are_few_sizes():
-    assert linear._sizes(1) == [8]
-    assert linear._sizes(8) == [8]
-    assert linear._sizes(513) == [512, 8]
-    assert linear._sizes(2_000) == [512, 512, 512, 256, 128, 80]
+    assert linear._sizes(1) == (8,)
+    assert linear._sizes(8) == (8,)
+    assert linear._sizes(513) == (512, 8)
+    assert linear._sizes(2_000) == (512, 512, 512, 256, 128, 80)
     assert len({size for n in range(1, 20_000) for size in linear._sizes(n)}) == 18
 
 

@@ -144,7 +144,8 @@ class DecoderLayer(torch.nn.Module):
             self._looked(queries[part], keys[part], values[part], mask)
             for part, mask in zip(_parts(rows, place.masks), place.masks, strict=True)
         ]
-        return self.out(torch.cat(found).transpose(1, 2).reshape(rows, tokens, heads * size))
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        return self.out(whole.transpose(1, 2).reshape(rows, tokens, heads * size))
 
     def _looked(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
@@ -166,7 +167,8 @@ class DecoderLayer(torch.nn.Module):
             attn_mask=mask,
             enable_gqa=self.shape.heads != self.shape.key_value_heads,
         )
-        return F.pad(found.to(queries.dtype), (0, 0, padding, 0))
+        found = found.to(queries.dtype)
+        return F.pad(found, (0, 0, padding, 0)) if padding else found
 
     def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         exact = states.float()

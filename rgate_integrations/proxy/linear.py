@@ -58,12 +58,16 @@ class Linear(NamedTuple):
         # oneDNN compiles code for each number of rows that it meets, 0.6 MB a matrix, and keeps up to a thousand. So
         # there are few numbers; padding and cutting change no result.
         flat = states.flatten(0, -2)
-        sizes = _sizes(max(1, len(flat)))
-        padding = sum(sizes) - len(flat)
-        parts = torch.split(F.pad(flat, (0, 0, 0, padding)) if padding else flat, sizes)
-        products = [self._product(part) for part in parts]
-        whole = products[0] if len(products) == 1 else torch.cat(products)
-        return whole[: len(flat)].view(*states.shape[:-1], whole.shape[-1])
+        rows = flat.shape[0]
+        sizes = _sizes(max(1, rows))
+        padding = sum(sizes) - rows
+        if padding:
+            flat = F.pad(flat, (0, 0, 0, padding))
+        if len(sizes) == 1:
+            whole = self._product(flat)
+        else:
+            whole = torch.cat([self._product(part) for part in torch.split(flat, list(sizes))])
+        return (whole[:rows] if padding else whole).view(*states.shape[:-1], whole.shape[-1])
 
     def _product(self, part: torch.Tensor) -> torch.Tensor:
         if not self.weight.is_mkldnn:
@@ -147,8 +151,9 @@ def _operators() -> Any:
     return torch.ops.mkldnn
 
 
-def _sizes(rows: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def _sizes(rows: int) -> tuple[int, ...]:
     """Return in what pieces so many rows are multiplied: large ones, and a last one of a multiple of eight."""
     sizes = [512] * (rows // 512) + [size for size in (256, 128) if rows & size]
     rest = rows % 128
-    return [*sizes, rest + -rest % 8] if rest else sizes
+    return (*sizes, rest + -rest % 8) if rest else tuple(sizes)
