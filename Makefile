@@ -73,7 +73,7 @@ cookbook: $(STAMP)
 # The site, in build/site; a link that leads nowhere or a name that is not documented ends it.
 docs: $(STAMP)
 	$(PIP) -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache benchmarks/out

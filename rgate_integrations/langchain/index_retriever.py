@@ -19,7 +19,9 @@ class IndexRetriever(BaseRetriever):
 
     Args:
         index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-        k: Documents a query; ``invoke(..., k=)`` overrides it.
+
+    Attributes:
+        k: Documents a query, 4 unless given; ``invoke(..., k=)`` overrides it.
 
     Raises:
         ConfigurationError: The index has no such method.
