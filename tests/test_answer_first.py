@@ -490,6 +490,21 @@ def test_the_search_runs_while_the_answer_is_begun(call):
     assert call(router, "a known one?") == WHOLE
 
 
+@each(SINGLES)
+def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
+    search = Search()
+    router = routed(
+        spoken(Writer()),
+        retrieve=search | RunnableLambda(lambda found: found[0].page_content),
+        first_look=Reader({"easy?": 0.95, "hopeless?": 0.05}),
+        speculative=True,
+    )
+    assert call(router, "easy?") == WHOLE
+    assert search.queries == []
+    assert call(router, "hopeless?") == "about hopeless?"
+    assert search.queries == ["hopeless?"]
+
+
 # --- leaving nothing behind ----------------------------------------------------------------------------------
 
 

@@ -391,6 +391,19 @@ def test_the_search_runs_meanwhile(call):
     assert str(call(engine, "query", "a known one?")) == KNOWN
 
 
+@both_ways
+def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
+    retriever, look = Passages(), Reader({"easy": 0.95, "hopeless": 0.05})
+    inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
+    engine = GatedQueryEngine.from_defaults(
+        inner, Reader(), Writer(), speculative=True, answer_first=AnswerFirst(tokens=4, first_look=look)
+    )
+    assert str(call(engine, "query", "easy")) == KNOWN
+    assert retriever.searched == []
+    assert str(call(engine, "query", "hopeless")).startswith("read: ")
+    assert retriever.searched == ["hopeless"]
+
+
 @every_style
 def test_chat_engines_work_around_it(style):
     engine = gated(Writer(), streaming=STREAMS[style])

@@ -58,7 +58,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         retrieve: Arm for unknown questions.
         direct: Arm that answers first.
         options: How much is held back, and how it is judged.
-        speculative: Run the search of the retrieve arm meanwhile; see `RetrievalRouter`.
+        speculative: Run the search of the retrieve arm while an answer is begun and judged; see `RetrievalRouter`.
     """
 
     judge: Runnable[Any, Decision]
@@ -181,8 +181,9 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             ahead.drop()
 
     def _ahead(self, batch: RunBatch) -> Flow[Ahead]:
-        """Begin what runs ahead of the decisions."""
-        return Ahead(self.retrieve, self._rest, (yield from self._searching(batch)))
+        """Begin what runs ahead of the decisions; a search waits for an answer that is begun."""
+        yield from ()
+        return Ahead(self.retrieve, self._rest, partial(self._searching, batch))
 
     def _judged(
         self, batch: RunBatch, answers: dict[int, DirectAnswer], ahead: Ahead
@@ -212,6 +213,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
                 answers[place] = self._begun(batch, place, looks[place])
                 begun.append(place)
         if begun:
+            yield from ahead.begun()
             decide = partial(self._judging, batch, looks, begun, ahead)
             judged = yield from judging([answers[place] for place in begun], self.options, decide, clock)
             decided.update(zip(begun, judged, strict=True))
@@ -259,16 +261,25 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
 class Ahead:
     """What runs ahead of the decisions for a batch: the search of a speculative router, if it is one.
 
+    It begins with the answer that is to be judged. Where the first look settles a question, there is nothing to wait
+    for meanwhile, and a known one is not searched at all.
+
     Args:
         arm: The retrieve arm.
         rest: The part of it that goes on with what was found.
-        search: The search; None where there is none.
+        searching: Begins the search; its result is None where there is to be none.
     """
 
-    def __init__(self, arm: Runnable[Any, Any], rest: Runnable[Any, Any], search: Search | None) -> None:
+    def __init__(
+        self,
+        arm: Runnable[Any, Any],
+        rest: Runnable[Any, Any],
+        searching: Callable[[], Flow[Search | None]],
+    ) -> None:
         self._arm = arm
         self._rest = rest
-        self._search = search
+        self._searching = searching
+        self._search: Search | None = None
 
     def settling(
         self, looks: Sequence[Decision | Exception | None], known_from: Sequence[float]
@@ -285,6 +296,10 @@ class Ahead:
             unclear = isinstance(look, Decision) and not look.retrieve and look.p_known < clear
             results.append(None if unclear else look)
         return results
+
+    def begun(self) -> Flow[None]:
+        """Search, now that an answer is begun."""
+        self._search = yield from self._searching()
 
     def judged(
         self, places: Sequence[int], decisions: list[Decision | Exception]

@@ -96,6 +96,10 @@ class _Searched(Ahead):
         results = yield Call(self._settled, None, looks, known_from)
         return results
 
+    def begun(self) -> Flow[None]:
+        """Nothing is left to begin: all is searched."""
+        yield from ()
+
     def judged(
         self, places: Sequence[int], decisions: list[Decision | Exception]
     ) -> Flow[list[Decision | Exception]]:

@@ -21,7 +21,7 @@ from llama_index.core.schema import QueryBundle
 from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
 from rgate_integrations.calling import DecidesBatches, as_gate, deciding
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.flow import Flow
+from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.follow_up import understood
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
@@ -43,9 +43,32 @@ class Ahead:
         yield from ()
         return look if look is not None and (look.retrieve or look.p_known >= known_from) else None
 
+    def begun(self) -> Flow[None]:
+        """Do what is to be done while an answer is begun and judged."""
+        yield from ()
+
     def judged(self, decision: Decision) -> Decision:
         """Return what is decided for a begun answer, by what the gate says of it."""
         return decision
+
+
+class SearchedMeanwhile(Ahead):
+    """A search that runs while an answer is begun and judged.
+
+    Args:
+        search: The step that searches.
+
+    Attributes:
+        job: Where it runs; None before it is begun.
+    """
+
+    def __init__(self, search: Call) -> None:
+        self.job: Background | None = None
+        self._search = search
+
+    def begun(self) -> Flow[None]:
+        """Begin it."""
+        self.job = yield Start(self._search)
 
 
 class DirectFirst:
@@ -102,6 +125,7 @@ class DirectFirst:
             at_once = clock.at_once(settled)
             announce(at_once)
             return at_once, None if at_once.retrieve else (yield from self.asking(bundle))
+        yield from ahead.begun()
         attempt = _DirectAnswer(self, bundle)
         decide = partial(self._judging, question, threshold, ahead)
         (judged,) = yield from judging([attempt], self.options, decide, clock)

@@ -20,8 +20,8 @@ from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.calling import DecidesBatches, as_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Background, Call, Flow, Start, arun, run
-from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst
+from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst, SearchedMeanwhile
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.look_first import SearchedFirst
 from rgate_integrations.llama_index.note import facts_in, note_of
@@ -50,7 +50,8 @@ class GatedQueryEngine(BaseQueryEngine):
         tokens: Maximum number of tokens that it writes, at least 1.
         speculative: Start searching while the gate decides. When the question is known, or the gate raises, the
             search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
-            two steps, and a retriever that does not decide or draft itself.
+            two steps, and a retriever that does not decide or draft itself. With ``answer_first``, it begins with the
+            answer that is judged: what the first look settles is not searched meanwhile.
         answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
             stopped if not. It should stream. The default is then ``begun:default-heads,default-begun``;
             `AnswerFirst` has more to choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes
@@ -215,18 +216,19 @@ class GatedQueryEngine(BaseQueryEngine):
         elif self.speculative:
             decision, response, nodes = yield from self._searching_ahead(bundle)
         else:
-            decision, response = yield from self._deciding(bundle)
+            decision, response = yield from self._deciding(bundle, Ahead())
         if response is None:
             with self.decider.carrying(decision, bundle):
                 response = yield from self._running_arm(decision, bundle, nodes)
         response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
         return response
 
-    def _deciding(self, bundle: QueryBundle) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
+    def _deciding(self, bundle: QueryBundle, ahead: Ahead) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
         """Decide; where the direct engine answers first, its response to a known question comes with it."""
         if self.first is None or self.decider.taken(bundle) is not None:
+            yield from ahead.begun()
             return (yield from self.decider.deciding(bundle)), None
-        return (yield from self.first.answering(bundle, self.decider.threshold, Ahead()))
+        return (yield from self.first.answering(bundle, self.decider.threshold, ahead))
 
     def _looking_first(
         self, options: LookFirst, bundle: QueryBundle
@@ -242,12 +244,15 @@ class GatedQueryEngine(BaseQueryEngine):
         self, bundle: QueryBundle
     ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
         """Decide while the engine searches; returns what it found if the question is unknown."""
-        search: Background = yield Start(self._search(bundle))
+        search = SearchedMeanwhile(self._search(bundle))
+        nodes: list[NodeWithScore] | None = None
         try:
-            decision, response = yield from self._deciding(bundle)
-            nodes = (yield search) if decision.retrieve else None
+            decision, response = yield from self._deciding(bundle, search)
+            if decision.retrieve and search.job is not None:
+                nodes = yield search.job
         finally:
-            search.drop()  # for a known question, and when the gate raises or the caller leaves
+            if search.job is not None:
+                search.job.drop()  # for a known question, and when the gate raises or the caller leaves
         return decision, response, nodes
 
     def _running_arm(
