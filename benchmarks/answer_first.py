@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import ServedChat, gguf, serving
 
 OUT = Path(__file__).parent / "out" / "answer_first.jsonl"
-CONSOLE = Console(width=260, highlight=False)
+CONSOLE = Console(width=300, highlight=False)
 HELD, CALLERS = 32, (1, 8)
 PASSAGES, WORDS = 3, 100  # how many passages are read, and how much of each
 DRAFT = "a draft first (llm=)"
