@@ -3,7 +3,7 @@
 #
 # At the end you have a RAG chain that retrieves only for the questions its LLM probably does not know, by one added
 # line, and you have seen each decision. It runs offline on two small models:
-# `rgate download smollm2-135m-instruct all-minilm-l6-v2`.
+# `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
 
 # %%
 from langchain_core.output_parsers import StrOutputParser

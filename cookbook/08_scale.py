@@ -3,7 +3,7 @@
 #
 # At the end you have asked a gate from many callers at once, bounded its queue, let it remember decisions,
 # pointed it at a model server, and gated files on several workers. It runs offline on a CPU: `rgate download
-# smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
+# smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
 
 # %%
 import asyncio

@@ -1,6 +1,6 @@
 """Gate a LlamaIndex quick-start engine: one line around it. Runs offline on the small local models.
 
-rgate download smollm2-135m-instruct all-minilm-l6-v2
+rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
 python cookbook/llama_index_engine.py
 """
 

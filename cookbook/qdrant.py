@@ -1,7 +1,7 @@
 """Gate a LangChain Qdrant store, embedded: Qdrant runs in this process. Runs offline on the small local models.
 
 pip install -c constraints.txt ".[local,langchain]" qdrant-client langchain-qdrant
-rgate download smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
+rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
 python cookbook/qdrant.py
 """
 

@@ -47,7 +47,7 @@ class DecisionEngine:
         on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
         timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
             is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
-            first call loads the model, which counts too: ``gate.get_proxy().load()`` loads it before.
+            first call loads the model, which counts too: decide something beforehand.
         queue_timeout: An older name of ``timeout``.
 
     Raises:

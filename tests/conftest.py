@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from rgate_integrations.proxy.download import cached_path, download
 from rgate_integrations.proxy.local import LocalProxy, shared_proxy
+from rgate_integrations.proxy.reader import READER
 from tests.scripted_proxy import ScriptedProxy
 
 # No example fails for being slow: on a busy machine all are.
@@ -25,6 +26,7 @@ def scripted() -> ScriptedProxy:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LocalProxy:
+    download(READER)  # the shipped gates look at its states
     download(SMOLLM2)
     return shared_proxy(SMOLLM2).load()
 

@@ -45,13 +45,6 @@ def test_padding_stands_between_a_cached_prefix_and_the_rest():
     assert (batch.cache.rows, prefix.cache.rows) == (2, 1), "the prefix itself is never given to the model"
 
 
-def test_a_model_that_appends_nothing_gets_the_prefix_itself():
-    prefix = CachedPrefix((5, 6, 7), FakeCache())
-    batch = Batch.of([[5, 6, 7, 1, 2], [5, 6, 7, 1, 2, 3, 4]], prefix, 0, CPU, appended_to=False)
-    assert batch.cache is prefix.cache
-    assert prefix.cache.rows == 1
-
-
 def test_a_rows_states_have_the_prefix_and_no_padding():
     prefix = CachedPrefix((5, 6), FakeCache(), {3: torch.tensor([[50.0], [60.0]])})
     batch = Batch.of([[5, 6, 1], [5, 6, 1, 2, 3]], prefix, 0, CPU)

@@ -38,54 +38,6 @@ def test_products_are_cut_and_padded_without_a_trace(dtype, shape, packed):
         assert found.float() == pytest.approx(expected, abs=1e-4 if dtype is torch.float32 else 0.1)
 
 
-@pytest.mark.skipif(not linear.can_halve(), reason="this build of torch or this CPU has no FBGEMM")
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 23), (3, 9), (7, 100), (0, 4)])
-def test_weights_in_float16_are_multiplied_in_float32(shape):
-    weight, bias, given = tensors(torch.float32, (48, 32), (48,), (*shape, 32))
-    for added in (bias, None):
-        halved = Linear.packed(weight, added, halve=True)
-        assert halved.halves is not None
-        assert halved.weight.untyped_storage().nbytes() == 0
-        found = halved(given)
-        expected = torch.nn.functional.linear(given, weight.half().float(), added)
-        assert (found.dtype, found.shape) == (torch.float32, expected.shape)
-        assert found == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.skipif(not linear.can_halve(), reason="this build of torch or this CPU has no FBGEMM")
-def test_with_weights_in_float16_the_company_of_a_row_changes_not_one_bit():
-    weight, bias, given = tensors(torch.float32, (48, 32), (48,), (300, 32))
-    halved = Linear.packed(weight, bias, halve=True)
-    for rows in (1, 2, 5, 6, 7, 14, 128):
-        assert torch.equal(halved(given)[:rows], halved(given[:rows]))
-
-
-def test_a_torch_that_multiplies_no_float16_keeps_all_digits(monkeypatch):
-    def missing(states, halves):
-        raise RuntimeError("no engine")
-
-    monkeypatch.setattr(linear, "_product_of_halves", missing)
-    linear.can_halve.cache_clear()
-    assert not linear.can_halve()
-    (weight,) = tensors(torch.float32, (48, 32))
-    assert Linear.packed(weight, None, halve=True).halves is None
-    monkeypatch.undo()
-    linear.can_halve.cache_clear()
-
-
-def test_a_weight_that_is_too_large_for_float16_keeps_its_digits():
-    (weight,) = tensors(torch.float32, (48, 32))
-    weight[3, 4] = 70_000.0
-    assert Linear.packed(weight, None, halve=True).halves is None
-    weight[3, 4] = float("nan")
-    assert Linear.packed(weight, None, halve=True).halves is None
-
-
-def test_only_float32_is_halved():
-    (weight,) = tensors(torch.bfloat16, (48, 32))
-    assert Linear.packed(weight, None, halve=True).halves is None
-
-
 def test_the_company_of_a_row_changes_not_one_bit(dtype):
     weight, bias, given = tensors(dtype, (48, 32), (48,), (300, 32))
     packed = Linear.packed(weight, bias)

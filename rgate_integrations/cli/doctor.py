@@ -14,9 +14,13 @@ from rich.table import Table
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.output import Terminal, print_json
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.proxy.catalog import CATALOGUE
 from rgate_integrations.proxy.download import cache_dir, cached_path
 from rgate_integrations.proxy.download import verify as verify_entry
+from rgate_integrations.proxy.reader import READER, Reader
+
+_WORKS = "gives the states that it should"
 
 # module: (distributions that may supply it, the extra that brings the first)
 _MODULES = {
@@ -24,7 +28,6 @@ _MODULES = {
     "transformers": (("transformers",), "local"),
     "peft": (("peft",), "local"),
     "sentence_transformers": (("sentence-transformers",), "local"),
-    "gguf": (("gguf",), "local"),
     "faiss": (("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12"), "faiss"),
     "langchain_core": (("langchain-core",), "langchain"),
     "langchain": (("langchain",), "langchain-agents"),
@@ -52,6 +55,7 @@ def examine() -> dict[str, Any]:
         "packages": packages,
         "devices": _devices(),
         "cache": cache,
+        "reader": _reader(),
         "missing": missing,
     }
 
@@ -103,8 +107,11 @@ def _print(found: dict[str, Any]) -> None:
     cache = found["cache"]
     table.add_row("cache", f"{cache['folder']} ({cache['free_gb']} GB free)")
     for name, there in cache["entries"].items():
-        table.add_row(f"  {name}", "downloaded" if there else "[yellow]not downloaded[/]")
+        told = f"downloaded, {found['reader']}" if name == READER else "downloaded"
+        table.add_row(f"  {name}", told if there else "[yellow]not downloaded[/]")
     console.print(table)
+    if found["reader"] not in ("", _WORKS):
+        console.print(found["reader"], style="red", markup=False, soft_wrap=True)
     if not cache["writable"]:
         console.print(
             "The cache folder cannot be written to: set RGATE_CACHE to another folder.", style="red"
@@ -140,6 +147,18 @@ def _cache() -> dict[str, Any]:
         "free_gb": round(shutil.disk_usage(existing).free / 1e9, 1),
         "entries": {name: cached_path(name) is not None for name in CATALOGUE},
     }
+
+
+def _reader() -> str:
+    """Return whether the gate's model gives the states that it should; empty if it is not downloaded."""
+    folder = cached_path(READER)
+    if folder is None:
+        return ""
+    try:
+        Reader(folder)
+    except ModelLoadError as error:
+        return f"{error.message} {error.hint}"
+    return _WORKS
 
 
 def _version(module: str, distributions: tuple[str, ...]) -> tuple[str, str | None]:

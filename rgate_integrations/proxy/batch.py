@@ -66,8 +66,6 @@ class Batch:
         prefix: CachedPrefix,
         pad_token_id: int,
         device: torch.device,
-        *,
-        appended_to: bool = True,
     ) -> Batch:
         """Make a batch of rows of token ids.
 
@@ -76,17 +74,14 @@ class Batch:
             prefix: What they share.
             pad_token_id: Stands on the left of shorter rows.
             device: Where the model is.
-            appended_to: Whether the model changes the cache that it is given, as those of transformers do.
         """
         rests = [row[len(prefix.ids) :] for row in rows]
         ids, mask = pad_left(rests, pad_token_id, device)
         if not prefix.ids:
             return cls(prefix, ids, mask, None)
-        cache = prefix.cache
-        if appended_to:
-            # A copy, because repeating it and every forward pass change a cache in place.
-            cache = copy.deepcopy(cache)
-            cache.batch_repeat_interleave(len(rows))
+        # A copy, because repeating it and every forward pass change a cache in place.
+        cache = copy.deepcopy(prefix.cache)
+        cache.batch_repeat_interleave(len(rows))
         prefix_ids = torch.tensor([prefix.ids], device=device).expand(len(rows), -1)
         prefix_mask = torch.ones_like(prefix_ids)
         return cls(prefix, torch.cat([prefix_ids, ids], dim=1), torch.cat([prefix_mask, mask], dim=1), cache)

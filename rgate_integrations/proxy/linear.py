@@ -1,8 +1,7 @@
 """Linear maps on a CPU, with weights in the order in which they are multiplied.
 
 torch orders a weight in bfloat16 anew for each product, which takes a third of the time of a short text, and leaves
-float32 to a library that is slow on some CPUs. Weights that are packed once are multiplied by oneDNN. A short text
-takes the time in which its weights come from memory, so float32 may keep them in float16, which FBGEMM multiplies.
+float32 to a library that is slow on some CPUs. Weights that are packed once are multiplied by oneDNN.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import torch
 from torch.nn import functional as F
 
 _PACKED_TYPES = (torch.float32, torch.bfloat16)
-_ROWS_AT_ONCE = 6
-_LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 class Linear(NamedTuple):
@@ -24,35 +21,27 @@ class Linear(NamedTuple):
     Attributes:
         weight: (numbers out, numbers in), maybe packed.
         bias: (numbers out,), or None.
-        halves: Weight and bias together, as FBGEMM takes them, with the weight in float16; None otherwise.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    halves: Any = None
 
     @classmethod
-    def packed(cls, weight: torch.Tensor, bias: torch.Tensor | None, *, halve: bool = False) -> Linear:
+    def packed(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Return the map with a packed weight; with the given one where it cannot be packed, as on a GPU.
 
         Args:
             weight: The weight.
             bias: The bias.
-            halve: Whether a weight in float32 may be kept in float16; the products are computed in float32.
         """
         if weight.device.type != "cpu":
             return cls(weight, bias)
-        if halve and weight.dtype is torch.float32 and can_halve() and weight.abs().max() <= _LARGEST_HALF:
-            gone = weight.new_empty(0, weight.shape[1])  # a view would keep all its numbers in memory
-            return cls(gone, bias, torch.ops.quantized.linear_prepack_fp16(weight, bias))
         if _can_pack(weight.dtype):
             weight = _operators()._reorder_linear_weight(weight)
         return cls(weight, bias)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         """Return the products, (..., numbers out), of states (..., numbers in)."""
-        if self.halves is not None:
-            return _product_of_halves(states, self.halves)
         if states.device.type != "cpu" or (states.dtype != torch.bfloat16 and not self.weight.is_mkldnn):
             return F.linear(states, self.weight, self.bias)
         # oneDNN compiles code for each number of rows that it meets, 0.6 MB a matrix, and keeps up to a thousand. So
@@ -116,35 +105,6 @@ def _can_pack(dtype: torch.dtype) -> bool:
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return bool(packed.is_mkldnn and torch.equal(found, one * 8))
-
-
-def _product_of_halves(states: torch.Tensor, halves: Any) -> torch.Tensor:
-    """Return the products, (..., numbers out), with a weight in float16."""
-    # FBGEMM works on a few rows at a time, and adds up a last one or two in another order. Padded to a multiple of
-    # what it takes at once, a row has the same product in any company.
-    flat = states.flatten(0, -2)
-    padding = -len(flat) % _ROWS_AT_ONCE
-    whole: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(
-        F.pad(flat, (0, 0, 0, padding)) if padding else flat, halves
-    )
-    return whole[: len(flat)].view(*states.shape[:-1], whole.shape[-1])
-
-
-@lru_cache(maxsize=1)
-def can_halve() -> bool:
-    """Whether weights can be kept in float16: by this torch, on this CPU, and each row alike in any company."""
-    numbers = torch.Generator().manual_seed(0)
-    weight, given = (torch.randn(rows, 64, generator=numbers) for rows in (16, 40 * _ROWS_AT_ONCE))
-    try:
-        halves = torch.ops.quantized.linear_prepack_fp16(weight, None)
-        whole = _product_of_halves(given, halves)
-        alike = all(
-            torch.equal(_product_of_halves(given[:rows], halves), whole[:rows])
-            for rows in range(_ROWS_AT_ONCE, len(given), _ROWS_AT_ONCE)
-        )
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return alike and torch.allclose(whole, F.linear(given, weight), atol=0.1)
 
 
 def _operators() -> Any:

@@ -12,6 +12,17 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError, missin
 from rgate_integrations.processes import close_at_exit, reset_after_fork
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.download import cached_path
+from rgate_integrations.proxy.kept import kept_answer
+from rgate_integrations.proxy.reader import (
+    FINGERPRINT,
+    READER,
+    READS,
+    Reader,
+    can_read,
+    reader_calls,
+    shared_reader,
+)
 from rgate_integrations.proxy.turns import Turns
 from rgate_integrations.proxy.written import WritingOptions
 
@@ -24,14 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_MODEL", "LocalProxy", "shared_proxy"]
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL = READS
 
 
 class LocalProxy(Proxy):
     """A causal language model of transformers, loaded on first use.
 
-    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. What only reads texts, such as a gate that
-    looks at a question, loads the first layers alone, and these in bfloat16 if the CPU multiplies it (AVX512_BF16).
+    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. Of the default model, the states that the
+    shipped gates look at are read by `Reader` instead, which needs no torch.
 
     Concurrent callers take turns. Who writes texts lets those in between two tokens who only read, so that they do
     not wait for the whole text.
@@ -48,12 +59,7 @@ class LocalProxy(Proxy):
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
         max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
         local_files_only: Never ask the Hub.
-
-    Attributes:
-        layers: How many layers are loaded, from the first on; None is all.
     """
-
-    layers: int | None = None
 
     def __init__(
         self,
@@ -87,7 +93,6 @@ class LocalProxy(Proxy):
         self.local_files_only = local_files_only
         self._turns = Turns()
         self._runner: ModelRunner | None = None
-        self._reader: _FirstLayers | None = None  # until the whole model is wanted
         self._tokenizer_alone: PromptEncoder | None = None  # until a model is wanted
         reset_after_fork(self)
 
@@ -216,8 +221,9 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
-        if (reader := self._first_layers(layers)) is not None:
-            return reader.hidden(prompt, values, drafts, layers)
+        if self._is_read_here(prompt, layers) and not any(map(_is_kept, drafts or ())):
+            given = None if drafts is None else [self._given(draft) for draft in drafts]
+            return self._reader.hidden([each["question"] for each in values], given, layers)
         self.load()
         from rgate_integrations.proxy.reading import PoolStates
         from rgate_integrations.proxy.writing import kept_states
@@ -294,17 +300,16 @@ class LocalProxy(Proxy):
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        if self._runner is None and self._has_reader:
+            return self._reader.cut(text, tokens)
         return self._counter().cut(text, tokens)
 
     @property
     def fingerprint(self) -> str:
-        """Tells the weights apart from those of other models; loads the model."""
-        return self._at_hand.runner.fingerprint
-
-    @property
-    def _at_hand(self) -> LocalProxy:
-        """What knows the model's tokens and name: the whole of it, or its first layers, if these alone are loaded."""
-        return self if self._runner is not None or self._reader is None else self._reader
+        """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
+        if self._runner is None and self._has_reader:
+            return FINGERPRINT
+        return self.runner.fingerprint
 
     def pair_ids(
         self, prompt: PromptTemplate, values: Values, target: str, ends: bool
@@ -334,7 +339,8 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        return sum(runner.calls for runner in (self._runner, self._reader and self._reader._runner) if runner)
+        read = reader_calls() if self.name == READS else 0
+        return read + (self._runner.calls if self._runner else 0)
 
     # --- the model -----------------------------------------------------------------------------------------
 
@@ -350,8 +356,6 @@ class LocalProxy(Proxy):
                 if self._runner is None:
                     close_at_exit(self._turns)
                     self._runner = self._load()
-                    if not self._reads_apart:
-                        self._reader = None
                     close_at_exit(self._turns)  # again, for its turn comes before that of what was imported
         return self
 
@@ -363,18 +367,13 @@ class LocalProxy(Proxy):
 
     def _load(self) -> ModelRunner:
         try:
-            from rgate_integrations.proxy import decoder, pretrained
+            from rgate_integrations.proxy import pretrained
         except ImportError as error:
             raise missing_dependency(error.name or "transformers", "local") from error
-        from rgate_integrations.proxy.first_layers import folder_fingerprint
         from rgate_integrations.proxy.model_runner import ModelRunner
 
         local: dict[str, Any] = {"local_files_only": self.local_files_only}
-        if self.layers is None:
-            model, tokenizer = pretrained.load_pretrained(self.name, self.device_name, self.dtype, **local)
-        else:
-            tokenizer = pretrained.load_tokenizer(self.name, **local)
-            model = decoder.load_decoder(self.name, self.layers, self.device_name, self.dtype)
+        model, tokenizer = pretrained.load_pretrained(self.name, self.device_name, self.dtype, **local)
         return ModelRunner(
             model,
             pretrained.make_encoder(model, tokenizer, self.max_prompt_tokens),
@@ -382,7 +381,6 @@ class LocalProxy(Proxy):
             self.max_batch_size,
             self.max_batch_tokens,
             turns=self._turns,
-            whole="" if self.layers is None else folder_fingerprint(self.name),
         )
 
     @property
@@ -426,8 +424,8 @@ class LocalProxy(Proxy):
 
     def _counter(self) -> PromptEncoder:
         """Return what counts tokens; if no model is loaded yet, its tokenizer is enough."""
-        if (loaded := self._runner or (self._reader._runner if self._reader else None)) is not None:
-            return loaded.encoder
+        if self._runner is not None:
+            return self._runner.encoder
         with self._turns.turn():
             if self._tokenizer_alone is None:
                 close_at_exit(self._turns)
@@ -442,32 +440,33 @@ class LocalProxy(Proxy):
 
     @property
     def _encoder(self) -> PromptEncoder:
-        return self._at_hand.runner.encoder
+        return self.runner.encoder
 
-    def _first_layers(self, layers: Sequence[PooledLayer]) -> LocalProxy | None:
-        """Return a proxy of the first layers alone, if they are enough, and the whole model does not see the same."""
-        if not layers or (self._runner is not None and not self._reads_apart):
-            return None
-        wanted = max(layer for layer, _, _ in layers)
-        if (reader := self._reader) is not None and (reader.layers or 0) >= wanted:
-            return reader  # without a turn: whoever writes with the whole model is not waited for
-        with self._turns.turn():
-            from rgate_integrations.proxy.first_layers import can_be_read_alone
-
-            close_at_exit(self._turns)
-            stays = self._runner is None or self._reads_apart
-            if not stays or not can_be_read_alone(self.name, wanted):
-                return None
-            if self._reader is None or (self._reader.layers or 0) < wanted:
-                self._reader = _FirstLayers(self, wanted)
-            return self._reader
+    def _is_read_here(self, prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
+        """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
+        usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
+        return self.name == READS and usual and can_read(prompt, layers)
 
     @property
-    def _reads_apart(self) -> bool:
-        """Whether the first layers stay when all are loaded, their weights in fewer digits: judgments stay alike."""
-        from rgate_integrations.proxy.pretrained import reads_narrower
+    def _has_reader(self) -> bool:
+        return self.name == READS and cached_path(READER) is not None
 
-        return self.layers is None and self.dtype == "auto" and reads_narrower(self.device_name)
+    @property
+    def _reader(self) -> Reader:
+        """The first layers of the default model, shared in the process; loaded when first asked for.
+
+        Raises:
+            ModelLoadError: It is not downloaded, or cannot be loaded.
+        """
+        folder = cached_path(READER)
+        if folder is None:
+            raise ModelLoadError("The gate's model is not downloaded yet.", hint=f"rgate download {READER}")
+        return shared_reader(folder)
+
+    def _given(self, draft: Draft) -> str | Sequence[int]:
+        """Return what is read of a draft: its own tokens if they are this model's, or else its text."""
+        written_here = draft.source == "proxy" and draft.model == self.name
+        return draft.token_ids if draft.token_ids and written_here else draft.text
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
         return [self._encoder.encode(prompt, each) for each in values]
@@ -480,15 +479,9 @@ class LocalProxy(Proxy):
         return self._encoder.continuation(row, self._encoder.plain(draft.text)) if draft.text else []
 
 
-class _FirstLayers(LocalProxy):
-    """The first layers of a proxy's model; only `hidden` can be asked of it."""
-
-    def __init__(self, of: LocalProxy, layers: int) -> None:
-        super().__init__(of.name, **of._settings)
-        self.layers = layers
-
-    def _first_layers(self, layers: Sequence[PooledLayer]) -> None:
-        """Return None: it is these layers."""
+def _is_kept(draft: Draft) -> bool:
+    """Return whether a local model has kept its states while it wrote this draft."""
+    return bool(draft.response_id) and kept_answer(draft.response_id) is not None
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

@@ -58,7 +58,6 @@ class ModelRunner:
         max_batch_size: Maximum number of sequences in one forward pass.
         max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
         turns: Whose turn it is; by default nobody else has one.
-        whole: Fingerprint of the whole model, if this is a part of one.
 
     Attributes:
         fingerprint: Tells the weights apart from those of other models.
@@ -77,14 +76,13 @@ class ModelRunner:
         max_batch_tokens: int,
         *,
         turns: Turns | None = None,
-        whole: str = "",
     ) -> None:
         self.model = model
         self.encoder = encoder
         self.name = name
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
-        self.fingerprint = whole or fingerprint(model)  # now: adapters will add parameters
+        self.fingerprint = fingerprint(model)  # now: adapters will add parameters
         self.adapters = Adapters(model, name)
         self.prefixes = PrefixCache(model)
         self.min_prefix_tokens = MIN_PREFIX_TOKENS
@@ -189,7 +187,6 @@ class ModelRunner:
             cached,
             self.encoder.pad_token_id,
             self.model.device,
-            appended_to=getattr(self.model, "appends_to_cache", True),
         )
 
     def tail_logprobs(self, batch: Batch, width: int) -> torch.Tensor:

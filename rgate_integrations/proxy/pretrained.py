@@ -14,7 +14,6 @@ import transformers
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.proxy.download import resolve_model
 from rgate_integrations.proxy.encoding import PromptEncoder
-from rgate_integrations.proxy.linear import can_halve
 from rgate_integrations.proxy.model_folder import refuse_pickles
 from rgate_integrations.proxy.progress import quiet
 
@@ -102,9 +101,7 @@ def _said_plainly(name: str) -> Iterator[None]:
 
 def make_encoder(model: Any, tokenizer: Any, max_prompt_tokens: int) -> PromptEncoder:
     """Return what makes a model's prompts, at most so long that an answer still fits into its context."""
-    context = getattr(model, "context", None)
-    if context is None:
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048
     room_for_prompt = max(context - 256, context // 2)
     return PromptEncoder(tokenizer, min(max_prompt_tokens, room_for_prompt))
 
@@ -114,19 +111,3 @@ def torch_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def reads_narrower(device: str) -> bool:
-    """Return whether ``"auto"`` keeps the weights that it reads with in fewer digits than those it writes with."""
-    if torch_device(device).type != "cpu":
-        return False
-    return reads_bfloat16(device) or can_halve()
-
-
-def reads_bfloat16(device: str) -> bool:
-    """Return whether ``"auto"`` reads in bfloat16 what it writes in float32: on CPUs that multiply it."""
-    if device not in ("auto", "cpu") or (device == "auto" and torch.cuda.is_available()):
-        return False
-    # torch says so since 2.11; an older one reads in float32.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16"))

@@ -1,0 +1,301 @@
+"""Makes what the reader's weights are combined with: the graph, with the prompt's prefix in it, and the smoothing.
+
+    python benchmarks/reader_graph.py --data FOLDER
+
+Writes rgate_integrations/weights/reader. Needs torch, onnx, and `rgate download smollm2-135m-instruct`. The folder
+holds ``practical.dev.jsonl``; of it the largest activations of 300 short requests are looked at, and nothing else.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from onnx import TensorProto, helper, numpy_helper
+
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.download import quantised
+from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.proxy.reader import GRAPH, SELF_TEST, STATES, Reader
+from rgate_integrations.proxy.reader_file import (
+    HEAD_SIZE,
+    HEADS,
+    KV_HEADS,
+    LAYERS,
+    WEIGHTS,
+    make_reader,
+    offsets,
+    reader_tensors,
+)
+
+OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "reader"
+ALPHA = 0.6  # by 512 questions: P(known) moves by 0.011 in the mean against float32 (0: 0.018, 0.5: 0.012)
+GROUP = HEADS // KV_HEADS
+HIDDEN = HEADS * HEAD_SIZE
+MICROSOFT = "com.microsoft"
+MASKED = -1e30
+TESTED = ("What is the capital of France?", "What does our contract say about late delivery?")
+
+
+def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:
+    """Return the largest activation of each input of a linear map, shape (layers, inputs), by the map's name."""
+    prefix = len(encoder.shared_prefix(ANSWER))
+    largest: dict[tuple[str, int], torch.Tensor] = {}
+    hooks: list[Any] = []
+
+    def watch(name: str, number: int, module: torch.nn.Module) -> None:
+        def look(_: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+            values = arguments[0][0, prefix:].abs().amax(0)
+            largest[name, number] = torch.maximum(largest.get((name, number), values), values)
+
+        hooks.append(module.register_forward_pre_hook(look))
+
+    for number, layer in enumerate(model.model.layers[:LAYERS]):
+        watch("qkv", number, layer.self_attn.q_proj)
+        watch("out", number, layer.self_attn.o_proj)
+        watch("gate_up", number, layer.mlp.gate_proj)
+        watch("down", number, layer.mlp.down_proj)
+    for question in questions:
+        ids = encoder.encode(ANSWER, {"question": " ".join(question.split())}).ids
+        model.model(torch.tensor([ids]))
+    for hook in hooks:
+        hook.remove()
+    names = {name for name, _ in largest}
+    return {name: np.stack([largest[name, n].numpy() for n in range(LAYERS)]) for name in names}
+
+
+def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return SmoothQuant's factors, shape (layers, inputs), by the map's name; those of a layer multiply to 1."""
+    found: dict[str, list[np.ndarray]] = {name: [] for name in largest}
+    for number, layer in enumerate(model.model.layers[:LAYERS]):
+        attention, feed_forward = layer.self_attn, layer.mlp
+        weights = {
+            "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
+            "out": [attention.o_proj],
+            "gate_up": [feed_forward.gate_proj, feed_forward.up_proj],
+            "down": [feed_forward.down_proj],
+        }
+        for name, maps in weights.items():
+            weight = torch.cat([each.weight for each in maps]).abs().amax(0).numpy()
+            activation = largest[name][number]
+            if name == "out":  # a head of values serves several attention heads
+                weight = weight.reshape(KV_HEADS, GROUP, HEAD_SIZE).max(1).reshape(-1)
+                activation = activation.reshape(KV_HEADS, GROUP, HEAD_SIZE).max(1).reshape(-1)
+            factor = np.maximum(activation, 1e-5) ** ALPHA / np.maximum(weight, 1e-5) ** (1 - ALPHA)
+            found[name].append(factor / np.exp(np.log(factor).mean()))
+    return {name: np.stack(factors).astype(np.float16) for name, factors in found.items()}
+
+
+class GraphBuilder:
+    """Collects the nodes and constants of a graph."""
+
+    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+        for name, (offset, length) in offsets(weights).items():
+            array = weights[name]
+            tensor = TensorProto(
+                name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
+            )
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", WEIGHTS), ("offset", offset), ("length", length)):
+                tensor.external_data.add(key=key, value=str(value))
+            self.constants.append(tensor)
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """Add a constant; returns its name."""
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value, dtype), name))
+        return name
+
+    def ints(self, *values: int) -> str:
+        """Add a vector of integers."""
+        return self.constant(values, np.int64)
+
+    def node(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        """Add a node; returns the name of its output."""
+        return self.several(kind, 1, *inputs, domain=domain, **attributes)[0]
+
+    def several(self, kind: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
+        """Add a node with several outputs; returns their names."""
+        names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(count)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
+        return names
+
+    def linear(self, states: str, name: str) -> str:
+        """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
+        largest = self.node("ReduceMax", self.node("Abs", states), self.ints(-1), keepdims=1)
+        scale = self.node("Mul", largest, self.constant(1 / 127, np.float32))
+        middle, one = self.constant(128, np.uint8), self.constant(1, np.float32)
+        rounded = self.node("QuantizeLinear", self.node("Div", states, scale), one, middle)
+        weights = (f"{name}.weight", one, f"{name}.scale", middle)
+        product = self.node("MatMulIntegerToFloat", rounded, *weights, domain=MICROSOFT)
+        return self.node("Mul", product, scale)
+
+
+def build_graph(weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, np.ndarray]]) -> Any:
+    """Return the graph: tokens in, the states that go into each layer of `STATES` out.
+
+    Rows are the tokens of all texts, one text after the other; only attention looks at one text a row.
+
+    Args:
+        weights: What the file of weights holds.
+        prefix: Keys and values of the prompt's prefix, each of shape (heads, tokens, head size), by layer.
+    """
+    b = GraphBuilder(weights)
+    before = prefix[0][0].shape[1]
+    cast = {"to": TensorProto.FLOAT}
+    pieces = [b.node("Cast", b.node("Gather", f"embedding.{n}", "ids"), **cast) for n in ("weight", "scale")]
+    states = b.node("Reshape", b.node("Mul", *pieces), b.ints(-1, HIDDEN))
+
+    rows, tokens = (b.node("Slice", b.node("Shape", "rows"), b.ints(n), b.ints(n + 1)) for n in (0, 1))
+    zero, one, length = b.constant(0, np.int64), b.constant(1, np.int64), b.node("Squeeze", tokens)
+    own = b.node("Unsqueeze", b.node("Range", zero, length, one), b.ints(1))
+    columns = b.node("Range", b.constant(-before, np.int64), length, one)
+    seen = b.node("LessOrEqual", b.node("Unsqueeze", columns, b.ints(0)), own)
+    mask = b.node("Where", seen, b.constant(0, np.float32), b.constant(MASKED, np.float32))
+
+    frequencies = 1 / 100_000 ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+    positions = b.node("Unsqueeze", b.node("Cast", "positions", **cast), b.ints(1))
+    angles = b.node("Mul", positions, b.constant(frequencies, np.float32))
+    turns = b.node("Cos", angles), b.node("Sin", angles)
+    count = b.node("Squeeze", b.node("Shape", "ids"))
+    places = b.node("Unsqueeze", b.node("Range", zero, count, one), b.ints(0))
+
+    grouped = b.node("Mul", tokens, b.ints(GROUP))
+    heads, last = b.ints(KV_HEADS), b.ints(HEAD_SIZE)
+    shapes = {
+        "queries": b.node("Concat", rows, tokens, b.ints(KV_HEADS, GROUP, HEAD_SIZE), axis=0),
+        "keys": b.node("Concat", rows, tokens, b.ints(KV_HEADS, HEAD_SIZE), axis=0),
+        "flat": b.node("Concat", rows, heads, grouped, last, axis=0),
+        "flat scores": b.node("Concat", rows, heads, grouped, b.ints(-1), axis=0),
+        "scores": b.node("Concat", rows, b.ints(KV_HEADS, GROUP), tokens, b.ints(-1), axis=0),
+        "found": b.node("Concat", b.node("Mul", rows, tokens), b.ints(HIDDEN), axis=0),
+        "expanded": b.node("Concat", rows, b.ints(1, 1, 1), axis=0),
+    }
+
+    def rotated(part: str, number: int) -> str:
+        turned = b.node(
+            "RotaryEmbedding",
+            b.node("Unsqueeze", part, b.ints(0)),
+            places,
+            *turns,
+            domain=MICROSOFT,
+            num_heads=number,
+            rotary_embedding_dim=HEAD_SIZE,
+        )
+        return b.node("Gather", b.node("Squeeze", turned, b.ints(0)), "rows")
+
+    outputs = []
+    for number in range(LAYERS):
+        if number in STATES:
+            outputs.append((number, states))
+        normed = b.node(
+            "SimplifiedLayerNormalization", states, f"{number}.norm_1", axis=-1, epsilon=1e-5, stash_type=1
+        )
+        widths = b.ints(HIDDEN, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE)
+        parts = b.several("Split", 3, b.linear(normed, f"{number}.qkv"), widths, axis=-1)
+        queries = b.node("Reshape", rotated(parts[0], HEADS), shapes["queries"])
+        queries = b.node("Reshape", b.node("Transpose", queries, perm=[0, 2, 3, 1, 4]), shapes["flat"])
+        keys = b.node("Reshape", rotated(parts[1], KV_HEADS), shapes["keys"])
+        values = b.node("Reshape", b.node("Gather", parts[2], "rows"), shapes["keys"])
+        keys = b.node("Transpose", keys, perm=[0, 2, 3, 1])
+        values = b.node("Transpose", values, perm=[0, 2, 1, 3])
+        # A column of ones beside the values sums the weights up, in the order of the columns: so those behind the
+        # end of a shorter text, whose weights are 0, change nothing, bit by bit.
+        values = b.node("Pad", values, b.ints(0, 0, 0, 0, 0, 0, 0, 1), b.constant(1, np.float32))
+        old_keys, old_values = prefix[number]
+        old_values = np.concatenate([old_values, np.ones_like(old_values[..., :1])], axis=-1)
+        kept = b.constant(old_keys.transpose(0, 2, 1)[None]), b.constant(old_values[None])
+        keys = b.node("Concat", b.node("Expand", kept[0], shapes["expanded"]), keys, axis=3)
+        values = b.node("Concat", b.node("Expand", kept[1], shapes["expanded"]), values, axis=2)
+        scores = b.node("Reshape", b.node("MatMul", queries, keys), shapes["scores"])
+        scores = b.node("Add", scores, mask)
+        highest = b.node("ReduceMax", scores, b.ints(-1), keepdims=1)
+        shares = b.node("Reshape", b.node("Exp", b.node("Sub", scores, highest)), shapes["flat scores"])
+        sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(HEAD_SIZE, 1), axis=-1)
+        found = b.node("Reshape", b.node("Div", *sums), shapes["scores"])
+        found = b.node("Reshape", b.node("Transpose", found, perm=[0, 3, 1, 2, 4]), shapes["found"])
+        found = b.linear(b.node("Gather", found, "tokens"), f"{number}.out")
+        normed, _, _, states = b.several(
+            "SkipSimplifiedLayerNormalization",
+            4,
+            states,
+            found,
+            f"{number}.norm_2",
+            domain=MICROSOFT,
+            epsilon=1e-5,
+        )
+        half = b.ints(1_536, 1_536)
+        gate, up = b.several("Split", 2, b.linear(normed, f"{number}.gate_up"), half, axis=-1)
+        silu = b.node("QuickGelu", gate, domain=MICROSOFT, alpha=1.0)
+        states = b.node("Add", states, b.linear(b.node("Mul", silu, up), f"{number}.down"))
+    outputs.append((LAYERS, states))
+    for number, found in outputs:
+        b.nodes.append(helper.make_node("Identity", [found], [f"layer_{number}"]))
+    integers = TensorProto.INT64
+    shapes_in = {"ids": ["n"], "positions": ["n"], "rows": ["texts", "longest"], "tokens": ["n"]}
+    graph = helper.make_graph(
+        b.nodes,
+        "reader",
+        [helper.make_tensor_value_info(name, integers, shape) for name, shape in shapes_in.items()],
+        [
+            helper.make_tensor_value_info(f"layer_{number}", TensorProto.FLOAT, ["n", HIDDEN])
+            for number, _ in outputs
+        ],
+        b.constants,
+    )
+    versions = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=versions, ir_version=10)
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    data = parser.parse_args().data
+    proxy = LocalProxy(DEFAULT_MODEL, dtype="float32").load()
+    model, encoder = proxy.runner.model, proxy.runner.encoder
+
+    records = [json.loads(line) for line in (data / "practical.dev.jsonl").read_text().splitlines()]
+    licensed = [r["question"] for r in records if r["source"].startswith(("written", "clinc"))]
+    factors = smoothing(model, calibrate(model, encoder, licensed[::2][:300]))
+    OUT.mkdir(exist_ok=True)
+    np.savez_compressed(OUT / "smoothing.npz", **factors)
+
+    ids = encoder.shared_prefix(ANSWER)
+    cache = model.model(torch.tensor([ids]), use_cache=True).past_key_values
+    prefix = []
+    for number, layer in enumerate(cache.layers[:LAYERS]):
+        factor = factors["out"][number].astype(np.float32).reshape(KV_HEADS, 1, HEAD_SIZE)
+        prefix.append((layer.keys[0].numpy(), layer.values[0].numpy() / factor))
+    source = quantised(DEFAULT_MODEL)
+    graph = build_graph(reader_tensors(GGUFReader(source)), prefix)
+    (OUT / GRAPH).write_bytes(graph.SerializeToString())
+
+    made = Path(__file__).parent / "out" / "reader"
+    made.mkdir(parents=True, exist_ok=True)
+    make_reader(source, made)
+    reader = Reader(made, self_test=False)
+    rows = [reader.encode(question) for question in TESTED]
+    states = [reader.states([row], STATES)[0][max(STATES)][-1] for row in rows]
+    known = {q: [round(float(v), 3) for v in s[:16]] for q, s in zip(TESTED, states, strict=True)}
+    (OUT / SELF_TEST).write_text(json.dumps(known, indent=1) + "\n")
+    for row, question in zip(rows, TESTED, strict=True):
+        whole = torch.tensor([encoder.encode(ANSWER, {"question": question}).ids])
+        exact = model.model(whole, output_hidden_states=True)
+        found = reader.states([row], STATES)[0]
+        for number in STATES:
+            wanted = exact.hidden_states[number][0, len(ids) :].numpy()
+            sizes = np.linalg.norm(found[number], axis=-1) * np.linalg.norm(wanted, axis=-1)
+            cosines = (found[number] * wanted).sum(-1) / sizes
+            print(f"{question} layer {number}: mean cosine of its tokens {cosines.mean():.5f}")
+
+
+if __name__ == "__main__":
+    main()

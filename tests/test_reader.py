@@ -1,0 +1,206 @@
+"""The gate's own model: its numbers, what they do not depend on, and what happens without its file."""
+
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
+from rgate_integrations.proxy import reader as reader_module
+from rgate_integrations.proxy.base import PooledLayer
+from rgate_integrations.proxy.download import cached_path, download
+from rgate_integrations.proxy.local import LocalProxy
+from rgate_integrations.proxy.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
+from rgate_integrations.proxy.reader_file import TOKENIZER, WEIGHTS, offsets, quantised_weight
+
+BEGUN = "begun:default-heads,default-begun"
+LAYERS = (
+    PooledLayer(14, "question", "mean"),
+    PooledLayer(18, "all", "last"),
+    PooledLayer(22, "draft", "mean"),
+    PooledLayer(20, "prompt", "last"),
+)
+QUESTIONS = [
+    "What is the capital of France?",
+    "a",
+    "What does our contract say about late delivery? " * 30,
+    "Écris 東京 🙂 " * 7,
+    "who wrote hamlet",
+    "Which year did the treaty that ended the war between the two kingdoms come into force, and where?",
+]
+DRAFTS = ["Paris.", "", "I do not know " * 20, "<|im_end|> x", "Shakespeare", "In 1648, in Münster."]
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return shared_reader(download(READER))
+
+
+def states_of(reader, questions, drafts=None, layers=LAYERS):
+    return [each.states for each in reader.hidden(questions, drafts, layers)]
+
+
+def damaged(folder, tmp_path):
+    copy = tmp_path / "reader"
+    shutil.copytree(folder, copy)
+    return copy
+
+
+@pytest.mark.model
+def test_states_are_close_to_those_of_transformers(reader, smollm2):
+    exact = LocalProxy("smollm2-135m-instruct", dtype="float32")
+    layers = [PooledLayer(layer, "question", "mean") for layer in STATES]
+    asked = [QUESTIONS[0], *QUESTIONS[4:]]
+    wanted = exact.hidden(ANSWER, [{"question": q} for q in asked], None, layers)
+    for own, other in zip(states_of(reader, asked, None, layers), wanted, strict=True):
+        cosine = (own * other.states).sum(-1) / np.linalg.norm(own, axis=-1)
+        assert (cosine / np.linalg.norm(other.states, axis=-1)).min() > 0.998
+
+
+@pytest.mark.model
+def test_its_tokens_are_those_of_the_whole_model(reader, smollm2):
+    encoder = smollm2.runner.encoder
+    prefix = len(encoder.shared_prefix(ANSWER))
+    for question in [*QUESTIONS, "<|im_start|>system\nYou know. 12345 \t x"]:
+        whole = encoder.encode(ANSWER, {"question": " ".join(question.split())})
+        assert reader.encode(question).ids == whole.ids[prefix:]
+        assert reader.encode(question).question == len(whole.question)
+    assert smollm2.fingerprint == FINGERPRINT
+
+
+@pytest.mark.model
+def test_no_company_changes_one_bit(reader):
+    alone = [states_of(reader, [q], [d])[0] for q, d in zip(QUESTIONS, DRAFTS, strict=True)]
+    for together in (states_of(reader, QUESTIONS, DRAFTS), states_of(reader, QUESTIONS * 9, DRAFTS * 9)):
+        for i, states in enumerate(together):
+            assert np.array_equal(states, alone[i % len(alone)])
+    folder = cached_path(READER)
+    for threads in (1, 3):
+        other = states_of(Reader(folder, threads=threads), QUESTIONS * 9, DRAFTS * 9)
+        assert all(np.array_equal(a, b) for a, b in zip(other[: len(alone)], alone, strict=True))
+
+
+@pytest.mark.model
+def test_what_follows_a_question_does_not_change_its_states(reader):
+    question = (PooledLayer(18, "question", "mean"), PooledLayer(18, "prompt", "last"))
+    with_draft = states_of(reader, QUESTIONS, DRAFTS, question)
+    for own, other in zip(states_of(reader, QUESTIONS, None, question), with_draft, strict=True):
+        assert np.array_equal(own, other)
+
+
+@pytest.mark.model
+def test_question_and_begun_answer_are_read_in_one_pass(reader):
+    gate = load_gate(BEGUN, on_error="raise")
+    gate.decide("What is the capital of Peru?", draft="The capital of Peru is")
+    before = reader.calls
+    gate.decide("What is the capital of Chile?", draft="The capital of Chile is")
+    assert reader.calls == before + 1
+
+
+@pytest.mark.model
+def test_a_decision_needs_neither_torch_nor_transformers(reader):
+    code = (
+        "import sys; from rgate_integrations import load_gate;"
+        f"load_gate('{BEGUN}', on_error='raise').decide('What is the capital of France?', draft='Paris');"
+        "d = load_gate(on_error='raise').decide('What does our contract say about late delivery?');"
+        "print(d.retrieve, [m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "True []"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", [WEIGHTS, TOKENIZER])
+def test_a_missing_file_is_an_error_with_the_remedy(reader, tmp_path, name):
+    folder = damaged(cached_path(READER), tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(ModelLoadError) as caught:
+        Reader(folder)
+    assert f"rgate download {READER}" in caught.value.hint
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "part", [0.3, 0.6, 0.9]
+)  # the embedding ends at 0.28; `rgate doctor --verify` reads it too
+def test_damaged_weights_are_noticed(reader, tmp_path, part):
+    folder = damaged(cached_path(READER), tmp_path)
+    weights = folder / WEIGHTS
+    content = bytearray(weights.read_bytes())
+    start = int(part * len(content))
+    content[start : start + 2_000_000] = bytes(2_000_000)
+    weights.write_bytes(content)
+    with pytest.raises(ModelLoadError):
+        Reader(folder)
+    weights.write_bytes(content[:start])
+    with pytest.raises(ModelLoadError):
+        Reader(folder)
+
+
+def test_without_its_file_every_question_is_retrieved_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+    decision = load_gate().decide("What is the capital of France?")
+    assert decision.retrieve
+    assert f"rgate download {READER}" in str(decision.error)
+
+
+def test_a_cpu_that_onnx_runtime_refuses_retrieves(tmp_path, monkeypatch):
+    for name in (WEIGHTS, TOKENIZER):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        Reader(tmp_path)
+
+
+def test_what_it_can_read():
+    assert can_read(ANSWER, LAYERS)
+    assert not can_read(SHORT_ANSWER, LAYERS)
+    assert not can_read(ANSWER, [PooledLayer(13, "question", "mean")])
+    assert not can_read(ANSWER, [PooledLayer(14, "prompt", "mean")]), "the prefix has no states here"
+    assert not can_read(ANSWER, [])
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 30.0]))
+def test_products_stay_in_16_bits_on_cpus_without_vnni(seed, outlier):
+    weight = np.random.default_rng(seed).normal(size=(6, 64)).astype(np.float32)
+    weight[0, :4] = outlier
+    rounded, scale = quantised_weight(weight)
+    assert rounded.shape == (64, 6)
+    for pair in (rounded[0::2].astype(int), rounded[1::2].astype(int)):
+        assert np.abs(pair).max() <= 127
+    sums = [255 * np.maximum(sign * rounded.astype(int), 0).reshape(32, 2, 6).sum(axis=1) for sign in (1, -1)]
+    assert sums[0].max() <= 2**15 - 1
+    assert sums[1].max() <= 2**15
+    assert np.abs(rounded.T * scale[:, None] - weight).max() <= 0.5001 * scale.max()
+
+
+def test_tensors_begin_at_pages():
+    arrays = {"a": np.zeros(5_000, np.int8), "b": np.zeros(3, np.float32), "c": np.zeros(1, np.int8)}
+    assert offsets(arrays) == {"a": (0, 5_000), "b": (8_192, 12), "c": (12_288, 1)}
+
+
+@pytest.mark.model
+def test_the_self_test_knows_other_states(reader, monkeypatch):
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: {q: v[::-1] for q, v in real(text).items()})
+    with pytest.raises(ModelLoadError, match="does not give the states"):
+        reader.check()
+
+
+@pytest.mark.model
+def test_callers_at_once_load_it_once(reader, monkeypatch):
+    made = []
+    monkeypatch.setattr(reader_module, "_readers", {})
+    monkeypatch.setattr(reader_module, "Reader", lambda folder: made.append(folder) or reader)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(shared_reader, [cached_path(READER)] * 64))
+    assert len(made) == 1
+    assert all(each is reader for each in found)
