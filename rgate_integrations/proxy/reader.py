@@ -133,6 +133,8 @@ class Reader:
             drafts: What the answers begin with, as text or tokens; None for the questions alone.
             layers: What `can_read` says yes to.
         """
+        with self._counting:
+            self.calls += 1
         texts = drafts or [""] * len(questions)
         rows = [self.encode(question, draft) for question, draft in zip(questions, texts, strict=True)]
         numbers = tuple(sorted({layer for layer, _, _ in layers}))
@@ -164,8 +166,6 @@ class Reader:
             "rows": places.astype(np.int64),
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
-        with self._counting:
-            self.calls += 1
         layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
         parts = [np.split(layer, starts[1:-1]) for layer in layers]
         return [
@@ -216,7 +216,7 @@ def shared_reader(folder: Path) -> Reader:
 
 
 def reader_calls() -> int:
-    """Return how many batches the readers of this process have run; loads none."""
+    """Return how many batches the readers of this process have read; loads none."""
     return sum(reader.calls for reader in _readers.values())
 
 
