@@ -22,6 +22,15 @@ FORK_PATIENCE = 5.0
 """Seconds that a fork waits, at most, for those who hold a `ForkSafeLock`."""
 
 
+def usable_cores() -> int:
+    """Return on how many cores to compute: ``OMP_NUM_THREADS``, or those that this process may use."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 class Closes(Protocol):
     """Something that runs in threads of its own."""
 

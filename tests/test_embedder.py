@@ -1,14 +1,19 @@
 """A question is embedded once, whoever asks: the calls of the real model's `encode` are counted."""
 
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.hybrid import slimplm_search
+from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.proxy.download import cached_path
 
 pytestmark = pytest.mark.model
@@ -19,16 +24,16 @@ TEXTS = {"oulu": "Aarno Maliniemi was born in Oulu.", "lena": "The Lena flows th
 @pytest.fixture
 def encoded(minilm, monkeypatch):
     """The batches that the model embeds, with no query remembered from earlier tests."""
-    from sentence_transformers import SentenceTransformer
+    calls, encode = [], MiniLM.encode
 
-    calls, encode = [], SentenceTransformer.encode
-
-    def counting(self, texts, **options):
+    def counting(self, texts):
         calls.append(list(texts))
-        return encode(self, texts, **options)
+        return encode(self, texts)
 
+    model = MiniLM(cached_path(minilm))
     monkeypatch.setattr("rgate_integrations.index.embedder._models", {})
-    monkeypatch.setattr(SentenceTransformer, "encode", counting)
+    monkeypatch.setattr("rgate_integrations.index.embedder.MiniLM", lambda folder: model)
+    monkeypatch.setattr(MiniLM, "encode", counting)
     return calls
 
 
@@ -127,3 +132,57 @@ def test_threads_embed_a_question_once(encoded):
         for order, vectors in pool.map(ask, range(24)):
             np.testing.assert_allclose(vectors, expected[order], atol=1e-6)
     assert sorted(text for batch in encoded for text in batch) == sorted(questions)
+
+
+LONG = "Paris is the capital of France. " * 100
+
+
+def test_vectors_are_those_of_sentence_transformers(minilm):
+    from sentence_transformers import SentenceTransformer
+
+    texts = [*TEXTS.values(), "", "  Çatalhöyük  ", "日本語", LONG]
+    expected = SentenceTransformer(str(cached_path(minilm)), device="cpu").encode(
+        texts, normalize_embeddings=True
+    )
+    assert MiniLM(cached_path(minilm)).encode(texts) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_text_has_one_vector_whatever_is_beside_it(minilm):
+    model = MiniLM(cached_path(minilm))
+    together = model.encode([*TEXTS.values(), LONG, *map(str, range(40))])
+    for vector, text in zip(together, TEXTS.values(), strict=False):
+        assert model.encode([text])[0] == pytest.approx(vector, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_missing_and_damaged_files_say_how_to_get_them_again(minilm, tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(cached_path(minilm), folder)
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ModelLoadError, match="rgate download all-minilm-l6-v2"):
+        MiniLM(folder)
+    (folder / name).unlink()
+    with pytest.raises(ModelLoadError, match="rgate download all-minilm-l6-v2"):
+        MiniLM(folder)
+
+
+def test_weights_that_say_something_else_are_found(minilm, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(cached_path(minilm), folder)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[60_000_000:80_000_000] = bytes(20_000_000)
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelLoadError, match="does not give the vectors that it should"):
+        MiniLM(folder)
+
+
+def test_an_index_needs_neither_torch_nor_transformers(minilm):
+    code = (
+        "import sys; from rgate_integrations.index import Passage, PassageIndex;"
+        "index = PassageIndex.build([Passage('1', 'The Lena flows through Yakutsk.')]);"
+        "found = index.search(['Which river?'], 1)[0][0].passage.id;"
+        "print(found, [m for m in ('torch', 'transformers', 'sentence_transformers') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "1 []"

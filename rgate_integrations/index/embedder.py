@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError, missing_dependency
+from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.processes import reset_after_fork
 from rgate_integrations.proxy.download import resolve_model
 from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
@@ -45,7 +46,9 @@ class Embedder(Protocol):
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model, loaded on first use and shared in the process, with its latest queries.
+    """A sentence embedder, loaded on first use and shared in the process, with its latest queries.
+
+    The default one runs on ONNX Runtime; others are loaded by sentence-transformers, which needs torch.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -83,7 +86,7 @@ class _SharedModel:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._model: Any = None
+        self._encode_with: Callable[[Sequence[str]], Float32Array] | None = None
         self._latest: OrderedDict[str, Float32Array] = OrderedDict()
         self.after_fork()
         reset_after_fork(self)
@@ -113,18 +116,9 @@ class _SharedModel:
             return vectors
 
     def _encode(self, texts: Sequence[str]) -> Float32Array:
-        if self._model is None:
-            self._model = _load(self._where)
-        if not texts:
-            return np.zeros((0, int(self._model.get_embedding_dimension())), np.float32)
-        vectors = self._model.encode(
-            list(texts),
-            batch_size=32,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-            convert_to_numpy=True,
-        )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+        if self._encode_with is None:
+            self._encode_with = _load(self._where)
+        return self._encode_with(texts)
 
 
 _models: dict[str, _SharedModel] = {}
@@ -167,7 +161,14 @@ def _digest(folder: Path, files: tuple[_File, ...]) -> str:
     return digest.hexdigest()
 
 
-def _load(where: str) -> Any:
+def _load(where: str) -> Callable[[Sequence[str]], Float32Array]:
+    """Load the model of a folder or Hub id; returns what embeds texts."""
+    if where == resolve_model(DEFAULT_EMBEDDER, kind="embedder"):
+        return MiniLM(Path(where)).encode
+    return _load_sentence_transformer(where)
+
+
+def _load_sentence_transformer(where: str) -> Callable[[Sequence[str]], Float32Array]:
     refuse_code(where)
     refuse_pickles(where)
     try:
@@ -187,7 +188,17 @@ def _load(where: str) -> Any:
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
-    from rgate_integrations.proxy.linear import pack
 
-    pack(model)
-    return model
+    def encode(texts: Sequence[str]) -> Float32Array:
+        if not texts:
+            return np.zeros((0, int(model.get_embedding_dimension())), np.float32)
+        vectors = model.encode(
+            list(texts),
+            batch_size=32,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            convert_to_numpy=True,
+        )
+        return np.ascontiguousarray(vectors, dtype=np.float32)
+
+    return encode

@@ -7,7 +7,6 @@ attention looks at each text alone. So the numbers are the same in any batch and
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import numpy as np
 
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.processes import ForkSafeLock
+from rgate_integrations.processes import ForkSafeLock, usable_cores
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
 from rgate_integrations.proxy.reader_file import TOKENIZER, WEIGHTS
@@ -77,7 +76,7 @@ class Reader:
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
-        self.threads = threads or _default_threads()
+        self.threads = threads or usable_cores()
         self.calls = 0
         self._counting = threading.Lock()
         try:
@@ -233,14 +232,6 @@ def _session(onnxruntime: Any, folder: Path) -> Any:
 
 def _shipped() -> Any:
     return resources.files("rgate_integrations") / "weights" / "reader"
-
-
-def _default_threads() -> int:
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _batches(rows: Sequence[ReaderRow], tokens: int) -> Iterator[list[int]]:
