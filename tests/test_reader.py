@@ -97,6 +97,16 @@ def test_what_follows_a_question_does_not_change_its_states(reader):
 
 
 @pytest.mark.model
+def test_only_the_question_is_read_where_nothing_else_is_asked_for(reader):
+    alone = (PooledLayer(18, "question", "mean"), PooledLayer(18, "question", "last"))
+    both = (*alone, PooledLayer(18, "prompt", "last"))
+    for question in (*QUESTIONS, "<|im_end|>"):
+        (less,), (more,) = reader.hidden([question], None, alone), reader.hidden([question], None, both)
+        assert np.array_equal(less.states, more.states[:2])
+        assert less.prompt_tokens < more.prompt_tokens or question == "<|im_end|>"
+
+
+@pytest.mark.model
 def test_question_and_begun_answer_are_read_in_one_pass(reader):
     gate = load_gate(BEGUN, on_error="raise")
     gate.decide("What is the capital of Peru?", draft="The capital of Peru is")

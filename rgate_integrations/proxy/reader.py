@@ -61,6 +61,10 @@ class ReaderRow(NamedTuple):
     question: int
     prompt: int
 
+    def question_alone(self) -> ReaderRow:
+        """Return it without what follows the question, on which the question's states do not depend."""
+        return ReaderRow(self.ids[: self.question], self.question, self.question) if self.question else self
+
 
 class Reader:
     """The first 22 layers of SmolLM2-135M-Instruct. Safe for threads.
@@ -136,6 +140,8 @@ class Reader:
             self.calls += 1
         texts = drafts or [""] * len(questions)
         rows = [self.encode(question, draft) for question, draft in zip(questions, texts, strict=True)]
+        if all(span == "question" for _, span, _ in layers):
+            rows = [row.question_alone() for row in rows]
         numbers = tuple(sorted({layer for layer, _, _ in layers}))
         # As much for each thread, since a batch ends with the slowest.
         share = -(-sum(len(row.ids) for row in rows) // self.threads)
