@@ -15,17 +15,19 @@ from rgate_integrations.judging import Judged
 MOST_QUESTIONS = 8
 """A request that asks more than this retrieves."""
 
-_BETWEEN = re.compile(
-    r"(?<=\?)\s+"
-    r"|(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])"
-    r"|\n+"
-    r"|\s+(?=[A-Z][a-z]+:\s)"  # such as "Hint: "
-)
+_CLOSERS = "\"')]"
+_LABELLED = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _LABEL = re.compile(r"^[A-Z][a-z]+:\s+")
 _HINT = re.compile(r"^(?:hint|note|ps|p\.s\.|fyi):?\s", re.IGNORECASE)
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define)\b",
+    re.IGNORECASE,
+)
+_INSTRUCTS = re.compile(
+    r"(?:please |now )?(?:write|draft|compose|make|create|turn|summari[sz]e|shorten|translate|rewrite|proofread|fix"
+    r"|correct|show|check|compare|set|play|remind|book|send|add|call|cancel|change|open|close|transfer|pay|look|get"
+    r"|help|i want|i need|i(?:['’]d| would) like)\b",
     re.IGNORECASE,
 )
 _STEERS = re.compile(
@@ -38,6 +40,9 @@ _STEERS = re.compile(
 )
 _MOST_STEERING = 12
 """Words of a sentence that does nothing but steer; a longer one asks for something, too."""
+_LONG_REST = 12
+"""Words beside the one sentence that asks, from which on it is judged by itself, too: that much text, such as a log or a
+mail, outvotes it. With less, the sentences rather belong together."""
 _SHOWN = 80  # characters of a part in a warning
 
 
@@ -56,24 +61,45 @@ class Parts:
 
 
 def questions_in(text: str) -> list[str]:
-    """Return the questions of a request that asks several things; for any other request none.
+    """Return what is judged by itself, too: the questions of a request that asks several things, or one among much text.
 
     A sentence asks if it ends in a question mark or begins as a question or a wish does. A text without a question
-    mark is one request: it is a task, whose sentences belong together.
+    mark whose first sentence asks is one request: it is a task, whose sentences belong together.
 
     >>> questions_in("Who wrote Hamlet? And where was its first printer born?")
     ['Who wrote Hamlet?', 'And where was its first printer born?']
     >>> questions_in("I was born in 1980. How old am I?")
     []
     """
-    if "?" not in text:
-        return []
+    sentences = [_LABEL.sub("", sentence) for sentence in _sentences(text)]
+    found = [each for each in sentences if _asks(each)]
+    if len(found) > 1 and "?" in text:
+        return found
+    rest = sum(len(each.split()) for each in sentences) - sum(len(each.split()) for each in found)
+    return found if found and rest >= _LONG_REST else []
+
+
+def _asks(sentence: str) -> bool:
+    return sentence.endswith("?") or bool(_ASKS.match(sentence) or _INSTRUCTS.match(sentence))
+
+
+def _sentences(text: str) -> list[str]:
+    """Split a text at line breaks, sentence ends, and before labels; one walk over its words."""
     found = []
-    for part in _BETWEEN.split(text):
-        question = _LABEL.sub("", part.strip())
-        if question.endswith("?") or _ASKS.match(question):
-            found.append(question)
-    return found if len(found) > 1 else []
+    for line in text.splitlines():
+        words = line.split()
+        begin = 0
+        for i, word in enumerate(words[:-1], start=1):
+            following = words[i]
+            starts = following.lstrip("\"'([")[:1]
+            ended = word.rstrip(_CLOSERS).endswith((".", "!", "?"))
+            ends = word.endswith("?") or (ended and (starts.isupper() or starts.isdigit()))
+            if ends or _LABELLED.match(following):
+                found.append(" ".join(words[begin:i]))
+                begin = i
+        if words:
+            found.append(" ".join(words[begin:]))
+    return found
 
 
 def without_asides(text: str) -> str:
@@ -86,8 +112,8 @@ def without_asides(text: str) -> str:
     >>> without_asides("When is my bill due?")
     ''
     """
-    sentences = [sentence.strip() for sentence in _BETWEEN.split(text)]
-    kept = [sentence for sentence in sentences if sentence and not _is_aside(sentence)]
+    sentences = _sentences(text)
+    kept = [sentence for sentence in sentences if not _is_aside(sentence)]
     return " ".join(kept) if len(kept) < len(sentences) else ""
 
 

@@ -92,6 +92,37 @@ def test_the_questions_of_a_request(text, questions):
     assert questions_in(text) == questions
 
 
+LOG = "\n".join(f"10:2{i}:07 INFO web-{i} request finished in 12 ms" for i in range(6))
+TRACE = """Traceback (most recent call last):
+  File "/srv/app/main.py", line 12, in <module>
+    run(config)
+KeyError: 'name'"""
+PROSE = "The Lena rises in the Baikal Mountains. It flows north for 4,400 km and ends in a wide delta in the Arctic."
+PRIVATE = "When did our supplier in Oslo confirm the delivery?"
+
+
+@pytest.mark.parametrize("pasted", [LOG, TRACE, PROSE], ids=["log", "trace", "prose"])
+def test_one_question_beside_much_text_is_judged_by_itself(pasted):
+    assert questions_in(f"{pasted}\n\n{PRIVATE}") == [PRIVATE]
+    assert questions_in(f"{PRIVATE}\n\n{pasted}") == [PRIVATE]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("pasted", [LOG, TRACE, PROSE], ids=["log", "trace", "prose"])
+def test_pasted_text_does_not_hide_a_private_question(pasted, smollm2):
+    gate = load_gate(on_error="raise")
+    before, after = gate.decide_batch([f"{pasted}\n\n{PRIVATE}", f"{PRIVATE}\n\n{pasted}"])
+    assert before.retrieve
+    assert after.retrieve
+
+
+@pytest.mark.parametrize("character", [" ", "\t", "?", ".", "(", "'", "\u00a0"])
+def test_a_run_of_one_character_is_walked_once(character):
+    text = "Who" + character * 1_000_000 + "wrote it?"  # took hours
+    assert questions_in(text) == []
+    assert without_asides(text) == ""
+
+
 def test_a_text_of_any_length_is_split_in_no_time():
     assert len(questions_in("Why? " * 20_000)) == 20_000
     assert questions_in("a " * 50_000 + "?") == []
