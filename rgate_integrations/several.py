@@ -41,8 +41,8 @@ _STEERS = re.compile(
 _MOST_STEERING = 12
 """Words of a sentence that does nothing but steer; a longer one asks for something, too."""
 _LONG_REST = 12
-"""Words beside the one sentence that asks, from which on it is judged by itself, too: that much text, such as a log or a
-mail, outvotes it. With less, the sentences rather belong together."""
+"""Words beside the one sentence that asks, from which on it is judged by itself, too: that much text, such as a log
+or a mail, outvotes it. With less, the sentences rather belong together."""
 _SHOWN = 80  # characters of a part in a warning
 
 
@@ -61,7 +61,7 @@ class Parts:
 
 
 def questions_in(text: str) -> list[str]:
-    """Return what is judged by itself, too: the questions of a request that asks several things, or one among much text.
+    """Return what is judged by itself, too: each question of several, or the only one among much text.
 
     A sentence asks if it ends in a question mark or begins as a question or a wish does. A text without a question
     mark whose first sentence asks is one request: it is a task, whose sentences belong together.
