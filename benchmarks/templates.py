@@ -10,6 +10,7 @@ the same requests.
 import random
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "templates"
@@ -65,7 +66,7 @@ class TemplateRequest:
 
 def template_requests(seed: int = 0) -> list[TemplateRequest]:
     """Return the requests of all templates, each once, in the order of the templates."""
-    words = _words()
+    words = read_words()
     found: dict[str, TemplateRequest] = {}
     alone = [_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
     number = 0
@@ -73,11 +74,11 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
         for template in _lines(FOLDER / f"{kind}.txt"):
             draw = random.Random(f"{seed} {template}")  # noqa: S311 - nothing here is secret
             # Twice as many tries as requests: many templates have fewer fillings than that.
-            texts = {_varied(_filled(template, words, draw), kind, draw) for _ in range(2 * _EACH[kind])}
+            texts = {_varied(filled(template, words, draw), kind, draw) for _ in range(2 * _EACH[kind])}
             for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
                 found.setdefault(text, TemplateRequest(text, kind, number))
             if kind in _RETRIEVED:
-                mixed = [_mixed(_filled(template, words, draw), alone, words, draw) for _ in range(8)]
+                mixed = [_mixed(filled(template, words, draw), alone, words, draw) for _ in range(8)]
                 for text in [each for each in mixed if len(each.split()) < _SHORT][:_MIXED]:
                     found.setdefault(text, TemplateRequest(text, kind, number))
             number += 1
@@ -86,7 +87,7 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
 
 def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
     """Ask for something that needs no retrieval in the same breath: the whole still needs it."""
-    other = draw.choice(_LEADS) + _filled(draw.choice(draw.choice(alone)), words, draw)
+    other = draw.choice(_LEADS) + filled(draw.choice(draw.choice(alone)), words, draw)
     first, second = (text, other) if draw.random() < 0.7 else (other, text)
     end = "" if first[-1] in ".?!" else draw.choice(("?", "."))
     return f"{first}{end} {second}"
@@ -98,7 +99,9 @@ def _lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _words() -> dict[str, list[str]]:
+@cache
+def read_words() -> dict[str, list[str]]:
+    """Return the words for each slot."""
     found = {}
     for line in _lines(FOLDER / "words.txt"):
         name, _, listed = line.partition(": ")
@@ -106,12 +109,14 @@ def _words() -> dict[str, list[str]]:
     return found
 
 
-def _filled(template: str, words: dict[str, list[str]], draw: random.Random) -> str:
+def filled(
+    template: str, words: dict[str, list[str]], draw: random.Random, *, keep_spaces: bool = False
+) -> str:
     """Choose one of each alternative, from the inside out, then a word for each slot."""
     while _CHOICE.search(template):
         template = _CHOICE.sub(lambda match: draw.choice(match[1].split("|")), template)
     text = _SLOT.sub(lambda match: draw.choice(words[match[1]]), template)
-    return " ".join(text.split())
+    return text if keep_spaces else " ".join(text.split())
 
 
 def _varied(text: str, kind: str, draw: random.Random) -> str:

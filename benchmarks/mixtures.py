@@ -1,0 +1,205 @@
+"""Requests as people write them: what is asked, with a greeting, a log, a mail, a table around it.
+
+    python benchmarks/mixtures.py               prints some
+
+`mixed` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
+gets requests of every kind, so that it tells nothing.
+"""
+
+import itertools
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from templates import FOLDER, filled, read_words
+
+GIVEN, COURTESY = "given", "task"
+"""What a pasted block is; and of what kind words of courtesy are: they need nothing."""
+AROUND = ("opening", "closing", "bridge", "given")
+_MONTHS = ("01", "03", "05", "06", "09", "10", "11", "12")
+_FILES = (
+    "orders",
+    "billing",
+    "sync",
+    "auth",
+    "mailer",
+    "index",
+    "report",
+    "cart",
+    "upload",
+    "scheduler",
+    "metrics",
+)
+_NAMES = (
+    "load",
+    "parse",
+    "handle_row",
+    "update",
+    "fetch_all",
+    "merge",
+    "flush",
+    "resolve",
+    "render",
+    "checkout",
+)
+_TYPO = 0.08  # of the words, where there are typos
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a request: its text, and its kind (see `labels`) or `GIVEN`."""
+
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A request in a frame.
+
+    Attributes:
+        text: What is sent.
+        pieces: What it is made of, in order.
+        kind: The kind of what is asked.
+        frame: Name of the frame.
+        place: Where the pasted text stands: before, after, around, or none.
+    """
+
+    text: str
+    pieces: tuple[Piece, ...]
+    kind: str
+    frame: str
+    place: str
+
+
+@cache
+def frames() -> dict[str, list[str]]:
+    """Return the blocks of each frame."""
+    found: dict[str, list[str]] = {}
+    blocks: list[str] = []
+    text = (FOLDER / "frames.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("# ")]
+    for block in "\n".join(lines).split("\n\n"):
+        heading = re.match(r"\s*\[([a-z]+)\]\n", block)
+        if heading and heading[1] not in found and heading[1] != "f":
+            blocks = found.setdefault(heading[1], [])
+            block = block[heading.end() :]
+        if block.strip():
+            blocks.append(block.strip("\n"))
+    for name in AROUND:
+        found[name] = [line for block in found[name] for line in block.splitlines()]
+    return found
+
+
+def pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = ()) -> str:
+    """Return about ``length`` characters of what people paste.
+
+    Args:
+        frame: Name of a frame.
+        length: In characters; at least one block.
+        draw: What is drawn from.
+        prose: Paragraphs, some of which are used for the frame ``prose``.
+    """
+    found: list[str] = []
+    while not found or sum(map(len, found)) < length:
+        if frame == "prose" and prose and draw.random() < 0.8:
+            found.append(draw.choice(prose))
+        else:
+            found.append(_block(draw.choice(frames()[frame]), draw))
+    return draw.choice(("\n", "\n\n")).join(found)
+
+
+def mixed(
+    asked: str, kind: str, frame: str, place: str, length: int, draw: random.Random, prose: Sequence[str] = ()
+) -> Mixture:
+    """Put a request into a frame.
+
+    Args:
+        asked: The request; empty for an instruction on what is pasted.
+        kind: Its kind.
+        frame: The frame.
+        place: ``before``, ``after``, ``around`` or ``none``: where the pasted text stands.
+        length: Of the pasted text, in characters.
+        draw: What is drawn from.
+        prose: See `pasted`.
+    """
+    if not asked:
+        asked, kind = _line("given", draw), COURTESY
+    if draw.random() < 0.12:
+        asked = _with_typos(asked, draw)
+    pieces: list[Piece] = []
+    if draw.random() < 0.45:
+        pieces += [Piece(_line("opening", draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+    if place in ("before", "around"):
+        pieces += _bridge(draw)
+        pieces.append(Piece(pasted(frame, length if place == "before" else length // 2, draw, prose), GIVEN))
+        pieces += _bridge(draw)
+    pieces.append(Piece(asked, kind))
+    if place in ("after", "around"):
+        pieces += _bridge(draw)
+        pieces.append(Piece(pasted(frame, length if place == "after" else length // 2, draw, prose), GIVEN))
+    if draw.random() < 0.45:
+        pieces += [Piece(_line("closing", draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+    text = pieces[0].text
+    for one, other in itertools.pairwise(pieces):
+        together = GIVEN not in (one.kind, other.kind) and one.text[-1] in ".!?:,"
+        text += draw.choice((" ", " ", "\n")) if together else draw.choice(("\n", "\n\n", "\n\n"))
+        text += other.text
+    return Mixture(text, tuple(pieces), kind, frame, place)
+
+
+def _bridge(draw: random.Random) -> list[Piece]:
+    return [Piece(_line("bridge", draw), COURTESY)] if draw.random() < 0.35 else []
+
+
+def _line(name: str, draw: random.Random) -> str:
+    return _block(draw.choice(frames()[name]), draw)
+
+
+def _block(block: str, draw: random.Random) -> str:
+    digits = {
+        "month": draw.choice(_MONTHS),
+        "file": draw.choice(_FILES),
+        "word_py": draw.choice(_NAMES),
+        "host": f"{draw.choice(('web', 'db', 'app'))}-{draw.randint(1, 9)}",
+    }
+    block = re.sub(r"\{(month|file|word_py|host)\}", lambda match: digits[match[1]], block)
+    sizes = {
+        "dd": (10, 59),
+        "hh": (10, 23),
+        "mm": (10, 59),
+        "ss": (10, 59),
+        "digit": (1, 9),
+        "port": (1024, 65535),
+    }
+    block = re.sub(r"\{(dd|hh|mm|ss|digit|port)\}", lambda match: str(draw.randint(*sizes[match[1]])), block)
+    block = re.sub(r"\{hex\}", lambda _: f"{draw.getrandbits(32):08x}", block)
+    block = re.sub(
+        r"\{ip\}", lambda _: f"10.{draw.randint(0, 9)}.{draw.randint(0, 255)}.{draw.randint(1, 254)}", block
+    )
+    return "\n".join(filled(line, read_words(), draw, keep_spaces=True) for line in block.split("\n"))
+
+
+def _with_typos(text: str, draw: random.Random) -> str:
+    words = text.split(" ")
+    for i, word in enumerate(words):
+        if len(word) > 3 and word.isalpha() and draw.random() < _TYPO:
+            at = draw.randrange(1, len(word) - 1)
+            words[i] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    return " ".join(words)
+
+
+def main() -> None:
+    """Print one of each frame."""
+    draw = random.Random(0)  # noqa: S311 - nothing here is secret
+    for frame in frames():
+        if frame not in AROUND:
+            place = draw.choice(("before", "after", "around"))
+            print(f"--- {frame} {place}")
+            print(mixed("Which clause covers our notice period?", "private", frame, place, 200, draw).text)
+
+
+if __name__ == "__main__":
+    main()
