@@ -63,8 +63,8 @@ class Parts:
 def questions_in(text: str) -> list[str]:
     """Return what is judged by itself, too: each question of several, or the only one among much text.
 
-    A sentence asks if it ends in a question mark or begins as a question or a wish does. A text without a question
-    mark whose first sentence asks is one request: it is a task, whose sentences belong together.
+    A sentence asks if it ends in a question mark or begins as a question or a wish does. Several sentences
+    without a question mark are one request, a task, unless much text that does not ask stands beside them.
 
     >>> questions_in("Who wrote Hamlet? And where was its first printer born?")
     ['Who wrote Hamlet?', 'And where was its first printer born?']

@@ -12,6 +12,7 @@ import numpy as np
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.processes import usable_cores
+from rgate_integrations.proxy.onnx_session import open_session
 
 GRAPH, WEIGHTS = "graph.onnx", "model.safetensors"
 DIMENSION = 384
@@ -36,26 +37,16 @@ class MiniLM:
     def __init__(self, folder: Path) -> None:
         self._threads = usable_cores()
         try:
-            import onnxruntime
             from tokenizers import Tokenizer
 
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._tokenizer.enable_truncation(_MOST_TOKENS)
             self._tokenizer.no_padding()
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = 1  # batches are read side by side instead, each by one thread
-            options.log_severity_level = 3
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(folder)
-            )
             graph = resources.files("rgate_integrations") / "weights" / "embedder" / GRAPH
-            self._session = onnxruntime.InferenceSession(
-                graph.read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = open_session(graph.read_bytes(), folder)
             one, other = self.encode(_TESTED)
-        except (
-            Exception
-        ) as error:  # ONNX Runtime and tokenizers raise classes of their own, or plain Exception
+        # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
+        except Exception as error:
             raise ModelLoadError(
                 f"The embedder in {str(folder)!r} could not be loaded: {(str(error).splitlines() or [''])[0]}",
                 hint="Remove the folder, then: rgate download all-minilm-l6-v2",

@@ -21,6 +21,7 @@ from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.processes import ForkSafeLock, usable_cores
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
+from rgate_integrations.proxy.onnx_session import open_session
 from rgate_integrations.proxy.reader_file import TOKENIZER, WEIGHTS
 
 READER = "smollm2-135m-reader"
@@ -88,7 +89,11 @@ class Reader:
             from tokenizers import Tokenizer
 
             self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-            self._session = _session(onnxruntime, folder)
+            if not (folder / WEIGHTS).is_file():
+                raise ModelLoadError(
+                    f"There is no {WEIGHTS} in {str(folder)!r}.", hint=f"rgate download {READER}"
+                )
+            self._session = open_session((_shipped() / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
             control = {each.content for each in self._tokenizer.get_added_tokens_decoder().values()}
@@ -98,9 +103,8 @@ class Reader:
                 self.check()
         except ModelLoadError:
             raise
-        except (
-            Exception
-        ) as error:  # ONNX Runtime and tokenizers raise classes of their own, or plain Exception
+        # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
+        except Exception as error:
             raise ModelLoadError(
                 f"The gate's model in {str(folder)!r} could not be loaded: {(str(error).splitlines() or [''])[0]}",
                 hint=f"Remove the folder, then: rgate download {READER}",
@@ -223,17 +227,6 @@ def shared_reader(folder: Path) -> Reader:
 def reader_calls() -> int:
     """Return how many batches the readers of this process have read; loads none."""
     return sum(reader.calls for reader in _readers.values())
-
-
-def _session(onnxruntime: Any, folder: Path) -> Any:
-    if not (folder / WEIGHTS).is_file():
-        raise ModelLoadError(f"There is no {WEIGHTS} in {str(folder)!r}.", hint=f"rgate download {READER}")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # texts are read side by side instead, each by one thread
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    graph = (_shipped() / GRAPH).read_bytes()
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def _shipped() -> Any:
