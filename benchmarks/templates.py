@@ -68,13 +68,16 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
     """Return the requests of all templates, each once, in the order of the templates."""
     words = read_words()
     found: dict[str, TemplateRequest] = {}
-    alone = [_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
+    alone = [read_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
     number = 0
     for kind in KINDS:
-        for template in _lines(FOLDER / f"{kind}.txt"):
+        for template in read_lines(FOLDER / f"{kind}.txt"):
             draw = random.Random(f"{seed} {template}")  # noqa: S311 - nothing here is secret
             # Twice as many tries as requests: many templates have fewer fillings than that.
-            texts = {_varied(filled(template, words, draw), kind, draw) for _ in range(2 * _EACH[kind])}
+            texts = set()
+            for _ in range(2 * _EACH[kind]):
+                text = filled(template, words, draw)
+                texts.add(text if kind == "language" else varied(text, draw))
             for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
                 found.setdefault(text, TemplateRequest(text, kind, number))
             if kind in _RETRIEVED:
@@ -93,7 +96,7 @@ def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw:
     return f"{first}{end} {second}"
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return what is neither empty nor a comment."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
@@ -103,7 +106,7 @@ def _lines(path: Path) -> list[str]:
 def read_words() -> dict[str, list[str]]:
     """Return the words for each slot."""
     found = {}
-    for line in _lines(FOLDER / "words.txt"):
+    for line in read_lines(FOLDER / "words.txt"):
         name, _, listed = line.partition(": ")
         found[name] = listed.split(" | ")
     return found
@@ -119,10 +122,8 @@ def filled(
     return text if keep_spaces else " ".join(text.split())
 
 
-def _varied(text: str, kind: str, draw: random.Random) -> str:
+def varied(text: str, draw: random.Random) -> str:
     """Write as people do: some in lower case without punctuation, some with a remark that means nothing."""
-    if kind == "language":
-        return text
     style = draw.random()
     if style < 0.35:
         text = text.lower().rstrip("?.!")

@@ -1,0 +1,216 @@
+"""Conversations whose last message is to be judged in the light of the turns before it.
+
+    python benchmarks/dialogues.py              prints how many there are, and one of each frame
+
+``templates/dialogues.txt`` says how its frames are written. A message such as "And for Peru?" comes after turns of
+several kinds and has theirs; a question of its own has the same kind whatever was before. So neither the message of
+a frame nor the turns before it tell the kind alone, and half of each frame needs passages.
+"""
+
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+from templates import FOLDER, filled, read_lines, read_words, varied
+
+NEEDY, OTHERS = ("private", "fresh", "obscure"), ("task", "common")
+EACH = 10  # dialogues of a frame that need passages, and as many that do not
+TEST_LINES = slice(2, None, 3)
+"""Every third template is kept for the test part, where a whole question is drawn."""
+_FOLLOW_UPS = (
+    "(make it|",
+    "(continue|",
+    "(say|repeat|",
+    "(what|who|where|when|why|how) (about|is|was|did) (that one|",
+    "(and|what about|",
+    "(why|since when|",
+    "(earlier you said|",
+)
+"""Templates of requests that rest on what was before; here the frame says what that was."""
+_REQUEST = re.compile(r"@(\w+)(?::(\w+))?")
+_SLOT = re.compile(r"\{(\w+?)(2?)\}")
+_SMALL_TALK = (
+    "Hello! How can I help you?",
+    "Hi, what can I do for you?",
+    "Welcome back! What is your question?",
+)
+_MOST_TURNS = 5
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A message and what was said before it.
+
+    Attributes:
+        turns: Role (``user`` or ``assistant``) and text of the one to five turns before, oldest first.
+        message: The last message, of the user.
+        kind: What it asks for after these turns: task, common, obscure, fresh or private.
+        frame: Name of the frame that it is from.
+    """
+
+    turns: tuple[tuple[str, str], ...]
+    message: str
+    kind: str
+    frame: str
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The turns as lines: ``user: …``, ``assistant: …``."""
+        return tuple(f"{role}: {text}" for role, text in self.turns)
+
+    @property
+    def needs_passages(self) -> bool:
+        """Whether the message must be retrieved for."""
+        return self.kind in NEEDY
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What `templates/dialogues.txt` says of a frame.
+
+    Attributes:
+        name: Its heading.
+        part: ``train`` or ``test``.
+        before: Kind and template of what may have been said before.
+        messages: Kind and template of the messages; without a kind, they ask for the kind of what was before.
+    """
+
+    name: str
+    part: str
+    before: list[tuple[str, str]]
+    messages: list[tuple[str, str]]
+
+    def choices(self, kind: str) -> list[tuple[str, str, str]]:
+        """Return what may be before a message that asks for a kind (with its own kind), and that message."""
+        found = []
+        for message_kind, message in self.messages:
+            for before_kind, before in self.before:
+                if kind == (message_kind or before_kind):
+                    found.append((before_kind, before, message))
+        return found
+
+
+def dialogues(seed: int = 0, part: str = "train", each: int = EACH) -> list[Dialogue]:
+    """Return dialogues of all frames of a part; the same seed gives the same ones.
+
+    Args:
+        seed: Seed.
+        part: ``train`` or ``test``; they share no frame.
+        each: How many of each frame need passages; as many do not.
+    """
+    found: dict[tuple[tuple[str, ...], str], Dialogue] = {}
+    for frame in frames():
+        if frame.part != part:
+            continue
+        draw = random.Random(f"{seed} {frame.name}")  # noqa: S311 - nothing here is secret
+        for group in (NEEDY, OTHERS):
+            kinds = [kind for kind in group if frame.choices(kind)]
+            for i in range(each):
+                dialogue = _dialogue(frame, kinds[i % len(kinds)], draw)
+                found[dialogue.history, dialogue.message] = dialogue
+    return list(found.values())
+
+
+@cache
+def frames() -> list[Frame]:
+    """Return the frames, in the order of the file."""
+    return [frame for frame in _sections() if frame.name != "answers"]
+
+
+@cache
+def _sections() -> list[Frame]:
+    found: list[Frame] = []
+    for line in read_lines(FOLDER / "dialogues.txt"):
+        if line.startswith("["):
+            name, _, part = line.strip("[]").partition(" ")
+            found.append(Frame(name, part or "train", [], []))
+            continue
+        head, _, text = line.partition(": ")
+        if head.startswith("say"):
+            found[-1].messages.append((head[len("say ") :], text))
+        else:
+            found[-1].before.append((head, text))
+    return found
+
+
+def _dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
+    before_kind, before, message = draw.choice(frame.choices(kind))
+    bound: dict[str, str] = {}
+    turns = _turns(before, before_kind, frame.part, draw, bound)
+    text = _say(message, frame.part, draw, bound)
+    room = _MOST_TURNS - len(turns)
+    if room >= 2 and draw.random() < 0.3:
+        turns = [*_turns("@any", "any", frame.part, draw, {}), *turns]
+    elif room >= 1 and draw.random() < 0.2:
+        turns = [("assistant", draw.choice(_SMALL_TALK)), *turns]
+    elif " > " not in before and draw.random() < 0.15:
+        # Some applications keep the user's messages only; an answer that the message rests on must stay.
+        turns = turns[:1]
+    return Dialogue(tuple(turns), varied(text, draw), kind, frame.name)
+
+
+def _turns(
+    template: str, kind: str, part: str, draw: random.Random, bound: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Return the turns that a template describes, and an answer where it has none."""
+    template = re.sub("@any", lambda _: f"@{draw.choice(NEEDY + OTHERS)}", template)
+    texts = template.split(" > ")
+    if len(texts) % 2:
+        asked = _REQUEST.search(texts[-1])
+        answered = (asked[1] if asked else kind, "any")
+        texts.append(draw.choice([text for each, text in _sections()[0].before if each in answered]))
+    turns = []
+    for i, text in enumerate(texts):
+        said = _say(text, part, draw, bound)
+        turns.append(("user", varied(said, draw)) if i % 2 == 0 else ("assistant", said))
+    return turns
+
+
+def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -> str:
+    """Fill a template in; a slot has the same word as before, and with a 2 another one."""
+    open_slots = {name: [f"{{{name}}}"] for name in read_words()}
+    open_slots |= {f"{name}2": [f"{{{name}2}}"] for name in read_words()}
+    text = filled(template, open_slots, draw)
+    text = _REQUEST.sub(lambda match: filled(_request(match, part, draw), open_slots, draw), text)
+
+    def word(slot: re.Match[str]) -> str:
+        name, other = slot[1] + slot[2], slot[1] if slot[2] else slot[1] + "2"
+        if name not in bound:
+            words = [each for each in read_words()[slot[1]] if each != bound.get(other)]
+            bound[name] = draw.choice(words)
+        return bound[name]
+
+    return _SLOT.sub(word, text)
+
+
+def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
+    """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
+    kind, slot = reference[1], f"{{{reference[2]}}}"
+    templates = [each for each in read_lines(FOLDER / f"{kind}.txt") if not each.startswith(_FOLLOW_UPS)]
+    if not reference[2]:
+        tested = templates[TEST_LINES]
+        return draw.choice(tested if part == "test" else [each for each in templates if each not in tested])
+    open_slots = {name: [f"{{{name}}}"] for name in read_words()}
+    while True:
+        text = filled(draw.choice([each for each in templates if slot in each]), open_slots, draw)
+        if slot in text:
+            return text
+
+
+def main() -> None:
+    """Print what there is."""
+    for part in ("train", "test"):
+        found = dialogues(part=part)
+        names = {each.frame for each in found}
+        print(
+            f"{part}: {len(found)} dialogues of {len(names)} frames, {Counter(each.kind for each in found)}"
+        )
+        for name in sorted(names):
+            one = next(each for each in found if each.frame == name)
+            print(f"--- {name}: {one.kind}", *one.history, f"> {one.message}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The composed dialogues that the heads learn follow-ups from: both labels in every frame, no frame in both parts."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+dialogues = pytest.importorskip("dialogues")
+
+TRAIN, TEST = dialogues.dialogues(part="train"), dialogues.dialogues(part="test")
+
+
+def test_there_are_enough_and_a_seed_repeats_them():
+    assert len(TRAIN) >= 600
+    assert len(TEST) >= 400
+    assert len({each.frame for each in TRAIN}) >= 40
+    assert dialogues.dialogues(part="test") == TEST
+    assert dialogues.dialogues(1, part="test") != TEST
+
+
+def test_frames_are_of_one_part_and_have_both_labels():
+    assert not {each.frame for each in TRAIN} & {each.frame for each in TEST}
+    for name in {each.frame for each in TRAIN + TEST}:
+        needs = [each.needs_passages for each in TRAIN + TEST if each.frame == name]
+        assert 0.4 < sum(needs) / len(needs) < 0.6, name
+
+
+def test_a_dialogue_is_one_to_five_turns_and_a_message_with_nothing_left_open():
+    for each in TRAIN + TEST:
+        assert 1 <= len(each.turns) <= 5
+        assert {role for role, _ in each.turns} <= {"user", "assistant"}
+        for text in (each.message, *(text for _, text in each.turns)):
+            assert text.strip()
+            assert not re.search(r"\{\w+\}|@(task|common|obscure|fresh|private|any)\b|\([^()]*\|", text)
+    assert {len(each.turns) for each in TRAIN} == {1, 2, 3, 4, 5}
+
+
+def test_the_same_follow_up_has_the_kind_of_what_was_before():
+    kinds = {each.kind for each in TRAIN if each.frame == "and-country"}
+    assert kinds == {"common", "fresh", "private", "obscure"}
+    frame = next(each for each in dialogues.frames() if each.name == "and-country")
+    assert {message for _, _, message in frame.choices("common")} == {
+        message for _, _, message in frame.choices("private")
+    }
+
+
+def test_a_question_of_its_own_has_the_same_kind_whatever_was_before():
+    frame = next(each for each in dialogues.frames() if each.name == "thanks")
+    for kind in ("task", "private"):
+        assert {before for before, _, _ in frame.choices(kind)} == {"task", "private", "fresh"}
