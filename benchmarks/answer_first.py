@@ -59,7 +59,7 @@ CONSOLE = Console(width=300, highlight=False)
 HELD, CALLERS = 32, (1, 8)
 PASSAGES, WORDS = 3, 100  # how many passages are read, and how much of each
 DRAFT = "a draft first (llm=)"
-WAYS = ("never", "always", DRAFT, "answer first", "answer first, speculative")
+WAYS = ("never", "always", DRAFT, "answer first")
 
 
 @dataclass
@@ -122,9 +122,6 @@ class Ways:
             "always": always,
             DRAFT: RetrievalGate(self.judge, llm=chat, tokens=HELD).route(retrieve=always, direct=never),
             "answer first": gate.route(retrieve=always, direct=never, answer_first=first),
-            "answer first, speculative": gate.route(
-                retrieve=always, direct=never, answer_first=first, speculative=True
-            ),
         }
 
 

@@ -130,8 +130,6 @@ def answer(
         pieces.append(piece)
     own, text = now() - start, "".join(pieces)
     gate = max(0.0, own - listener.search)
-    if way.endswith("speculative"):  # the search ran while the LLM began its answer
-        own -= min(listener.search, begun(clock))
     total = own + clock.seconds
     read = [call["system"] == ANSWER_WITH_PASSAGES.system for call in clock.calls]
     right, exact, f1 = judged(text, question.gold_answers)
@@ -153,12 +151,6 @@ def answer(
         p_known=listener.p_known[0] if listener.p_known else None,
         text=text,
     )
-
-
-def begun(clock: Clock) -> float:
-    """Return how long the answer was written that was begun without passages."""
-    first = clock.calls[0]
-    return 0.0 if first["system"] == ANSWER_WITH_PASSAGES.system else float(first["seconds"])
 
 
 def judged(text: str, gold: tuple[str, ...]) -> tuple[bool | None, bool | None, float | None]:

@@ -74,9 +74,6 @@ class Ways:
                 retrieve=always, direct=never, look_first=True, answer_first=options
             ),
             "answer first": begun.route(retrieve=always, direct=never, answer_first=options),
-            "answer first, speculative": begun.route(
-                retrieve=always, direct=never, answer_first=options, speculative=True
-            ),
             "answer first, claims": claims(False),
             "answer first, unknown claims": claims(True),
             "answer first, FLARE's trigger": RetrievalGate(self.weakest_token).route(

@@ -80,7 +80,7 @@ print(gate.invoke(questions[0], always).retrieve)
 # question and the claims of the draft, and says which query found what.
 
 # %%
-guarded = gate.guard(retriever, speculative=True)
+guarded = gate.guard(retriever)
 print(guarded.invoke(questions[0]))
 for document in guarded.invoke(questions[2]):
     print(document.metadata["rgate_query"], "found:", document.page_content)

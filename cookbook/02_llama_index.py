@@ -36,7 +36,7 @@ engine = index.as_query_engine(llm=llm, similarity_top_k=1)
 # ## The one added line
 
 # %%
-gated = GatedQueryEngine.from_defaults(engine, llm=llm, speculative=True)
+gated = GatedQueryEngine.from_defaults(engine, llm=llm)
 known, unknown = "What is the capital of France?", "Where was the historian Aarno Maliniemi born?"
 for question in (known, unknown):
     response = gated.query(question)

@@ -40,6 +40,10 @@ class AnswerFirst:
         first_look: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to the
             retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
             back. None begins every answer, and judges it.
+        prefetch: Whether the search of a single question starts when its answer is begun. That pays where searching
+            takes long. Where the answer goes on, the search is cancelled or its result dropped, and what it raises is
+            logged only. The retrieve arm must be one whose search can be told from the rest, as for looking first;
+            with looking first, all is searched before, and this changes nothing.
 
     Raises:
         ConfigurationError: The numbers are out of their range or order.
@@ -48,6 +52,7 @@ class AnswerFirst:
     tokens: int | tuple[int, ...] = 32
     band: tuple[float, float] = (0.3, 0.9)
     first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         points = self.checkpoints

@@ -19,12 +19,11 @@ from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, ea
 from tests.patience import PATIENCE
 
 
-def routed(direct, *, judge=None, retrieve=None, speculative=False, **options):
+def routed(direct, *, judge=None, retrieve=None, **options):
     options = {"tokens": 4, "first_look": None} | options
     return RetrievalGate(judge or Reader()).route(
         retrieve=retrieve or RunnableLambda(lambda question: f"read about {question}"),
         direct=direct,
-        speculative=speculative,
         answer_first=AnswerFirst(**options),
     )
 
@@ -482,7 +481,7 @@ def test_the_search_runs_while_the_answer_is_begun(call):
     router = routed(
         spoken(writer),
         retrieve=search | RunnableLambda(lambda found: found[0].page_content),
-        speculative=True,
+        prefetch=True,
     )
     assert call(router, "an unknown one?") == "about an unknown one?"
     assert search.queries == ["an unknown one?"]
@@ -497,7 +496,7 @@ def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
         spoken(Writer()),
         retrieve=search | RunnableLambda(lambda found: found[0].page_content),
         first_look=Reader({"easy?": 0.95, "hopeless?": 0.05}),
-        speculative=True,
+        prefetch=True,
     )
     assert call(router, "easy?") == WHOLE
     assert search.queries == []

@@ -69,11 +69,10 @@ def test_gate_cache_and_index_embed_a_question_once(encoded, index, gate):
     assert encoded == []
 
 
-@pytest.mark.parametrize("speculative", [False, True])
-def test_a_guarded_retriever_embeds_a_question_once(encoded, index, gate, speculative):
+def test_a_guarded_retriever_embeds_a_question_once(encoded, index, gate):
     from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 
-    guarded = RetrievalGate(gate).guard(IndexRetriever(index=index, k=1), speculative=speculative)
+    guarded = RetrievalGate(gate).guard(IndexRetriever(index=index, k=1))
     (found,) = guarded.invoke("Which river flows through Yakutsk?")
     assert found.id == "lena"
     assert encoded == [["Which river flows through Yakutsk?"]]

@@ -269,10 +269,9 @@ def test_a_runnable_that_does_not_decide(search, call):
 # --- options -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("speculative", [False, True])
 @each(SINGLES)
-def test_arguments_of_a_call_reach_what_is_guarded(search, speculative, call):
-    guarded = RetrievalGate(Judge()).guard(search, speculative=speculative)
+def test_arguments_of_a_call_reach_what_is_guarded(search, call):
+    guarded = RetrievalGate(Judge()).guard(search)
     found = call(guarded.bind(filter={"year": 2020}, k=1), "unknown?")
     assert texts(found) == ["about unknown?"]
     assert search.options == [{"filter": {"year": 2020}, "k": 1}]
@@ -308,20 +307,18 @@ def test_misspelt_options(search):
         HumanMessage("unknown?"),
     ],
 )
-@pytest.mark.parametrize("speculative", [False, True])
 @each(SINGLES)
-def test_the_question_is_read_in_any_input(search, value, speculative, call):
-    found = call(RetrievalGate(Judge()).guard(search, speculative=speculative), value)
+def test_the_question_is_read_in_any_input(search, value, call):
+    found = call(RetrievalGate(Judge()).guard(search), value)
     assert texts(found) == ["about unknown?", "shared"]
     assert search.queries == ["unknown?"]
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, 3, {"question": 3}, []])
-@pytest.mark.parametrize("speculative", [False, True])
 @each(SINGLES)
-def test_an_input_without_a_question_is_an_error_and_never_searched(search, value, speculative, call):
+def test_an_input_without_a_question_is_an_error_and_never_searched(search, value, call):
     with pytest.raises(InvalidQuestionError):
-        call(RetrievalGate(Judge()).guard(search, speculative=speculative), value)
+        call(RetrievalGate(Judge()).guard(search), value)
     assert search.queries == []
 
 

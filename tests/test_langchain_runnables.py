@@ -102,11 +102,6 @@ def test_configurable_fields_of_the_others(call):
     rewriter = ClaimQueryRewriter("constant:always").configurable_fields(plan=ConfigurableField(id="plan"))
     assert call(rewriter, "who?") == ["who?"]
     assert call(rewriter, "who?", {"configurable": {"plan": True}}).queries[0].text == "who?"
-    router = RetrievalGate(Judge()).route(
-        retrieve=Search() | RunnableLambda(len), direct=len, speculative=False
-    )
-    searching = router.configurable_fields(speculative=ConfigurableField(id="early"))
-    assert call(searching, "unknown?", {"configurable": {"early": True}}) == 2
 
 
 @each(INVOKES)

@@ -18,6 +18,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 
 from rgate_integrations import load_gate
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
@@ -149,7 +150,7 @@ def test_an_inner_selector_selects_among_several_retrieve_tools(gate, call):
         RetrievalGateSelector(gate, retrieve=["a", "b"])
 
 
-# --- a search that starts while the gate decides -----------------------------------------------------------
+# --- a search that runs while a begun answer is judged -----------------------------------------------------
 
 
 class Searching(VectorIndexRetriever):
@@ -169,9 +170,12 @@ class Searching(VectorIndexRetriever):
         return self._retrieve(query_bundle)
 
 
-def speculative(retriever, gate):
+PREFETCH = AnswerFirst(first_look=None, prefetch=True)
+
+
+def prefetching(retriever, gate):
     inner = RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
-    return GatedQueryEngine.from_defaults(inner, gate, llm=MockLLM(), speculative=True)
+    return GatedQueryEngine.from_defaults(inner, gate, llm=MockLLM(), answer_first=PREFETCH)
 
 
 @both_ways
@@ -179,10 +183,10 @@ def speculative(retriever, gate):
     ("question", "sources"),
     [("unknown?", 2), ("known?", 0), ("broken, but known?", 0), ("broken, unknown?", None)],
 )
-def test_the_search_goes_on_while_the_gate_decides(call, question, sources):
+def test_the_search_goes_on_while_an_answer_is_judged(call, question, sources):
     retriever, before_the_decision = Searching(), []
     gate = ScriptedGate(before=lambda: before_the_decision.append(retriever.began.wait(PATIENCE)))
-    engine = speculative(retriever, gate)
+    engine = prefetching(retriever, gate)
     if sources is None:
         with pytest.raises(OSError, match="index gone"):
             call(engine, "query", question)
@@ -227,7 +231,7 @@ def test_the_search_is_dropped_when_the_gate_raises(call, heard):
             retriever.began.wait(PATIENCE)
             super()._called(name, values)
 
-    engine = speculative(retriever, load_gate("ik", proxy=Waits(), on_error="raise"))
+    engine = prefetching(retriever, load_gate("ik", proxy=Waits(), on_error="raise"))
     with pytest.raises(RuntimeError, match="scripted failure"):
         call(engine, "query", "broken RAISE")
     assert heard.wait(PATIENCE)
@@ -236,7 +240,7 @@ def test_the_search_is_dropped_when_the_gate_raises(call, heard):
 def test_an_engine_in_one_step_cannot_search_ahead(gate):
     engine = engine_of(gate)
     with pytest.raises(ConfigurationError, match="two steps"):
-        GatedQueryEngine(engine, engine.direct, gate, speculative=True)
+        GatedQueryEngine(engine, engine.direct, gate, answer_first=PREFETCH)
 
 
 # --- retrievers --------------------------------------------------------------------------------------------

@@ -384,7 +384,7 @@ def test_the_search_runs_meanwhile(call):
     retriever, llm = Passages(), Writer()
     inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
     engine = GatedQueryEngine.from_defaults(
-        inner, Reader(), llm, speculative=True, answer_first=AnswerFirst(tokens=4, first_look=None)
+        inner, Reader(), llm, answer_first=AnswerFirst(tokens=4, first_look=None, prefetch=True)
     )
     assert str(call(engine, "query", "an unknown one?")).startswith("read: ")
     assert retriever.searched == ["an unknown one?"]
@@ -396,7 +396,7 @@ def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
     retriever, look = Passages(), Reader({"easy": 0.95, "hopeless": 0.05})
     inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
     engine = GatedQueryEngine.from_defaults(
-        inner, Reader(), Writer(), speculative=True, answer_first=AnswerFirst(tokens=4, first_look=look)
+        inner, Reader(), Writer(), answer_first=AnswerFirst(tokens=4, first_look=look, prefetch=True)
     )
     assert str(call(engine, "query", "easy")) == KNOWN
     assert retriever.searched == []

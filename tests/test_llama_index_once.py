@@ -265,4 +265,4 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
 def test_a_retriever_that_decides_itself_cannot_search_ahead(gate, retriever):
     inner = [Listed()] if retriever is ClaimFusionRetriever else Listed()
     with pytest.raises(ConfigurationError, match=f"{retriever.__name__} decides and drafts itself"):
-        gated(over(retriever(inner, gate)), gate, speculative=True)
+        gated(over(retriever(inner, gate)), gate, look_first=True)

@@ -116,14 +116,11 @@ def _break_even(result: dict[str, Any], stages: dict[str, float], console: Termi
     found = {
         "always_ms": round(times.always(), 2),
         "gated_ms": round(times.gated(rate), 2),
-        "speculative_ms": round(times.gated(rate, speculative=True), 2),
         "break_even": round(times.break_even(), 4),
-        "break_even_speculative": round(times.break_even(speculative=True), 4),
     }
     console.print(
-        f"mean time a question: always {found['always_ms']} ms, gated {found['gated_ms']} ms, with speculative "
-        f"search {found['speculative_ms']} ms; the gate ({times.gate:.1f} ms) pays below a retrieval rate of "
-        f"{found['break_even']:.1%} (speculative: {found['break_even_speculative']:.1%})"
+        f"mean time a question: always {found['always_ms']} ms, gated {found['gated_ms']} ms; the gate "
+        f"({times.gate:.1f} ms) pays below a retrieval rate of {found['break_even']:.1%}"
     )
     return found
 

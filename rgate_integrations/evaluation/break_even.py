@@ -31,25 +31,19 @@ class StageTimes:
         """Return the mean time without a gate: every question is retrieved for."""
         return self.search + self.rag
 
-    def gated(self, rate: float, *, speculative: bool = False) -> float:
-        """Return the mean time with the gate, when a share ``rate`` in [0, 1] of the questions is retrieved for.
-
-        Args:
-            rate: The retrieval rate.
-            speculative: The search runs while the gate decides; its result is dropped when it is not needed.
-        """
+    def gated(self, rate: float) -> float:
+        """Return the mean time with the gate, when a share ``rate`` in [0, 1] of the questions is retrieved for."""
         if not 0 <= rate <= 1:
             raise ConfigurationError(f"A retrieval rate lies in [0, 1], {rate} does not.")
-        before = max(self.gate, self.search) if speculative else self.gate + self.search
-        return rate * (before + self.rag) + (1 - rate) * (self.gate + self.direct)
+        return self.gate + rate * (self.search + self.rag) + (1 - rate) * self.direct
 
-    def break_even(self, *, speculative: bool = False) -> float:
+    def break_even(self) -> float:
         """Return the retrieval rate from which on the gate no longer pays, clipped to [0, 1].
 
         The IK paper's stage times (table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with
         retrieval) give 0.80 when the score reads 32 tokens and 0.94 when it reads the question alone.
         """
-        at_none, at_all = self.gated(0.0), self.gated(1.0, speculative=speculative)
+        at_none, at_all = self.gated(0.0), self.gated(1.0)
         if at_all <= at_none:  # more retrieval does not cost more: the gate pays everywhere or nowhere
             return 1.0 if at_none <= self.always() else 0.0
         return min(max((self.always() - at_none) / (at_all - at_none), 0.0), 1.0)

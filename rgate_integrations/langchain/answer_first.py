@@ -29,9 +29,9 @@ from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.questions import FOLLOW_UP
+from rgate_integrations.langchain.retrieve_arm import Search, split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
-from rgate_integrations.langchain.speculation import Search
 from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
@@ -58,7 +58,9 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         retrieve: Arm for unknown questions.
         direct: Arm that answers first.
         options: How much is held back, and how it is judged.
-        speculative: Run the search of the retrieve arm while an answer is begun and judged; see `RetrievalRouter`.
+
+    Raises:
+        ConfigurationError: ``options.prefetch``, and the retrieve arm is neither a sequence of steps nor a retriever.
     """
 
     judge: Runnable[Any, Decision]
@@ -67,6 +69,9 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
 
     # The direct arm, asked for log-probabilities; None where its LLM has none, or has refused to give them.
     _telling: Runnable[Any, Any] | None = PrivateAttr(default=None)
+    # With `prefetch`, the retrieve arm up to its retriever, and what goes on with what that found.
+    _search: Runnable[Any, Any] = PrivateAttr()
+    _rest: Runnable[Any, Any] = PrivateAttr()
 
     def __init__(
         self,
@@ -77,7 +82,6 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         judge: Runnable[Any, Decision],
         first_look: Runnable[Any, Decision] | None,
         options: AnswerFirst,
-        speculative: bool = False,
         name: str | None = None,
         **fields: Any,
     ) -> None:
@@ -85,7 +89,6 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             gate,
             retrieve=retrieve,
             direct=direct,
-            speculative=speculative,
             name=name,
             judge=judge,
             first_look=first_look,
@@ -93,6 +96,9 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             **fields,
         )
         self._telling = telling_logprobs(self.direct)
+        self._rest = self.retrieve
+        if options.prefetch:
+            self._search, self._rest = split(self.retrieve)
 
     def flow(self, batch: RunBatch) -> Flow[list[Any]]:
         """Begin and judge the answers of a batch, finish those that are known, and retrieve for the others."""
@@ -185,6 +191,14 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         yield from ()
         return Ahead(self.retrieve, self._rest, partial(self._searching, batch))
 
+    def _searching(self, batch: RunBatch) -> Flow[Search | None]:
+        """Begin the search for a batch of one, with `prefetch`; of several, only the unknown ones are searched."""
+        if not self.options.prefetch or len(batch.inputs) > 1:
+            return None
+        manager = batch.managers[0].get_child("retrieve")
+        value, config = batch.inputs[0], batch.configs[0]
+        return (yield from Search.starting(self._search, value, config, manager, **batch.options))
+
     def _judged(
         self, batch: RunBatch, answers: dict[int, DirectAnswer], ahead: Ahead
     ) -> Flow[list[Decision | Exception]]:
@@ -259,7 +273,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
 
 
 class Ahead:
-    """What runs ahead of the decisions for a batch: the search of a speculative router, if it is one.
+    """What runs ahead of the decisions for a batch: the search, with `AnswerFirst.prefetch`.
 
     It begins with the answer that is to be judged. Where the first look settles a question, there is nothing to wait
     for meanwhile, and a known one is not searched at all.

@@ -92,7 +92,6 @@ class RetrievalGate(GateRunnable):
         *,
         retrieve: RunnableLike[_Input, _Retrieved],
         direct: RunnableLike[_Input, _Direct],
-        speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
     ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
@@ -101,8 +100,6 @@ class RetrievalGate(GateRunnable):
         Args:
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
-            speculative: Run ``retrieve`` up to its retriever while the gate decides. That is for
-                single inputs: of a batch of several only the unknown questions are searched, after the decision.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
                 and is stopped if not. ``llm=`` is not asked then. The default gate takes the first look, and
                 ``begun:default-heads,default-begun`` judges; `AnswerFirst` has more to choose.
@@ -112,8 +109,8 @@ class RetrievalGate(GateRunnable):
                 the outcome, and what was begun is compared with what was found.
 
         Raises:
-            ConfigurationError: ``speculative`` or ``look_first``, and ``retrieve`` is neither a sequence of steps nor
-                a retriever.
+            ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and ``retrieve`` is neither a sequence of
+                steps nor a retriever.
         """
         options = AnswerFirst.of(answer_first)
         looking = LookFirst.of(look_first)
@@ -123,10 +120,10 @@ class RetrievalGate(GateRunnable):
             arms |= {"judge": judge, "first_look": first_look, "options": options}
             if looking is not None:
                 return LookAndAnswerRouter(self, look=looking, **arms)
-            return AnswerFirstRouter(self, speculative=speculative, **arms)
+            return AnswerFirstRouter(self, **arms)
         if looking is not None:
             return LookFirstRouter(self, options=looking, **arms)
-        return RetrievalRouter(self, speculative=speculative, **arms)
+        return RetrievalRouter(self, **arms)
 
     def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
         """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one."""
@@ -155,7 +152,6 @@ class RetrievalGate(GateRunnable):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = True,
-        speculative: bool = False,
     ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
@@ -166,7 +162,6 @@ class RetrievalGate(GateRunnable):
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
-            speculative: Start searching a single question while the gate decides.
         """
         return GatedRetriever(
             retriever=coerce_to_runnable(retriever),
@@ -176,7 +171,6 @@ class RetrievalGate(GateRunnable):
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,
-            speculative=speculative,
         )
 
 

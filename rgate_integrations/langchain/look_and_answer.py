@@ -8,16 +8,16 @@ from typing import Any
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.utils import Input, Output
-from pydantic import PrivateAttr, SkipValidation
+from pydantic import SkipValidation
 
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.langchain.answer_first import Ahead, AnswerFirstRouter
 from rgate_integrations.langchain.look_first import BatchSearch, threshold_was_given
+from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import Task
 from rgate_integrations.langchain.runnable import RunBatch
-from rgate_integrations.langchain.speculation import split
 from rgate_integrations.look_first import LookFirst, settled
 
 
@@ -44,8 +44,6 @@ class LookAndAnswerRouter(AnswerFirstRouter[Input, Output]):
 
     look: SkipValidation[LookFirst]
 
-    _first_part: Runnable[Any, Any] = PrivateAttr()  # the retrieve arm up to its retriever
-
     def __init__(
         self,
         gate: Runnable[Any, Decision],
@@ -68,10 +66,10 @@ class LookAndAnswerRouter(AnswerFirstRouter[Input, Output]):
             name=name,
             look=look,
         )
-        self._first_part, self._rest = split(self.retrieve)
+        self._search, self._rest = split(self.retrieve)
 
     def _ahead(self, batch: RunBatch) -> Flow[Ahead]:
-        search = BatchSearch(self._first_part, self._rest, batch)
+        search = BatchSearch(self._search, self._rest, batch)
         job: Background = yield Start(search.step)
         return _Searched(self, batch, search, job)
 

@@ -18,9 +18,9 @@ from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.flow import Call, Each, Flow
 from rgate_integrations.langchain.gate_runnable import THRESHOLD_KEY
 from rgate_integrations.langchain.questions import FOLLOW_UP_DRAFT
+from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config
-from rgate_integrations.langchain.runnable import BatchCall, RunBatch, only
-from rgate_integrations.langchain.speculation import split
+from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.look_first import LookFirst, looked
 
 
@@ -46,7 +46,9 @@ class LookFirstRouter(RetrievalRouter[Input, Output]):
 
     options: SkipValidation[LookFirst]
 
-    _search: Runnable[Any, Any] = PrivateAttr()  # the retrieve arm up to its retriever
+    # The retrieve arm up to its retriever, and what goes on with what that found.
+    _search: Runnable[Any, Any] = PrivateAttr()
+    _rest: Runnable[Any, Any] = PrivateAttr()
 
     def __init__(
         self,
@@ -59,14 +61,6 @@ class LookFirstRouter(RetrievalRouter[Input, Output]):
     ) -> None:
         super().__init__(gate, retrieve=retrieve, direct=direct, name=name, options=options)
         self._search, self._rest = split(self.retrieve)
-
-    def _choosing(self, batch: RunBatch) -> Flow[Task]:
-        """Search, decide, and look for a batch of one.
-
-        Raises:
-            Exception: There is no question in the input; or the search failed, and nothing else will do.
-        """
-        return only((yield from self._tasks(batch)))
 
     def _tasks(self, batch: RunBatch) -> Flow[list[Task | Exception]]:
         """Search, decide, and look; returns for each input what is left to do, or the exception that concerns it."""

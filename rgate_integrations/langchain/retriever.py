@@ -17,7 +17,7 @@ from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.flow import Background, Call, Flow, Start
+from rgate_integrations.flow import Flow
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.langchain.flow_retriever import FlowRetriever
 from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable, telling
@@ -61,9 +61,6 @@ class GatedRetriever(FlowRetriever):
         max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
             `RetrievalGate` judges no claims: then all are searched.
-        speculative: Start searching the question while the gate decides. When it is known the search is
-            cancelled or its result dropped, and what it raises is logged only. That is for single inputs: of a batch
-            of several only the unknown questions are searched, after the decision.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
@@ -76,7 +73,6 @@ class GatedRetriever(FlowRetriever):
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = True
-    speculative: bool = False
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -104,22 +100,15 @@ class GatedRetriever(FlowRetriever):
 
     def deciding(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        early = None
-        if self.speculative and len(batch.inputs) == 1:
-            early = yield from self._early(batch)
-        try:
-            found = yield from telling(self.gate, batch)
-            decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
-            plans = yield from planning(
-                list(decisions.values()),
-                gate=self._claim_gate() if self.filter_claims else None,
-                always_include_question=self.always_include_question,
-                max_queries=self.max_queries,
-            )
-            searched = yield from self._searching(dict(zip(decisions, plans, strict=True)), batch, early)
-        finally:
-            if early is not None:
-                early.search.drop()
+        found = yield from telling(self.gate, batch)
+        decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
+        plans = yield from planning(
+            list(decisions.values()),
+            gate=self._claim_gate() if self.filter_claims else None,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+        searched = yield from self._searching(dict(zip(decisions, plans, strict=True)), batch)
         results: list[DecidedDocuments | Exception] = []
         for place, decision in enumerate(found):
             if isinstance(decision, Exception):
@@ -139,20 +128,10 @@ class GatedRetriever(FlowRetriever):
         except InvalidQuestionError:
             return str(value)
 
-    def _early(self, batch: RunBatch) -> Flow[_EarlySearch | None]:
-        """Start searching the question of a batch of one."""
-        try:
-            question = question_of(batch.inputs[0], getattr(self.gate, "input_key", None)).strip()
-        except InvalidQuestionError:  # the gate says so
-            return None
-        (config,) = batch.children()
-        call = Call(self.retriever.invoke, self.retriever.ainvoke, question, config, **batch.options)
-        return _EarlySearch(question, (yield Start(call)))
-
     def _searching(
-        self, plans: Mapping[int, QueryPlan], batch: RunBatch, early: _EarlySearch | None
+        self, plans: Mapping[int, QueryPlan], batch: RunBatch
     ) -> Flow[dict[int, list[Document] | Exception]]:
-        """Search the queries of all plans as one batch; the search that is under way already is not made again.
+        """Search the queries of all plans as one batch.
 
         Returns:
             For each place with a plan its documents, or the exception of one of its searches.
@@ -161,19 +140,13 @@ class GatedRetriever(FlowRetriever):
         searches: list[_Search] = []
         for place, plan in plans.items():
             searches += [_Search(place, query) for query in plan.queries]
-        made = [each for each in searches if early is not None and each.query.text == early.question]
-        waiting = [each for each in searches if each not in made]
-        if waiting:
-            queries = [each.query.text for each in waiting]
+        if searches:
+            queries = [each.query.text for each in searches]
             found = yield BatchCall(
-                self.retriever, queries, [configs[each.place] for each in waiting], **batch.options
+                self.retriever, queries, [configs[each.place] for each in searches], **batch.options
             )
-            for each, result in zip(waiting, found, strict=True):
+            for each, result in zip(searches, found, strict=True):
                 each.result = result
-        if early is not None and made:
-            found = yield early.search
-            for each in made:
-                each.result = found
         limit = batch.options.get("k", self.k)
         found_at: dict[int, list[Document] | Exception] = {}
         for place in plans:
@@ -218,15 +191,7 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
         return (yield from self.guarded.deciding(batch))
 
 
-@dataclass(frozen=True)
-class _EarlySearch:
-    """The search for a question that began before it was decided."""
-
-    question: str
-    search: Background
-
-
-@dataclass(eq=False)
+@dataclass
 class _Search:
     """One query of the input at a place of the batch, and what it found."""
 

@@ -23,14 +23,12 @@ from langchain_core.runnables.utils import (
     Output,
     get_unique_config_specs,
 )
-from pydantic import PrivateAttr
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Call, Each, Flow, arun, run
 from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import EVENT, event_of
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.langchain.speculation import Search, split
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -41,29 +39,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
     ``retrieval_gate``; the chosen arm's run has the tag ``retrieve`` or ``direct``.
 
-    A speculative router searches while the gate decides when it has a single input: invoked, streamed, or in a
-    batch of one. In a batch of several the gate decides first, in its one call, and then only the unknown questions
-    are searched: one shared decision is too short to be worth searching for questions that are known.
-
     Args:
         gate: Decides; a `RetrievalGate`.
         retrieve: Arm for unknown questions.
         direct: Arm for known questions.
-        speculative: Run the retrieve arm up to its retriever, or else its first step, while the gate decides. For a
-            known question that is cancelled or its result dropped, and what it raises is logged only.
-
-    Raises:
-        ConfigurationError: ``speculative``, and the retrieve arm is neither a sequence of steps nor a retriever.
     """
 
     gate: Runnable[Any, Decision]
     retrieve: Runnable[Any, Any]
     direct: Runnable[Any, Any]
-    speculative: bool = False
-
-    # What is run while the gate decides, and the steps of the retrieve arm that go on with what it found.
-    _first: Runnable[Any, Any] | None = PrivateAttr(default=None)
-    _rest: Runnable[Any, Any] = PrivateAttr()
 
     def __init__(
         self,
@@ -71,21 +55,16 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         *,
         retrieve: RunnableLike[Input, Output],
         direct: RunnableLike[Input, Output],
-        speculative: bool = False,
         name: str | None = None,
         **fields: Any,
     ) -> None:
         super().__init__(
             gate=gate,
-            retrieve=_arm(retrieve),
-            direct=_arm(direct),
-            speculative=speculative,
+            retrieve=coerce_to_runnable(retrieve),
+            direct=coerce_to_runnable(direct),
             name=name,
             **fields,
         )
-        self._rest = self.retrieve
-        if speculative:
-            self._first, self._rest = split(self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -195,41 +174,17 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                     batch.configs[place], self.gate, batch.inputs[place], decision
                 )
 
-    def _searching(self, batch: RunBatch) -> Flow[Search | None]:
-        """Begin the search for a batch of one, if this router is speculative."""
-        if self._first is None or len(batch.inputs) > 1:
-            return None
-        manager = batch.managers[0].get_child("retrieve")
-        return (
-            yield from Search.starting(
-                self._first, batch.inputs[0], batch.configs[0], manager, **batch.options
-            )
-        )
-
     def _choosing(self, batch: RunBatch) -> Flow[Task]:
-        """Decide for a batch of one, searching meanwhile if this router is speculative.
+        """Decide for a batch of one; returns what is left to do.
 
         Raises:
-            InvalidQuestionError: There is no question in the input.
+            Exception: What concerns this input: there is no question in it, or, if it was searched for, the search
+                failed.
         """
-        search = yield from self._searching(batch)
-        try:
-            (decision,) = yield from self._deciding(batch)
-            if isinstance(decision, Exception):
-                raise decision
-            config = arm_config(batch, 0, decision)
-            if not decision.retrieve:
-                return Task(self.direct, batch.inputs[0], config, batch.options)
-            if search is None:
-                return Task(self.retrieve, batch.inputs[0], config, batch.options)
-            found = yield search.job
-            return Task(self._rest, found, config, {})  # the first step had the options
-        finally:
-            if search is not None:
-                search.drop()
+        return only((yield from self._tasks(batch)))
 
     def _tasks(self, batch: RunBatch) -> Flow[list[Task | Exception]]:
-        """Decide for a batch of several; returns for each input what is left to do, or why there is no question."""
+        """Decide for a batch; returns for each input what is left to do, or why there is no question."""
         decisions = yield from self._deciding(batch)
         tasks: list[Task | Exception] = []
         for place, decision in enumerate(decisions):
@@ -288,10 +243,6 @@ class _Share:
         inputs = [task.input for task in self.tasks]
         first = self.tasks[0]
         return BatchCall(first.arm, inputs, [task.config for task in self.tasks], **first.options)
-
-
-def _arm(arm: RunnableLike[Any, Any]) -> Runnable[Any, Any]:
-    return coerce_to_runnable(arm)
 
 
 def arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:

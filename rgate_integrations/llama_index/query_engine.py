@@ -48,10 +48,6 @@ class GatedQueryEngine(BaseQueryEngine):
         callback_manager: LlamaIndex's callbacks.
         draft_llm: Writes its first tokens, and the gate judges them; the gate's own drafts when None.
         tokens: Maximum number of tokens that it writes, at least 1.
-        speculative: Start searching while the gate decides. When the question is known, or the gate raises, the
-            search is dropped, and what it raises is logged only. Needs an engine that retrieves and synthesizes in
-            two steps, and a retriever that does not decide or draft itself. With ``answer_first``, it begins with the
-            answer that is judged: what the first look settles is not searched meanwhile.
         answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
             stopped if not. It should stream. The default is then ``begun:default-heads,default-begun``;
             `AnswerFirst` has more to choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes
@@ -59,12 +55,13 @@ class GatedQueryEngine(BaseQueryEngine):
         streaming: Whether an answer that was begun as a stream is given as one.
         look_first: Search for every question, while the gate decides, and compare what the LLM knows with what was
             found: only passages that help are read, and nothing is searched twice. `LookFirst` has more to choose.
-            Needs such an engine as ``speculative`` does. With ``answer_first``, an answer is begun only where that
-            can change the outcome, and what was begun is compared with what was found.
+            Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
+            itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
+            begun is compared with what was found.
 
     Raises:
-        ConfigurationError: ``speculative`` or ``look_first``, and the engine does not work in two steps, or its
-            retriever decides.
+        ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
+            its retriever decides.
     """
 
     def __init__(
@@ -76,20 +73,18 @@ class GatedQueryEngine(BaseQueryEngine):
         *,
         draft_llm: LLM | None = None,
         tokens: int = 32,
-        speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
         look_first: bool | LookFirst = False,
     ) -> None:
         self.look = LookFirst.of(look_first)
-        if speculative or self.look is not None:
+        options = AnswerFirst.of(answer_first)
+        if self.look is not None or (options is not None and options.prefetch):
             _check_two_steps(query_engine)
         self.query_engine = query_engine
         self.direct = direct
         self.decider = Decider(gate, draft_llm, tokens)
-        self.speculative = speculative
         self.first: DirectFirst | None = None
-        options = AnswerFirst.of(answer_first)
         if options is not None:
             judge = as_gate(DEFAULT_GATES["llm"]) if gate is None else self.decider.gate
             self.first = DirectFirst(direct, judge, options, streaming=streaming)
@@ -104,7 +99,6 @@ class GatedQueryEngine(BaseQueryEngine):
         *,
         streaming: bool | None = None,
         tokens: int | None = None,
-        speculative: bool = False,
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
     ) -> GatedQueryEngine:
@@ -118,7 +112,6 @@ class GatedQueryEngine(BaseQueryEngine):
             streaming: Whether the direct arm streams; by default it does if the engine does.
             tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
                 strongest evidence. None leaves drafts to the gate's proxy model.
-            speculative: Start searching while the gate decides.
             answer_first: Let the LLM begin to answer, and judge its first tokens: 32, or ``tokens``. Known: it goes
                 on, so that nothing is asked twice. Unknown: it is stopped, and the engine answers.
             look_first: Search for every question, and read only passages that help.
@@ -143,7 +136,6 @@ class GatedQueryEngine(BaseQueryEngine):
             callback_manager=query_engine.callback_manager,
             draft_llm=None if tokens is None and options is None else chosen,
             tokens=32 if tokens is None else tokens,
-            speculative=speculative,
             answer_first=options or False,
             streaming=streaming,
             look_first=look_first,
@@ -211,43 +203,40 @@ class GatedQueryEngine(BaseQueryEngine):
     def _answering(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         nodes: list[NodeWithScore] | None = None
         response: RESPONSE_TYPE | None = None
+        first = self.first if self.decider.taken(bundle) is None else None
         if self.look is not None:
-            decision, response, nodes = yield from self._looking_first(self.look, bundle)
-        elif self.speculative:
-            decision, response, nodes = yield from self._searching_ahead(bundle)
+            decision, response, nodes = yield from self._looking_first(self.look, first, bundle)
+        elif first is not None:
+            decision, response, nodes = yield from self._answering_first(first, bundle)
         else:
-            decision, response = yield from self._deciding(bundle, Ahead())
+            decision = yield from self.decider.deciding(bundle)
         if response is None:
             with self.decider.carrying(decision, bundle):
                 response = yield from self._running_arm(decision, bundle, nodes)
         response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
         return response
 
-    def _deciding(self, bundle: QueryBundle, ahead: Ahead) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
-        """Decide; where the direct engine answers first, its response to a known question comes with it."""
-        if self.first is None or self.decider.taken(bundle) is not None:
-            yield from ahead.begun()
-            return (yield from self.decider.deciding(bundle)), None
-        return (yield from self.first.answering(bundle, self.decider.threshold, ahead))
-
     def _looking_first(
-        self, options: LookFirst, bundle: QueryBundle
+        self, options: LookFirst, first: DirectFirst | None, bundle: QueryBundle
     ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
         """Search and decide; the nodes to read come with the decision, or a response that was begun."""
         search = SearchedFirst(self._search(bundle), options)
-        if self.first is not None and self.decider.taken(bundle) is None:
-            return (yield from search.answering(self.first, self.decider, bundle))
+        if first is not None:
+            return (yield from search.answering(first, self.decider, bundle))
         decision, nodes = yield from search.deciding(self.decider, bundle)
         return decision, None, nodes
 
-    def _searching_ahead(
-        self, bundle: QueryBundle
+    def _answering_first(
+        self, first: DirectFirst, bundle: QueryBundle
     ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
-        """Decide while the engine searches; returns what it found if the question is unknown."""
+        """Let the direct engine begin to answer; with `prefetch`, what was found meanwhile comes with a decision."""
+        if not first.options.prefetch:
+            decision, response = yield from first.answering(bundle, self.decider.threshold, Ahead())
+            return decision, response, None
         search = SearchedMeanwhile(self._search(bundle))
         nodes: list[NodeWithScore] | None = None
         try:
-            decision, response = yield from self._deciding(bundle, search)
+            decision, response = yield from first.answering(bundle, self.decider.threshold, search)
             if decision.retrieve and search.job is not None:
                 nodes = yield search.job
         finally:
@@ -323,7 +312,7 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
         )
     else:
         return
-    raise ConfigurationError(problem, hint="Leave speculative=False.")
+    raise ConfigurationError(problem, hint="Leave look_first=False, and AnswerFirst.prefetch=False.")
 
 
 def _llm_of_settings() -> LLM:

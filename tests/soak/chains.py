@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Consistent:
 
 
 class Router(Scenario):
-    """LangChain's router, plain, speculative and answering first, in every way of calling."""
+    """LangChain's router, plain, answering first, and searching meanwhile, in every way of calling."""
 
     name = "router"
 
@@ -89,10 +90,11 @@ class Router(Scenario):
         direct = RunnableGenerator(_streamed, _astreamed)
         decided, begun = Expected(), Consistent()
         first = AnswerFirst(tokens=3, first_look=load_gate("prompt", proxy=Unrecorded()))
+        ahead = replace(first, prefetch=True)
         self.routers: list[tuple[Runnable[str, str], Expected | Consistent]] = [
             (gate.route(retrieve=search | answering, direct=direct), decided),
-            (gate.route(retrieve=search | answering, direct=direct, speculative=True), decided),
             (gate.route(retrieve=search | answering, direct=direct, answer_first=first), begun),
+            (gate.route(retrieve=search | answering, direct=direct, answer_first=ahead), begun),
         ]
 
     def step(self, chance: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""Searching while the gate decides: which part of a retrieve arm that is, and what becomes of it."""
+"""The search of a retrieve arm: which part of the arm that is, and running it before it is known to be needed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
 
 class Search:
-    """The search of a retrieve arm, begun while the gate decides.
+    """The search of a retrieve arm, which runs while a begun answer is judged.
 
     Args:
         job: Where it runs.
@@ -95,7 +95,7 @@ def split(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, An
         return _bound(arm, first), _bound(arm, rest, kwargs={})
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
-            f"A speculative router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
+            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
             hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
         )
     steps = arm.steps

@@ -1,4 +1,4 @@
-"""LangChain: searches that run while the gate decides, and what becomes of those that nobody needs."""
+"""LangChain: searches that run while a begun answer is judged, and what becomes of those that nobody needs."""
 
 import asyncio
 import logging
@@ -10,8 +10,9 @@ from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import load_gate
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain import GatedRetriever, RetrievalGate
+from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -46,12 +47,15 @@ def read(found):
     return f"{found['question']} {found['context'][0].page_content}"
 
 
+PREFETCH = AnswerFirst(first_look=None, prefetch=True)
+
+
 def searching_router(search):
-    """A speculative router whose gate decides only after the search began."""
+    """A router that searches ahead, and whose gate decides only after the search began."""
     return RetrievalGate(waiting_for(search)).route(
         retrieve={"context": search, "question": lambda q: q} | RunnableLambda(read),
         direct=lambda q: f"direct {q}",
-        speculative=True,
+        answer_first=PREFETCH,
     )
 
 
@@ -63,7 +67,7 @@ def waiting_for(search):
 
 
 @each(SINGLES)
-def test_a_router_searches_while_the_gate_decides(call):
+def test_a_router_searches_while_an_answer_is_judged(call):
     search = Search()
     router = searching_router(search)
     assert call(router, "unknown?") == "unknown? about unknown?"
@@ -107,7 +111,9 @@ def test_the_retriever_is_found_wherever_it_stands(call, kind):
     search = Search()
     chain, answer_of = CHAINS[kind]
     router = RetrievalGate(waiting_for(search)).route(
-        retrieve=chain(search), direct=lambda asked: {"answer": f"direct {asked['input']}"}, speculative=True
+        retrieve=chain(search),
+        direct=lambda asked: {"answer": f"direct {asked['input']}"},
+        answer_first=PREFETCH,
     )
     assert answer_of(call(router, {"input": "unknown?"})) == "unknown? about unknown?"
     assert search.queries == ["unknown?"]
@@ -118,7 +124,7 @@ def test_the_retriever_is_found_wherever_it_stands(call, kind):
 @each(SINGLES)
 def test_a_retriever_alone_can_be_the_retrieve_arm(call):
     search = Search()
-    router = RetrievalGate(waiting_for(search)).route(retrieve=search, direct=lambda q: [], speculative=True)
+    router = RetrievalGate(waiting_for(search)).route(retrieve=search, direct=str, answer_first=PREFETCH)
     assert [d.page_content for d in call(router, "unknown?")] == ["about unknown?", "shared"]
     assert search.queries == ["unknown?"]
 
@@ -127,7 +133,9 @@ def test_a_retriever_alone_can_be_the_retrieve_arm(call):
 def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
     search, judge = Search(), Judge()
     router = RetrievalGate(judge).route(
-        retrieve=search | RunnableLambda(lambda found: found[0].page_content), direct=str, speculative=True
+        retrieve=search | RunnableLambda(lambda found: found[0].page_content),
+        direct=str,
+        answer_first=PREFETCH,
     )
     asked = ["unknown 1", "known 2", "broken unknown 3", "unknown 4"]
     found = call(router, asked, return_exceptions=True)
@@ -140,34 +148,7 @@ def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
 
 def test_a_router_needs_a_first_step_to_run_early():
     with pytest.raises(ConfigurationError, match="several steps"):
-        RetrievalGate(Judge()).route(retrieve=str, direct=str, speculative=True)
-
-
-@each(INVOKES)
-def test_a_guarded_retriever_searches_while_the_gate_decides(call):
-    search = Search()
-    guarded = GatedRetriever(retriever=search, gate=waiting_for(search), speculative=True)
-    found = call(guarded, "unknown?")
-    assert [d.page_content for d in found] == ["about unknown?", "shared"]
-    assert found[0].metadata == {"rgate_query": "unknown?", "rgate_claim": None, "rgate_rank": 1}
-    assert search.queries == ["unknown?"]
-    search.began.clear()
-    assert call(guarded, "known?") == []
-    search.began.clear()
-    with pytest.raises(OSError, match="index gone"):
-        call(guarded, "broken and unknown?")
-
-
-@each(INVOKES)
-def test_the_results_of_an_early_search_keep_their_place_in_the_plan(call):
-    search = Search()
-    judge = Judge(draft="unknown Ada wrote programs. Babbage met unknown Byron.")
-    plain = call(GatedRetriever(retriever=search, gate=judge), "Who is unknown?")
-    again = Search()
-    early = call(GatedRetriever(retriever=again, gate=judge, speculative=True), "Who is unknown?")
-    assert early == plain
-    assert sorted(again.queries) == sorted(search.queries)
-    assert len(search.queries) == 3
+        RetrievalGate(Judge()).route(retrieve=str, direct=str, answer_first=PREFETCH)
 
 
 def failing_after(search):
@@ -201,18 +182,14 @@ class Held(Search):
             raise
 
 
-@pytest.mark.parametrize("kind", ["retriever", "router"])
 @pytest.mark.parametrize("question", ["known", "RAISE"])
 @each(INVOKES)
-def test_a_search_that_nobody_needs_is_dropped(call, question, kind, failure_noted):
+def test_a_search_that_nobody_needs_is_dropped(call, question, failure_noted):
     search = Held()
     gate = RetrievalGate(waiting_for(search) if question == "known" else failing_after(search))
-    if kind == "retriever":
-        chain = gate.guard(search, speculative=True)
-    else:
-        chain = gate.route(retrieve=search | RunnableLambda(str), direct=lambda q: [], speculative=True)
+    chain = gate.route(retrieve=search | RunnableLambda(str), direct=str, answer_first=PREFETCH)
     if question == "known":
-        assert call(chain, question) == []
+        assert call(chain, question) == "known"
     else:
         with pytest.raises(RuntimeError, match="scripted failure"):
             call(chain, question)
@@ -223,7 +200,7 @@ def test_a_search_that_nobody_needs_is_dropped(call, question, kind, failure_not
 
 
 @pytest.mark.parametrize("phase", ["deciding", "searching"])
-@pytest.mark.parametrize("kind", ["retriever", "router", "batch"])
+@pytest.mark.parametrize("kind", ["router", "batch"])
 async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
     began = asyncio.Event()
 
@@ -241,11 +218,8 @@ async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
             return self.decide_batch(questions, **options)
 
     gate = RetrievalGate(Slow())
-    if kind == "retriever":
-        call = gate.guard(Forever(), speculative=True).ainvoke("unknown?")
-    else:
-        chain = gate.route(retrieve=Forever() | str, direct=str, speculative=True)
-        call = chain.abatch(["unknown?", "known?"]) if kind == "batch" else chain.ainvoke("unknown?")
+    chain = gate.route(retrieve=Forever() | str, direct=str, answer_first=PREFETCH)
+    call = chain.abatch(["unknown?", "known?"]) if kind == "batch" else chain.ainvoke("unknown?")
     task = asyncio.ensure_future(call)
     await began.wait()
     for _ in range(20):  # let it go on until both sides wait
@@ -276,7 +250,7 @@ class Runs(BaseTracer):
 def test_a_dropped_search_is_a_cancelled_run_and_no_error(call):
     runs, search = Runs(), Held()
     chain = {"context": search, "question": RunnablePassthrough()} | RunnableLambda(str)
-    router = RetrievalGate(waiting_for(search)).route(retrieve=chain, direct=str, speculative=True)
+    router = RetrievalGate(waiting_for(search)).route(retrieve=chain, direct=str, answer_first=PREFETCH)
     assert call(router, "known?", {"callbacks": [runs]}) == "known?"
     search.may_end.set()
     for _ in range(PATIENCE * 1_000):
