@@ -43,7 +43,7 @@ print(f"together in {(time.perf_counter() - middle) / (middle - start):.0%} of t
 print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, strict=True)) < 1e-3)
 
 # %% [markdown]
-# ## A deadline, and a memory
+# ## A deadline
 
 # %%
 hurried = load_gate(timeout=0.2)
@@ -52,10 +52,6 @@ late = [d for d in found if d.error]
 print(
     f"{len(late)} of {len(found)} had no decision in time, and retrieve: {late[0].error.message if late else ''}"
 )
-
-remembering = load_gate("cached", inner="default-heads")
-print(remembering.decide("Who wrote Hamlet?").cost.model_calls, end=" ")
-print(remembering.decide("who wrote hamlet?").cost.model_calls, "model calls")
 
 # %% [markdown]
 # ## A model on a server

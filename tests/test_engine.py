@@ -192,11 +192,8 @@ def drafting_probe(tmp_path):
 
 WRAPPED = {
     "bare": lambda probe, **o: load_gate(probe, **o),
-    "cached": lambda probe, **o: load_gate("cached", inner=probe, **o),
     "calibrated": lambda probe, **o: load_gate("calibrated", inner=probe, **o),
-    "cascade": lambda probe, **o: load_gate("cascade", first=probe, second=probe, **o),
-    "ensemble": lambda probe, **o: load_gate("ensemble", gates=(probe, probe), **o),
-    "nested": lambda probe, **o: load_gate("cached", inner=load_gate("calibrated", inner=probe), **o),
+    "nested": lambda probe, **o: load_gate("calibrated", inner=load_gate("calibrated", inner=probe), **o),
 }
 
 
@@ -256,13 +253,10 @@ def test_a_gate_reads_its_artefact_once_when_it_is_made(probe, monkeypatch):
 
 def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
     inner = load_gate(probe, threshold=0.3).gate
-    assert load_gate("cached", inner=inner).threshold == 0.3
-    assert load_gate("cached", inner=inner).proxy == "scripted"
-    assert load_gate("cached", inner=inner, threshold=0.6).threshold == 0.6
-    assert load_gate(f"cascade:{probe},{probe}").proxy == "scripted"
     calibrated = load_gate("calibrated", inner=inner)
-    assert load_gate("cached", inner=calibrated).proxy == "scripted", "however deep it stands"
-    assert load_gate("ensemble", gates=("constant:never", calibrated)).proxy == "scripted"
+    assert (calibrated.threshold, calibrated.proxy) == (0.3, "scripted")
+    assert load_gate("calibrated", inner=inner, threshold=0.6).threshold == 0.6
+    assert load_gate("calibrated", inner=calibrated).proxy == "scripted", "however deep it stands"
 
 
 def test_options_of_the_engine_are_checked():

@@ -19,6 +19,7 @@ from rgate_integrations.evaluation.evaluate import JudgedQuestions, measure
 from rgate_integrations.evaluation.metrics import (
     area_between,
     expected_calibration_error,
+    paired_interval,
     retrieval_curve,
 )
 from rgate_integrations.evaluation.paired import Paired
@@ -126,6 +127,15 @@ def test_comparison_is_paired():
     assert (found["only_first"], found["only_second"], found["auc_difference"]) == (10, 0, 1.0)
     assert found["p_value"] == pytest.approx(2 / 2**10, abs=1e-6)
     assert compare(first, first, samples=20)["p_value"] == 1.0
+
+
+def test_paired_interval():
+    values = np.repeat([-1.0, 0.0, 1.0], [10, 70, 20])
+    low, high = paired_interval(values)
+    half = 1.96 * values.std() / 10
+    assert (low, high) == pytest.approx((0.1 - half, 0.1 + half), abs=0.02)
+    assert paired_interval(values) == (low, high)
+    assert paired_interval(np.zeros(5)) == (0.0, 0.0)
 
 
 def test_break_even_of_the_ik_paper():

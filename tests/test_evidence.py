@@ -1,17 +1,22 @@
 """Evidence is computed once, shared, and fails one question at a time."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Gate, load_gate
 from rgate_integrations.engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
 from rgate_integrations.evidence import DraftSpec
 from rgate_integrations.evidence.base import Inputs, MadeBy
 from rgate_integrations.evidence.collector import Collector, Sources
 from rgate_integrations.evidence.draft import ProxyDrafter
+from rgate_integrations.gates import Score
+from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.uncertainty import PerplexityGate
 from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
@@ -142,13 +147,6 @@ def test_a_missing_popularity_does_not_fail_the_other_gates_of_that_question(scr
     assert [d.error is None for d in ik] == [True, True, True]
 
 
-def test_a_cascade_falls_back_to_its_second_gate(scripted):
-    gate = load_gate("cascade", first="popularity", second="ik", proxy=scripted)
-    (d,) = gate.decide_batch(["who?"])
-    assert d.error is None
-    assert d.p_known == load_gate("ik", proxy=ScriptedProxy()).decide("who?").p_known
-
-
 def test_one_question_that_breaks_the_model_fails_alone_in_every_gate(scripted):
     gates = [load_gate(n, proxy=scripted) for n in ("ik", "boundary", "adapt", "perplexity")]
     for decisions in decide_together(gates, ["who?", "RAISE this", "what?"]):
@@ -180,16 +178,27 @@ def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
     assert tried == [1]
 
 
+class Both(Gate):
+    """Looks at the scores of two gates that read the same draft."""
+
+    gates: ClassVar = (PerplexityGate(tokens=32), IKGate(tokens=32))
+
+    @property
+    def specs(self):
+        return tuple(ScoreSpec(gate) for gate in self.gates)
+
+    def score(self, evidence):
+        return Score(min(evidence[spec].p_known for spec in self.specs), "the lower one")
+
+
 def test_shared_evidence_is_paid_for_once(scripted):
     draft, judged = (
         load_gate(name, proxy=scripted, tokens=32).decide("who?").cost for name in ("perplexity", "ik")
     )
     assert (draft.model_calls, judged.model_calls) == (1, 2)
-    both = load_gate("ensemble", gates=("perplexity", "ik"), proxy=scripted).decide("who?").cost
+    both = load_gate(Both(), proxy=scripted).decide("who?").cost
     assert both.model_calls == judged.model_calls
     assert (both.tokens_in, both.tokens_out) == (judged.tokens_in, judged.tokens_out)
-    cascade = load_gate("cascade", first="perplexity", second="ik", low=0.0, high=1.0, proxy=scripted)
-    assert cascade.decide("who?").cost.model_calls == judged.model_calls
 
 
 def test_each_gate_pays_for_what_it_needs_even_when_it_is_shared(scripted):

@@ -131,18 +131,14 @@ GATES = {
     "self_eval": "self_eval",
     "token_probability": "token_probability",
     "sampled": "semantic_sets",
-    "cascade": "cascade",
-    "ensemble": "ensemble",
-    "cached": "cached",
-    "cached cascade": "cached",
+    "calibrated": "calibrated",
     "constant": "constant:never",
 }
 
 
 @pytest.mark.parametrize("name", GATES)
 def test_two_lanes_find_what_one_does(name):
-    given = GATES[name]
-    options = {"inner": "cascade"} if name == "cached cascade" else {}
+    given, options = GATES[name], {}
     if given == "ik:0":
         given, options = "ik", {"tokens": 0}
     gate = load_gate(given, **options).gate

@@ -123,12 +123,6 @@ VARIANTS = {
     "ik-question": ("ik", {"tokens": 0}),
     "boundary-few": ("boundary", {"samples": 3, "normalisation": "samples", "seed": 7}),
     "token_probability-mean": ("token_probability", {"statistic": "mean"}),
-    "cascade-narrow": ("cascade", {"first": "prompt", "second": "slimplm", "low": 0.4, "high": 0.6}),
-    "ensemble-weighted": (
-        "ensemble",
-        {"gates": ("ik", "perplexity", "constant:never"), "weights": (0.7, 0.4, 0.1), "bias": -0.2},
-    ),
-    "ensemble-of-cascade": ("ensemble", {"gates": ("cascade", "popularity")}),
 }
 CASES = [info.name for info in list_gates()] + ["constant:never", "constant:random:0.4", *VARIANTS]
 SMALL = {
@@ -263,12 +257,12 @@ class TestEveryGate:
         gate = make(case)
         calls = [d.cost.model_calls for d in make.decide(gate)]
         named = [type(spec).__name__ for spec in expanded_specs(gate.gate.specs)]
-        free = all(name in ("PopularitySpec", "ScoreSpec", "RememberedScore") for name in named)
+        free = all(name in ("PopularitySpec", "ScoreSpec") for name in named)
         assert calls == [0] * len(make.questions) if free else all(c >= 1 for c in calls)
 
 
-READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "cascade", "ensemble", "ik-question"]
-READS_SCORES += ["token_probability", "token_probability-mean", "perplexity", "ensemble-weighted"]
+READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]
+READS_SCORES += ["token_probability", "token_probability-mean", "perplexity"]
 
 
 @pytest.mark.parametrize("case", READS_SCORES)

@@ -1,7 +1,6 @@
 """Numbers worked by hand from the papers' formulas."""
 
 import math
-import pickle
 from typing import ClassVar
 
 import numpy as np
@@ -12,8 +11,7 @@ from rgate_integrations.engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.boundary import certainty
-from rgate_integrations.gates.combined import CascadeGate, EnsembleGate
-from rgate_integrations.gates.constant import ConstantGate
+from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.ik import ik_score
 from rgate_integrations.gates.neighbours import vote
 from rgate_integrations.gates.popularity import fit_cutoff
@@ -155,43 +153,9 @@ def test_constant_random_retrieves_at_its_rate():
     assert not any(d.retrieve for d in load_gate("constant:random:0").decide_batch(questions[:50]))
 
 
-def test_ensemble_combines_logits():
-    parts = [load_gate("constant:random:0.5", seed=s) for s in (0, 1)]
-    p = [g.decide("who?").p_known for g in parts]
-    logit = sum(w * math.log(x / (1 - x)) for w, x in zip((2.0, -1.0), p, strict=True)) + 0.25
-    gate = load_gate("ensemble", gates=parts, weights=(2.0, -1.0), bias=0.25)
-    assert gate.decide("who?").p_known == pytest.approx(1 / (1 + math.exp(-logit)))
-    with pytest.raises(ConfigurationError, match="weights"):
-        load_gate("ensemble", gates=["constant:never"], weights=(1.0, 2.0))
-    named = load_gate("ensemble:popularity:500,popularity:1000")
-    assert named.gate == load_gate("ensemble", gates=["popularity:500", "popularity:1000"]).gate
-
-
-@pytest.mark.parametrize(
-    "gate",
-    [
-        EnsembleGate(gates=(Private(), ConstantGate())),
-        EnsembleGate(gates=(ConstantGate(), Private())),
-        CascadeGate(first=Private(), second=ConstantGate()),
-    ],
-    ids=["first", "second", "cascade"],
-)
-def test_what_a_gate_says_of_the_kind_is_passed_on(gate):
+def test_what_a_gate_says_of_the_kind_is_passed_on():
+    gate = CalibratedGate(inner=Private())
     assert load_gate(gate, on_error="raise").decide("who?").signals == {"private": 0.9}
-
-
-def test_cascade_drafts_only_inside_the_band():
-    questions = [f"q{i}?" for i in range(20)]
-    first = load_gate("ik", tokens=0, proxy=ScriptedProxy()).decide_batch(questions)
-    second = load_gate("ik", tokens=32, proxy=ScriptedProxy()).decide_batch(questions)
-    gate = load_gate("cascade", low=0.3, high=0.7, proxy=ScriptedProxy())
-    for a, b, d in zip(first, second, gate.decide_batch(questions), strict=True):
-        unsure = 0.3 <= a.p_known < 0.7
-        assert d.p_known == pytest.approx(b.p_known if unsure else a.p_known)
-        assert (d.draft is not None) == unsure
-        assert d.cost.model_calls == (3 if unsure else 1)
-    with pytest.raises(ConfigurationError, match="empty"):
-        load_gate("cascade", low=0.8, high=0.2)
 
 
 class Answers(ScriptedProxy):
@@ -349,68 +313,7 @@ def test_ik_and_prompt_read_opposite_answers():
     assert load_gate("prompt", proxy=proxy).decide("who?").p_known == pytest.approx(0.25)
 
 
-def test_ensemble_without_weights_is_the_mean_logit():
-    # 1000 / (1000 + 500) = 2/3 has the logit ln 2; 0.5 has 0: the mean is ln(2) / 2.
-    gate = load_gate("ensemble", gates=[load_gate("popularity:500"), load_gate("popularity:1000")])
-    (d,) = gate.decide_batch(["q"], popularity=[1000])
-    assert d.p_known == pytest.approx(math.sqrt(2) / (1 + math.sqrt(2)))
-    for bad in ({"bias": math.nan}, {"weights": (math.inf, 0.0)}):
-        with pytest.raises(ConfigurationError, match="finite"):
-            load_gate("ensemble", **bad)
-
-
-def test_an_ensemble_that_overflows_retrieves():
-    gate = load_gate("ensemble", gates=["constant:never", "constant:always"], weights=(1.7e308, 1.7e308))
-    (d,) = gate.decide_batch(["q"])
-    assert d.retrieve
-    assert d.error.type == "ScoreError"
-
-
 def test_a_name_with_a_bad_argument_is_a_typed_error():
     for name in ("popularity:many", "popularity:0", "popularity:nan", "constant:sometimes", "boundary:x"):
         with pytest.raises(ConfigurationError, match="cannot take"):
             load_gate(name)
-
-
-def test_a_cached_gate_judges_a_question_once():
-    proxy = ScriptedProxy()
-    gate = load_gate("cached", inner="prompt", size=2, proxy=proxy)
-    first = gate.decide("Who wrote Hamlet?")
-    again = gate.decide("who  wrote hamlet?")
-    assert len(proxy.calls) == 1
-    assert (again.p_known, again.cost.model_calls) == (first.p_known, 0)
-    assert "asked before" in again.reason
-    gate.decide("Who wrote Hamlet?", draft="Bacon.")
-    assert len(proxy.calls) == 2
-    assert gate.decide("Who wrote Hamlet?", threshold=1.01).retrieve
-    gate.decide_batch(["a?", "b?", "RAISE?"])
-    before = len(proxy.calls)
-    gate.decide_batch(["a?", "b?"])  # the two that were asked for last
-    assert len(proxy.calls) == before
-    calls = len(proxy.calls)
-    assert gate.decide("RAISE?").error is not None
-    gate.decide("Who wrote Hamlet?")
-    assert len(proxy.calls) == calls + 2, "failures are not kept, and the oldest question was forgotten"
-    for copy in (gate.with_options(threshold=0.9), pickle.loads(pickle.dumps(gate))):  # noqa: S301
-        assert "Reused" not in copy.decide("Who wrote Hamlet?").reason, "a copy begins with an empty memory"
-
-
-def test_a_cached_gate_takes_near_questions_for_one(monkeypatch):
-    class Letters:
-        def __init__(self, name):
-            pass
-
-        def embed(self, texts):
-            counts = np.array([[t.count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
-            return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
-
-        embed_queries = embed
-
-    monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Letters)
-    proxy = ScriptedProxy()
-    gate = load_gate("cached", inner="prompt", similarity=0.97, proxy=proxy)
-    first, other = gate.decide_batch(["who wrote hamlet?", "zzz?"])
-    near = gate.decide("who wrote hamlet then?".replace(" then", "!"))
-    assert near.p_known == first.p_known != other.p_known
-    assert "cosine 1.00 to 'who wrote hamlet?'" in near.reason
-    assert len(proxy.calls) == 1

@@ -308,9 +308,7 @@ def configs(folder):
             "../g",
             "ik",
             "probe:" + str(folder),
-            "cached",
-            "cascade",
-            "ensemble",
+            "calibrated",
             "a/b",
             "constant:x",
         ]

@@ -77,10 +77,7 @@ def test_adapters_take_an_own_gate(scripted):
 def test_an_own_gate_works_inside_of_others(scripted):
     scripted.fixed = "Perhaps."
     inner = Hedging()
-    assert load_gate("cached", inner=inner, proxy=scripted).decide("who?").p_known == 0.1
-    both = load_gate("ensemble", gates=(inner, Hedging(words=())), proxy=scripted)
-    assert 0.1 < both.decide("who?").p_known < 1
-    assert scripted.calls.count("generate") == 2, "each engine drafts once"
+    assert load_gate("calibrated", inner=inner, proxy=scripted).decide("who?").p_known == 0.1
 
 
 def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():

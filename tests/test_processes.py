@@ -92,20 +92,18 @@ def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
 LOCKS = """
 import os, signal, threading
 from rgate_integrations.batching import Batcher
-from rgate_integrations.gates.cached import Memory
-from rgate_integrations.gates.base import Score
 from rgate_integrations.drafting import DraftRequest
 from rgate_integrations.proxy import server
 from rgate_integrations.proxy.served import ServedProxy
 from rgate_integrations import processes
 
-batcher, memory, request = Batcher(list), Memory(), DraftRequest(3)
+batcher, request = Batcher(list), DraftRequest(3)
 connection = ServedProxy("http://127.0.0.1:9/v1", "m")._connection
 processes.FORK_PATIENCE = 0.05
 held, go = threading.Event(), threading.Event()
 
 def hold():
-    with batcher._lock, memory._lock, request._lock, connection._lock, server._loops_lock:
+    with batcher._lock, request._lock, connection._lock, server._loops_lock:
         held.set()
         go.wait()
 
@@ -114,11 +112,10 @@ held.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(600)
-    memory.put("a", Score(0.5, ""), None, 3)
     request.worked({})
     connection._http()
     server._event_loop()
-    os._exit(0 if batcher.submit([1])[0].result() == 1 and len(memory) == 1 else 3)
+    os._exit(0 if batcher.submit([1])[0].result() == 1 else 3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 go.set()
 """

@@ -29,7 +29,7 @@ class Calibration:
     """A calibrated gate and how it came about.
 
     Attributes:
-        gate: The gate, with its threshold or its band.
+        gate: The gate, with its threshold.
         chosen: What the policy chose and promises.
         provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
     """

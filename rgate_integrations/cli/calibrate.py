@@ -1,4 +1,4 @@
-"""``rgate calibrate``: a threshold, or a band, that keeps a promise on your own data."""
+"""``rgate calibrate``: a threshold that keeps a promise on your own data."""
 
 from __future__ import annotations
 
@@ -15,42 +15,35 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.calibration import BandOptions
-    from rgate_integrations.calibration.calibrate import Calibration
     from rgate_integrations.calibration.policies import Policy
 
 
 @dataclass(frozen=True)
 class _Promise:
-    """What was asked for: one of the four."""
+    """What was asked for: one of the three."""
 
     budget: float | None
     max_loss: float | None
     cost: str | None
-    band: float | None
     confidence: float
-    seed: int
 
-    def policy(self) -> Policy | BandOptions:
-        """Return the policy that chooses a threshold, or the options of a band.
+    def policy(self) -> Policy:
+        """Return the policy that chooses a threshold.
 
         Raises:
             ConfigurationError: Not exactly one was asked for.
         """
-        from rgate_integrations.calibration import BandOptions, Budget, LowestCost, MaxLoss
+        from rgate_integrations.calibration import Budget, LowestCost, MaxLoss
 
-        asked = [v for v in (self.budget, self.max_loss, self.cost, self.band) if v is not None]
+        asked = [v for v in (self.budget, self.max_loss, self.cost) if v is not None]
         if len(asked) != 1:
-            raise ConfigurationError("Give one policy.", hint="--budget, --max-loss, --cost or --band")
+            raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
         if self.budget is not None:
             return Budget(self.budget, self.confidence)
         if self.max_loss is not None:
             return MaxLoss(self.max_loss, self.confidence)
-        if self.cost is not None:
-            return LowestCost(
-                **numbers(self.cost, ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",))
-            )
-        return BandOptions(loss=self.band or 0.0, confidence=self.confidence, seed=self.seed)
+        prices = numbers(self.cost or "", ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",))
+        return LowestCost(**prices)
 
 
 def calibrate(
@@ -69,65 +62,36 @@ def calibrate(
         str | None,
         typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: prices, for the lowest expected cost."),
     ] = None,
-    band: Annotated[
-        float | None,
-        typer.Option(
-            help="Set the band of --gate cascade:FIRST,SECOND; lose at most this against SECOND alone."
-        ),
-    ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
     probability: Annotated[str, typer.Option(help="platt, temperature, isotonic or none.")] = "platt",
     proxy: ProxyName = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Choose a gate's threshold, or a cascade's band, on paired data, with a promise, and save the gate."""
-    from rgate_integrations.calibration import BandOptions, calibrate_band
+    """Choose a gate's threshold on paired data, with a promise, and save the gate."""
     from rgate_integrations.calibration import calibrate as calibrate_threshold
     from rgate_integrations.evaluation.paired import read_paired
     from rgate_integrations.gates.calibrated import Method
     from rgate_integrations.gates.registry import prompt_hashes
     from rgate_integrations.saved.calibrated import save_calibrated
 
-    policy = _Promise(budget, max_loss, cost, band, confidence, seed).policy()
+    policy = _Promise(budget, max_loss, cost, confidence).policy()
     if probability not in get_args(Method):
         raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
     files = read_paired([*data, *(more or [])])
     loaded = gate_for(gate, draft, proxy)
     questions = sum(len(f.records) for f in files)
-    options: dict[str, Any] = {"draft": draft}
-    if isinstance(policy, BandOptions):
-        with QuestionBar(f"gate {gate}", 2 * questions) as report:  # both of its gates judge every question
-            found = calibrate_band(loaded, files, policy, report=report, **options)
-    else:
-        options |= {"method": probability, "seed": seed}
-        with QuestionBar(f"gate {gate}", questions) as report:
-            found = calibrate_threshold(loaded, files, policy, report=report, **options)
+    options: dict[str, Any] = {"draft": draft, "method": probability, "seed": seed}
+    with QuestionBar(f"gate {gate}", questions) as report:
+        found = calibrate_threshold(loaded, files, policy, report=report, **options)
     calibrated = found.gate.gate
     save_calibrated(
         calibrated.config(), prompt_hashes(calibrated), calibrated.threshold, found.provenance, out
     )
     console = Terminal()
     console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")
-    console.print(_of_band(found) if isinstance(policy, BandOptions) else _of_threshold(found))
-    console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True)
-
-
-def _of_threshold(found: Calibration) -> str:
     facts = found.provenance
-    return f"{_begin(found)} questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
-
-
-def _of_band(found: Calibration) -> str:
-    facts = found.provenance
-    low, high = facts["interval"]
-    return (
-        f"{_begin(found)} held-out questions; band from {facts['low']:.3f} to {facts['high']:.3f}: "
-        f"{facts['early_exit_rate']:.1%} need no draft; against its second gate for all: in-accuracy "
-        f"{100 * facts['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}], retrieval rate "
-        f"{100 * facts['retrieval_difference']:+.1f} points"
+    console.print(
+        f"threshold {found.chosen.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
+        f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
-
-
-def _begin(found: Calibration) -> str:
-    facts = found.provenance
-    return f"threshold {found.chosen.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']}"
+    console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True)

@@ -202,10 +202,6 @@ class Evidence:
         piece: _T = self.pieces[spec]
         return piece
 
-    def get(self, spec: EvidenceSpec[_T]) -> _T | None:
-        """Return a piece, or None if it was not collected."""
-        return self[spec] if spec in self.pieces else None
-
     def made_by(self, spec: EvidenceSpec[Any]) -> MadeBy:
         """Return the model that a piece was computed with; with empty names if it is not known."""
         return self.makers.get(spec, MadeBy())

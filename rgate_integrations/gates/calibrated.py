@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.decision import Frozen
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.gates.base import GateInfo, Score
-from rgate_integrations.gates.gate_of_gates import WrappingGate
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
+from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 
 Method = Literal["platt", "temperature", "isotonic", "none"]
@@ -53,8 +55,10 @@ def logits(p: Float64Array) -> Float64Array:
     return found
 
 
-class CalibratedGate(WrappingGate):
+class CalibratedGate(GateOfGates):
     """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
+
+    It decides by the other gate's threshold unless it has its own.
 
     Attributes:
         inner: The gate whose scores are mapped.
@@ -66,9 +70,22 @@ class CalibratedGate(WrappingGate):
     info: ClassVar[GateInfo] = GateInfo(
         "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
     )
+    gate_fields = ("inner",)
 
+    inner: InnerGate = Field(default_factory=IKGate)
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
     fingerprint: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_its_threshold(cls, values: Any) -> Any:
+        inner = values.get("inner") if isinstance(values, dict) else None
+        return {"threshold": inner.threshold, **values} if isinstance(inner, Gate) else values
+
+    @property
+    def specs(self) -> Specs:
+        """The inner gate's score."""
+        return (ScoreSpec(self.inner),)
 
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score.
@@ -76,7 +93,8 @@ class CalibratedGate(WrappingGate):
         Raises:
             ModelLoadError: The score comes from another model than the one that it was calibrated with.
         """
-        score, used = evidence[self._judged], evidence.made_by(self._judged)
+        spec = ScoreSpec(self.inner)
+        score, used = evidence[spec], evidence.made_by(spec)
         warnings: tuple[str, ...] = ()
         if used.model:  # nothing was read by a model where all evidence was given
             base = TrainedOn(self.proxy, self.fingerprint)

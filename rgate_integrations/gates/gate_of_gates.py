@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, model_validator
+from pydantic import PlainSerializer, model_validator
 
 from rgate_integrations.evidence.collector import expanded_specs
-from rgate_integrations.gates.base import Gate, Specs
-from rgate_integrations.gates.ik import IKGate
-from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.base import Gate
 
 
 def _config(gate: Gate) -> dict[str, Any]:
@@ -33,33 +31,6 @@ class GateOfGates(Gate):
                 if any(spec.reads_model for spec in expanded_specs(gate.specs)):
                     return {"proxy": gate.proxy, **values}
         return values
-
-
-class WrappingGate(GateOfGates):
-    """A gate around another one, which decides by the other one's threshold unless it has its own.
-
-    Attributes:
-        inner: The other gate.
-    """
-
-    gate_fields = ("inner",)
-
-    inner: InnerGate = Field(default_factory=IKGate)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_its_threshold(cls, values: Any) -> Any:
-        inner = values.get("inner") if isinstance(values, dict) else None
-        return {"threshold": inner.threshold, **values} if isinstance(inner, Gate) else values
-
-    @property
-    def _judged(self) -> ScoreSpec:
-        return ScoreSpec(self.inner)
-
-    @property
-    def specs(self) -> Specs:
-        """The inner gate's score."""
-        return (self._judged,)
 
 
 def _gates_in(values: dict[str, Any], fields: tuple[str, ...]) -> list[Gate]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rgate_integrations.arrays import BoolArray, Float64Array
-from rgate_integrations.calibration.bands import Band
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evaluation.break_even import StageTimes
 from rgate_integrations.tuning.asking import Answered
+from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.gates import FittedGate
 from rgate_integrations.tuning.labelling import Labels
 
@@ -89,20 +89,20 @@ def cost_notes(labels: Labels, gate: FittedGate, costs: Costs) -> list[str]:
     return notes
 
 
-def band_note(
-    labels: Labels, question: FittedGate, answer_first: FittedGate, band: Band, costs: Costs
+def first_look_note(
+    labels: Labels, question: FittedGate, answer_first: FittedGate, look: FirstLook, costs: Costs
 ) -> str:
     """Say what a first look at the question spares before an answer is begun."""
     first = held_out_of(question, answer_first)
     answered = [labels.answered[place] for place in answer_first.places]
-    early = first < band.low
+    early = first < look.low
     retrieved = early | (answer_first.p < answer_first.chosen.threshold)
-    low, high = band.interval
+    low, high = look.interval
     note = (
-        f"A first look at the question, AnswerFirst(band=({band.low:.3f}, 1.0)), sends {band.early_exit_rate:.1%} "
-        f"of {band.n} held-out questions to retrieval before an answer is begun. Right answers: "
-        f"{band.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%}); retrieval: "
-        f"{band.retrieval_difference:+.1%}."
+        f"A first look at the question, AnswerFirst(band=({look.low:.3f}, 1.0)), sends {look.early_exit_rate:.1%} "
+        f"of {look.n} held-out questions to retrieval before an answer is begun. Right answers: "
+        f"{look.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%}); retrieval: "
+        f"{look.retrieval_difference:+.1%}."
     )
     spent = tokens_spent(answered, retrieved, retrieved & ~early, answer_first.artifact.tokens)
     always = tokens_spent(answered, np.ones(len(early), dtype=bool), np.zeros(len(early), dtype=bool))

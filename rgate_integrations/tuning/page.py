@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from rgate_integrations.arrays import Float64Array
-from rgate_integrations.calibration.bands import Band
 from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.tuning.costs import Costs, band_note, cost_notes
+from rgate_integrations.tuning.costs import Costs, cost_notes, first_look_note
+from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.gates import LEAST, FittedGate
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.questions import clusters
@@ -42,7 +42,7 @@ class Notes:
         labels: Labels,
         question: FittedGate,
         answer_first: FittedGate | None,
-        band: Band | None,
+        look: FirstLook | None,
         costs: Costs,
     ) -> Notes:
         """Say what each gate promises, how good it is, and what it saves."""
@@ -50,8 +50,8 @@ class Notes:
         if answer_first is None:
             return cls(about_question, [no_answer_first(labels)])
         about_begun = [*_quality(answer_first), *cost_notes(labels, answer_first, costs)]
-        if band is not None:
-            about_begun.append(band_note(labels, question, answer_first, band, costs))
+        if look is not None:
+            about_begun.append(first_look_note(labels, question, answer_first, look, costs))
         return cls(about_question, about_begun)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.calibration.bands import Band, BandOptions, choose_band
 from rgate_integrations.calibration.policies import MaxLoss, Policy
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.files import existing_folder, write_folder
@@ -25,6 +24,7 @@ from rgate_integrations.training.probe import middle_layers
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
 from rgate_integrations.tuning.asking import SAMPLE, Answers, ArmName
 from rgate_integrations.tuning.costs import Costs, held_out_of
+from rgate_integrations.tuning.first_look import FirstLook, choose_first_look
 from rgate_integrations.tuning.gates import (
     LEAST,
     FittedGate,
@@ -44,7 +44,6 @@ ANSWER_FIRST = "answer-first"
 REPORT = "report.html"
 _CARD = "README.md"
 _CHARACTERS_A_TOKEN = 4
-_MORE_RETRIEVAL = 0.02  # that a first look may cost where the band is chosen
 _PROMPT = 40  # tokens of the prompts' own words, about
 _PASSAGE = 150  # tokens of a passage, about
 
@@ -115,7 +114,7 @@ class Tuned:
         answer_first: The gate that judges a begun answer; None where the LLM gives no log-probabilities.
         labels: What it was fitted to.
         failed: How many calls failed; the same call asks them again.
-        band: The first look that goes before a begun answer: below ``low`` the question is retrieved for at once,
+        first_look: What goes before a begun answer: below ``low`` the question is retrieved for at once,
             ``AnswerFirst(first_look=folder, band=(low, 1.0))``; None without an answer-first gate, or with fewer
             than 40 questions.
         notes: What the report says of both gates.
@@ -126,7 +125,7 @@ class Tuned:
     answer_first: FittedGate | None
     labels: Labels
     failed: int
-    band: Band | None
+    first_look: FirstLook | None
     notes: Notes
 
 
@@ -268,36 +267,30 @@ def _fitted(
     if question is None:
         raise AssertionError("labels were checked")
     files = tuned_files(question.artifact, options.prior)
-    band = first_look_band(labels, question, answer_first, options)
-    notes = Notes.of(labels, question, answer_first, band, options.costs)
+    first_look = _first_look(labels, question, answer_first, options.seed)
+    notes = Notes.of(labels, question, answer_first, first_look, options.costs)
     if answer_first is not None:
-        if band is not None:
-            answer_first.artifact.provenance["first_look"] = asdict(band)
+        if first_look is not None:
+            answer_first.artifact.provenance["first_look"] = asdict(first_look)
         for name, content in tuned_files(answer_first.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = page(labels, question, answer_first, readings.prior, notes, embedder)
     files[_CARD] = summary(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return Tuned(folder, question, answer_first, labels, failed, band, notes)
+    return Tuned(folder, question, answer_first, labels, failed, first_look, notes)
 
 
-def first_look_band(
-    labels: Labels, question: FittedGate, answer_first: FittedGate | None, options: TuneOptions
-) -> Band | None:
-    """Return which questions a first look may send to retrieval before an answer is begun, and what that costs.
-
-    It is chosen on one half of the questions and measured on the other. Both gates' scores are held out.
-    """
+def _first_look(
+    labels: Labels, question: FittedGate, answer_first: FittedGate | None, seed: int
+) -> FirstLook | None:
+    """Return which questions a first look may send to retrieval before an answer is begun."""
     if answer_first is None or len(answer_first.places) < 2 * LEAST:
         return None
-    known, rag = (np.array(each, dtype=bool)[answer_first.places] for each in (labels.known, labels.rag))
-    return choose_band(
-        held_out_of(question, answer_first),
-        answer_first.p,
-        answer_first.chosen.threshold,
-        known,
-        rag,
-        BandOptions(more_retrieval=_MORE_RETRIEVAL, seed=options.seed, two_sided=False),
+    places = answer_first.places
+    direct, rag = np.array(labels.known, dtype=bool)[places], np.array(labels.rag, dtype=bool)[places]
+    threshold = answer_first.chosen.threshold
+    return choose_first_look(
+        held_out_of(question, answer_first), answer_first.p, threshold, direct, rag, seed
     )
 
 
