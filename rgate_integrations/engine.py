@@ -48,7 +48,6 @@ class DecisionEngine:
         timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
             is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
             first call loads the model, which counts too: decide something beforehand.
-        queue_timeout: An older name of ``timeout``.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -62,7 +61,6 @@ class DecisionEngine:
         llm: Drafter | None = None,
         on_error: OnError = "retrieve",
         timeout: float | None = None,
-        queue_timeout: float | None = None,
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
@@ -70,7 +68,7 @@ class DecisionEngine:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
         self.on_error = on_error
-        self.timeout = valid_timeout(queue_timeout if timeout is None else timeout)
+        self.timeout = valid_timeout(timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         self._llm = llm
         self._memory: dict[Hashable, Any] = {}
@@ -86,11 +84,6 @@ class DecisionEngine:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
         given = (self.gate, self._proxy, self._llm, self.on_error, self.timeout)
         return _engine, given
-
-    @property
-    def queue_timeout(self) -> float | None:
-        """An older name of `timeout`."""
-        return self.timeout
 
     @property
     def threshold(self) -> float:
@@ -131,12 +124,10 @@ class DecisionEngine:
         llm: Drafter | None = None,
         on_error: OnError | None = None,
         timeout: float | None = None,
-        queue_timeout: float | None = None,
         **parameters: Any,
     ) -> Self:
         """Return a copy with other options, or with other parameters of its gate."""
         gate = self.gate.changed(**parameters) if parameters else self.gate
-        timeout = queue_timeout if timeout is None else timeout
         return self.with_gate(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
 
     def with_gate(

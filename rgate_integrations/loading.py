@@ -30,7 +30,6 @@ def load_gate(
     llm: Drafter | None = None,
     on_error: OnError = "retrieve",
     timeout: float | None = None,
-    queue_timeout: float | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
     """Return a gate that decides. No model is loaded until its first decision.
@@ -43,7 +42,6 @@ def load_gate(
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
-        queue_timeout: An older name of ``timeout``.
         **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
 
     Raises:
@@ -57,7 +55,6 @@ def load_gate(
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
-    timeout = queue_timeout if timeout is None else timeout
     return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
 
 
@@ -73,5 +70,5 @@ def gate_from_json(text: str) -> DecisionEngine:
         raise ConfigurationError(f"This is not JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigurationError("A gate's JSON must be an object.")
-    on_error, timeout = config.get("on_error", "retrieve"), config.get("timeout", config.get("queue_timeout"))
-    return DecisionEngine(gate_from_config(config), on_error=on_error, timeout=timeout)
+    on_error = config.get("on_error", "retrieve")
+    return DecisionEngine(gate_from_config(config), on_error=on_error, timeout=config.get("timeout"))

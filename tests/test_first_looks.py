@@ -215,9 +215,8 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(call, where):
         assert proxy.drafted == ["what else?"], "what nobody waits for is not begun"
 
 
-@pytest.mark.parametrize("option", ["timeout", "queue_timeout"])
-def test_the_gate_has_a_deadline_of_its_own(held, call, option):
-    gate = load_gate(TwoLooks(), proxy=held, **{option: SHORT})
+def test_the_gate_has_a_deadline_of_its_own(held, call):
+    gate = load_gate(TwoLooks(), proxy=held, timeout=SHORT)
     assert call(gate, "what?").error.type == "OverloadedError"
     assert call(gate, "known?", timeout=PATIENCE).error is None
     held.go.set()
@@ -246,12 +245,10 @@ def test_a_bad_timeout_is_refused(held, call, timeout):
 
 def test_the_deadline_is_kept_with_the_gate():
     gate = load_gate("prompt", timeout=2.5)
-    assert gate.queue_timeout == gate.timeout == 2.5
+    assert gate.timeout == 2.5
     assert pickle.loads(pickle.dumps(gate)).timeout == 2.5  # noqa: S301
     assert gate_from_json(gate.to_json()).timeout == 2.5
     assert gate.with_options(threshold=0.3).timeout == 2.5
-    old = '{"gate": "prompt", "on_error": "retrieve", "queue_timeout": 3.0}'
-    assert gate_from_json(old).timeout == 3.0
     assert load_gate("prompt", timeout=float("inf")).timeout is None
 
 
