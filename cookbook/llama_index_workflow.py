@@ -53,7 +53,7 @@ class GatedWorkflow(Workflow):
         await ctx.store.set("decision", decision.model_dump(mode="json"))
         if not decision.retrieve:
             return Known(question=ev.question)
-        (plan,) = await asyncio.to_thread(plan_queries, [decision], gate=self.gate)
+        (plan,) = plan_queries([decision])
         return Unknown(question=ev.question, plan=plan)
 
     @step

@@ -74,7 +74,7 @@ class Pipeline:
         llm: Answers.
         k: Maximum number of passages a question.
         tokens: Maximum length of an answer.
-        claims: Whether the unknown claims of the draft are searched beside the question.
+        claims: Whether the claims of the draft are searched beside the question.
     """
 
     gate: DecidesBatches
@@ -185,9 +185,9 @@ class Pipeline:
         return run(deciding(self.gate, questions, threshold=threshold))
 
     def plan(self, decisions: Sequence[Decision]) -> list[QueryPlan]:
-        """Turn decisions into queries: the question and, with `claims`, the unknown claims of its draft."""
+        """Turn decisions into queries: the question and, with `claims`, the claims of its draft."""
         if self.claims:
-            return plan_queries(decisions, gate=self.gate)
+            return plan_queries(decisions)
         plans = []
         for decision in decisions:
             queries = (Query(text=decision.question),) if decision.retrieve else ()

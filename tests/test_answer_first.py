@@ -350,8 +350,7 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     search, writer, judge = Search(), Writer(), Reader()
     gate = RetrievalGate(judge)
     router = gate.route(
-        retrieve=gate.guard(search, filter_claims=False)
-        | RunnableLambda(lambda documents: str(len(documents))),
+        retrieve=gate.guard(search) | RunnableLambda(lambda documents: str(len(documents))),
         direct=spoken(writer),
         answer_first=AnswerFirst(tokens=99, first_look=None),
     )

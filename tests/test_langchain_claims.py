@@ -12,7 +12,7 @@ DRAFT = "unknown Ada wrote programs. Babbage built engines."
 
 @each(SINGLES)
 def test_queries_of_a_question(call):
-    rewriter = ClaimQueryRewriter(Judge(draft=DRAFT))
+    rewriter = ClaimQueryRewriter(Judge(draft=DRAFT), filter_claims=True)
     assert call(rewriter, "Who is unknown Ada?") == ["Who is unknown Ada?", "unknown Ada wrote programs"]
     assert call(rewriter, "known?") == []
     assert call(ClaimQueryRewriter(Judge()), {"question": "unknown?"}) == ["unknown?"]
@@ -20,7 +20,7 @@ def test_queries_of_a_question(call):
 
 @each(SINGLES)
 def test_options(call):
-    unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), filter_claims=False, always_include_question=False)
+    unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), always_include_question=False)
     assert call(unfiltered, "Who is unknown Ada?") == [
         "unknown Ada wrote programs",
         "Ada Babbage built engines",
@@ -33,7 +33,7 @@ def test_options(call):
 def test_a_batch_makes_one_gate_call_for_the_questions_and_one_for_their_claims(call):
     judge = Judge(draft=DRAFT)
     asked = ["Who is unknown Ada?", "known?", "Who was unknown Ada?"]
-    found = call(ClaimQueryRewriter(judge), asked)
+    found = call(ClaimQueryRewriter(judge, filter_claims=True), asked)
     assert [len(queries) for queries in found] == [2, 0, 2]
     claims = ["unknown Ada wrote programs", "Ada Babbage built engines"]
     assert judge.calls == [asked, claims * 2]

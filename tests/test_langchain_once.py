@@ -34,7 +34,7 @@ ARMS = {
 def test_a_router_before_a_guard_decides_and_drafts_once(call, arm, llm):
     judge, chat = Judge(), Chat()
     gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
-    chain = gate.route(retrieve=arm(gate.guard(Search(), filter_claims=False)), direct=lambda _: [])
+    chain = gate.route(retrieve=arm(gate.guard(Search())), direct=lambda _: [])
     assert "about unknown?" in call(chain, "unknown?")
     assert judge.calls == [["unknown?"]]
     assert len(chat.seen) == llm
@@ -44,9 +44,7 @@ def test_a_router_before_a_guard_decides_and_drafts_once(call, arm, llm):
 def test_each_question_of_a_batch_carries_its_own_decision(call):
     judge, chat = Judge(), Chat()
     gate = RetrievalGate(judge, llm=chat, tokens=2)
-    chain = gate.route(
-        retrieve=gate.guard(Search(), filter_claims=False) | texts, direct=lambda _: ["direct"]
-    )
+    chain = gate.route(retrieve=gate.guard(Search()) | texts, direct=lambda _: ["direct"])
     found = call(chain, ["unknown a?", "known?", "unknown b?"])
     assert "about unknown a?" in found[0]
     assert found[1] == ["direct"]
@@ -60,7 +58,7 @@ def test_each_question_of_a_batch_carries_its_own_decision(call):
 def test_a_router_before_a_rewriter_decides_and_drafts_once(call, llm):
     judge, chat = Judge(), Chat()
     gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
-    rewriter = ClaimQueryRewriter(gate, filter_claims=False)
+    rewriter = ClaimQueryRewriter(gate)
     chain = gate.route(retrieve=rewriter, direct=lambda _: [])
     assert call(chain, {"question": "unknown?"})[0] == "unknown?"
     assert judge.calls == [["unknown?"]]
@@ -86,7 +84,7 @@ def test_a_condensed_question_is_condensed_once(call):
         return "unknown?"
 
     gate = RetrievalGate(judge, condense=RunnableLambda(condense))
-    chain = gate.route(retrieve=ClaimQueryRewriter(gate, filter_claims=False), direct=lambda _: [])
+    chain = gate.route(retrieve=ClaimQueryRewriter(gate), direct=lambda _: [])
     turns = [HumanMessage("a?"), HumanMessage("and b?")]
     assert call(chain, turns) == ["unknown?"]
     assert condensed == [2]
@@ -97,7 +95,7 @@ def test_a_condensed_question_is_condensed_once(call):
 def test_a_failure_is_carried_too(call):
     judge = Judge()
     gate = RetrievalGate(judge)
-    chain = gate.route(retrieve=gate.guard(Search(), filter_claims=False) | texts, direct=lambda _: [])
+    chain = gate.route(retrieve=gate.guard(Search()) | texts, direct=lambda _: [])
     assert call(chain, "RAISE")[0] == "about RAISE"
     assert len(judge.calls) == 1
 

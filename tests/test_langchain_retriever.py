@@ -30,9 +30,9 @@ def test_known_questions_are_not_searched(search, call):
 
 
 @each(INVOKES)
-def test_claims_are_searched_beside_the_question(search, call):
+def test_unknown_claims_are_searched_beside_the_question(search, call):
     judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
-    found = call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
+    found = call(RetrievalGate(judge).guard(search, filter_claims=True), "Who is unknown Ada?")
     assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
     assert [d.page_content for d in found].count("shared") == 1
     shown = {d.page_content: d.metadata for d in found}
@@ -49,11 +49,18 @@ def test_claims_are_searched_beside_the_question(search, call):
 
 
 @each(INVOKES)
-def test_claims_are_searched_unfiltered_if_one_likes(search, call):
+def test_claims_are_not_filtered_by_default(search, call):
     judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
-    call(RetrievalGate(judge).guard(search, filter_claims=False), "Who is unknown Ada?")
+    call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
     assert len(search.queries) == 3
     assert judge.calls == [["Who is unknown Ada?"]]
+
+
+@each(SINGLES)
+def test_a_question_without_a_draft_is_searched_for_as_one_query(search, call):
+    question = "Does the Lena in Yakutsk freeze in December, unknown to us?"
+    call(RetrievalGate(Judge()).guard(search), question)
+    assert search.queries == [question]
 
 
 @each(INVOKES)

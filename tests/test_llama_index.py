@@ -296,7 +296,9 @@ class Listed(BaseRetriever):
 def test_claims_are_searched_separately_and_the_bundle_is_left_alone(gate, call):
     retrievers = [Listed("a"), Listed("b")]
     bundle = QueryBundle("what is unknown?")
-    nodes = call(ClaimFusionRetriever(retrievers, gate, similarity_top_k=2), "retrieve", bundle)
+    nodes = call(
+        ClaimFusionRetriever(retrievers, gate, similarity_top_k=2, filter_claims=True), "retrieve", bundle
+    )
     expected = ["what is unknown?", "unknown Oulu lies far up north", "unknown Jupiter has many moons"]
     # Side by side, so in any order.
     assert [sorted(r.queries) for r in retrievers] == [sorted(expected)] * 2

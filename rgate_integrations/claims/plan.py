@@ -62,11 +62,12 @@ def plan_queries(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> list[QueryPlan]:
-    """Turn decisions into queries: claims of the draft, filtered, with the question in front.
+    """Turn decisions into queries: the question and, where there is a draft, its claims.
 
-    SlimPLM, section 3.3. The gate judges each claim with its query in the place of the question and the claim
-    in the place of the draft; known claims are not searched. All claims of all questions are judged in one
-    call. The paper searches claim queries only, its published code adds the question: that is the default.
+    SlimPLM, section 3.3. With ``gate``, the claims are filtered: it judges each with its query in the place of the
+    question and the claim in the place of the draft, and known claims are not searched. All claims of all questions
+    are judged in one call. The paper searches claim queries only, its published code adds the question: that is the
+    default.
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from rgate_integrations.claims.format import Claim, parse_claims, without_tags
-from rgate_integrations.claims.sentences import rewrite_by_sentence, sentence_claims
+from rgate_integrations.claims.sentences import sentence_claims
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.base import Proxy
@@ -67,13 +67,14 @@ class SentenceRewriter:
 
     def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
         """Rewrite by sentence."""
-        return rewrite_by_sentence(questions, drafts)
+        return [sentence_claims(question, draft) for question, draft in zip(questions, drafts, strict=True)]
 
 
 class ModelRewriter:
     """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
 
-    Output that holds no readable claim falls back to `SentenceRewriter` for that question.
+    Output that holds no readable claim falls back to `SentenceRewriter` for that question. A question without a draft
+    has no claims, and the model is not asked.
 
     Args:
         proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
@@ -90,16 +91,20 @@ class ModelRewriter:
 
     def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
         """Rewrite with the model, falling back sentence by sentence where it failed."""
-        values = []
-        for question, draft in zip(questions, drafts, strict=True):
-            text = draft.text if draft else ""
-            values.append({"question": without_tags(question), "draft": without_tags(text)})
+        found: list[list[Claim]] = [[] for _ in questions]
+        places, values = [], []
+        for place, (question, draft) in enumerate(zip(questions, drafts, strict=True)):
+            if draft is not None:
+                places.append(place)
+                values.append({"question": without_tags(question), "draft": without_tags(draft.text)})
+        if not values:
+            return found
         outputs = self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        found = []
-        for question, draft, output in zip(questions, drafts, outputs, strict=True):
+        for place, output in zip(places, outputs, strict=True):
             claims = [claim for claim in parse_claims(output.text) if claim.query]
             if not claims:
+                question = questions[place]
                 _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
-                claims = sentence_claims(question, draft)
-            found.append(claims)
+                claims = sentence_claims(question, drafts[place])
+            found[place] = claims
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.decision import Draft
@@ -33,7 +32,6 @@ _QUESTION_WORDS = frozenset(
         in on at the a an name of for from to by with and or if i""",
     )
 )
-_MOST_NAMES = 4  # sub-questions of one question
 
 
 def split_sentences(text: str) -> list[str]:
@@ -71,7 +69,7 @@ def subject(question: str) -> str:
 
 
 def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
-    """Return the claims of a draft and, when the question names several things, a sub-question for each.
+    """Return the claims of a draft; without a draft there are none.
 
     A sentence that begins with a pronoun gets the subject of the question in its place; a claim that does not
     mention the subject has it added to its query. Refusals and phrases without content are left out, and so
@@ -88,10 +86,6 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
         text = _PRONOUN.sub(literal, text)
         text = _POSSESSIVE.sub(f"{literal}'s", text)
         claims.append(Claim(text=text, query=_with_topic(text.rstrip("."), topic)))
-    names = entities(question)
-    if len(names) > 1:
-        for name in names[:_MOST_NAMES]:
-            claims.append(Claim(text=f"What is said about {name}?", query=name, kind="question"))
     return claims
 
 
@@ -110,11 +104,3 @@ def _with_topic(text: str, topic: str) -> str:
     words = set(re.findall(r"\w+", text.lower()))
     topic_words = set(re.findall(r"\w{3,}", topic.lower()))
     return text if words & topic_words else f"{topic} {text}"
-
-
-def rewrite_by_sentence(questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
-    """Return `sentence_claims` for each question; needs no model."""
-    found = []
-    for question, draft in zip(questions, drafts, strict=True):
-        found.append(sentence_claims(question, draft))
-    return found

@@ -151,7 +151,7 @@ class RetrievalGate(GateRunnable):
         when_known: WhenKnown = "nothing",
         always_include_question: bool = True,
         max_queries: int = 6,
-        filter_claims: bool = True,
+        filter_claims: bool = False,
     ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 

@@ -72,7 +72,7 @@ class GatedRetriever(FlowRetriever):
     when_known: WhenKnown = "nothing"
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = True
+    filter_claims: bool = False
 
     @field_validator("gate", mode="before")
     @classmethod

@@ -18,10 +18,10 @@ from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBa
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
-    """A runnable from a question to search queries: the question and the unknown claims of the draft.
+    """A runnable from a question to search queries: the question and the claims of the draft.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
-    call of the gate for the questions, and one for all their claims.
+    call of the gate for the questions and, if the claims are filtered, one for all of them.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
@@ -41,7 +41,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
     plan: bool = False
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = True
+    filter_claims: bool = False
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
         plan: bool = False,
         always_include_question: bool = True,
         max_queries: int = 6,
-        filter_claims: bool = True,
+        filter_claims: bool = False,
         name: str | None = None,
     ) -> None:
         super().__init__(

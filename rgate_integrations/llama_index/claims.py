@@ -32,11 +32,12 @@ class ClaimFusionRetriever(BaseRetriever):
 
     Args:
         retrievers: The retrievers, of any kind.
-        gate: Drafts the answer whose claims are searched, and drops the known ones; the default when None.
+        gate: Drafts the answer whose claims are searched; the default when None.
         llm: Drafts the answer in place of the gate's proxy model; a better model has better claims.
         tokens: Maximum number of tokens of the LLM's draft, at least 1.
         similarity_top_k: Maximum number of nodes, at least 1.
         max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class ClaimFusionRetriever(BaseRetriever):
         tokens: int = 64,
         similarity_top_k: int = 5,
         max_queries: int = 6,
+        filter_claims: bool = False,
     ) -> None:
         self.retrievers = list(retrievers)
         self.decider = Decider(gate, llm, tokens)
         self.similarity_top_k = similarity_top_k
         self.max_queries = max_queries
+        self.filter_claims = filter_claims
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -62,7 +65,7 @@ class ClaimFusionRetriever(BaseRetriever):
         return await arun(self._retrieving(query_bundle))
 
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        queries = yield from _querying(self.decider, bundle, self.max_queries)
+        queries = yield from _querying(self.decider, bundle, self.max_queries, self.filter_claims)
         searches = []
         for query in queries:
             for retriever in self.retrievers:
@@ -81,13 +84,19 @@ class ClaimQueryTransform(BaseQueryTransform):
     `ClaimQueryEngine` it goes on.
 
     Args:
-        gate: Drafts the answer and drops known claims; the default gate when None.
+        gate: Drafts the answer; the default gate when None.
         llm: Drafts the answer in place of the gate's proxy model.
         max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones.
     """
 
     def __init__(
-        self, gate: DecidesBatches | str | None = None, *, llm: LLM | None = None, max_queries: int = 6
+        self,
+        gate: DecidesBatches | str | None = None,
+        *,
+        llm: LLM | None = None,
+        max_queries: int = 6,
+        filter_claims: bool = False,
     ) -> None:
         warnings.warn(
             "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
@@ -95,10 +104,11 @@ class ClaimQueryTransform(BaseQueryTransform):
         )
         self.decider = Decider(gate, llm, tokens=64)
         self.max_queries = max_queries
+        self.filter_claims = filter_claims
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        queries = run(_querying(self.decider, query_bundle, self.max_queries))
+        queries = run(_querying(self.decider, query_bundle, self.max_queries, self.filter_claims))
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
 
     def _get_prompts(self) -> PromptDictType:
@@ -138,12 +148,15 @@ class ClaimQueryEngine(TransformQueryEngine):
         return await self.query_engine.aquery(transformed)
 
 
-def _querying(decider: Decider, bundle: QueryBundle, max_queries: int) -> Flow[list[str]]:
-    """Draft an answer and return the queries for its unknown claims, the question itself first."""
+def _querying(
+    decider: Decider, bundle: QueryBundle, max_queries: int, filter_claims: bool
+) -> Flow[list[str]]:
+    """Draft an answer and return the queries for its claims, the question itself first."""
     decision = yield from decider.drafted(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
-    (plan,) = yield from planning([unknown], gate=decider.gate, max_queries=max_queries)
+    judge = decider.gate if filter_claims else None
+    (plan,) = yield from planning([unknown], gate=judge, max_queries=max_queries)
     return [query.text for query in plan.queries]
 
 
