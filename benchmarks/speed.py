@@ -121,7 +121,7 @@ def gates_apart(
 
 def growth(most: int) -> list[tuple[str, float, str]]:
     """Time and memory of ever more questions in one call, decided by the question alone."""
-    gate, rows = load_gate("default-question", on_error="raise"), []
+    gate, rows = load_gate(on_error="raise"), []
     for n in (most // 100, most // 10, most):
         asked = [f"{q} ({i})" for i, q in enumerate(questions(min(n, 4_000)) * (n // 4_000 + 1))][:n]
         before = resident()
@@ -149,7 +149,7 @@ def read_each_time() -> Iterator[None]:
 
 def prefix_caching(asked: Sequence[str]) -> list[tuple[str, float, str]]:
     """What it brings to read a prompt's prefix once."""
-    proxy, gate = shared_proxy(), load_gate("default-question", on_error="raise")
+    proxy, gate = shared_proxy(), load_gate("prompt", on_error="raise")
     values = [{"question": q, "draft": "It is a town."} for q in asked]
     rows = []
     for what, work in (

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from rgate_integrations.tuning.labelling import agreeing
 from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
-SHIPPED = "default-question"
+SHIPPED = "default-heads"
 WEIGHTS = Path(rgate_integrations.__file__).parent / "weights"
 CHUNK = 256
 EVOUNA, WACK, REALTIME = (
@@ -60,17 +60,6 @@ SOURCES = (
     (REALTIME, "GPT-3 (text-davinci-002)"),
 )
 SONGS = "songs_six_llms.dev.jsonl.gz"
-WEB, MULTI_HOP = "more/webqsp_gpt_family.jsonl.gz", "more/dba_multihop_ten_llms.jsonl.gz"
-UNSEEN = (
-    # Neither shipped gate was trained on these questions; `default-heads` was trained on most of SOURCES.
-    (REALTIME, "GPT-3 (text-davinci-002)"),
-    (WEB, "ChatGPT-3.5 (March 2023)"),
-    (WEB, "flan-t5-xxl"),
-    (MULTI_HOP, "gpt-5-1"),
-    (MULTI_HOP, "meta-llama-llama-3-3-70b-instruct"),
-    (MULTI_HOP, "mistralai-mistral-7b-instruct-v0-3"),
-)
-PRIORS = (SHIPPED, "default-heads")
 SAMPLED = ("more/gemma2b_triviaqa.jsonl.gz", "gemma-2b-it")
 
 
@@ -229,35 +218,6 @@ def table(arguments: argparse.Namespace, data: Sequence[Recorded], columns: Sequ
             print(f"| {each.llm} | {n} | {' | '.join(cells)} |", flush=True)
 
 
-def priors(arguments: argparse.Namespace) -> None:
-    """Print the AUC of each shipped gate, and tuned from it, on questions that neither was trained on."""
-    names = (*PRIORS, "mean of both logits")
-    print(f"| LLM | n | {' | '.join(f'{name} | tuned from it' for name in names)} |")
-    print(f"|{'---|' * (2 + 2 * len(names))}")
-    found: dict[int, list[list[float]]] = {n: [] for n in arguments.sizes}
-    for file, llm in UNSEEN:
-        data = [recorded(arguments, file, llm, name) for name in PRIORS]
-        data.append(replace(data[0], prior=np.mean([each.prior for each in data], axis=0)))
-        for n in arguments.sizes:
-            if 2 * n > len(data[0].known):
-                continue
-            row: list[float] = []
-            for each in data:
-                made = [one(each, n, seed, arguments.loss) for seed in range(arguments.seeds)]
-                runs = [run for run in made if run is not None]
-                for column in ("shipped", "tuned"):
-                    row.append(float(np.mean([run[column] for run in runs])))
-            found[n].append(row)
-            print(f"| {llm} | {n} | {_cells(row)} |", flush=True)
-    for n, rows in found.items():
-        if rows:
-            print(f"| **mean** | {n} | {_cells(np.mean(rows, axis=0).tolist())} |", flush=True)
-
-
-def _cells(row: Sequence[float]) -> str:
-    return " | ".join(f"{value:.3f}" for value in row)
-
-
 def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f}" if values else "-"
 
@@ -333,14 +293,10 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3_000, help="Questions of an LLM.")
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
-    parser.add_argument("--priors", action="store_true", help="Print the fourth table alone.")
     parser.add_argument("--soft", action="store_true", help="Print the table of sampled labels alone.")
     arguments = parser.parse_args()
     if arguments.soft:
         soft(arguments)
-        return
-    if arguments.priors:
-        priors(arguments)
         return
     data = [recorded(arguments, name, llm) for name, llm in SOURCES]
     table(arguments, data, ("nothing", "shipped", "tuned", "promised", "held", "skipped"))
@@ -348,8 +304,6 @@ def main() -> None:
     table(arguments, list(songs(arguments)), ("nothing", "shipped", "tuned", "answer first"))
     print()
     agreement(arguments)
-    print()
-    priors(arguments)
     print()
     soft(arguments)
 

@@ -22,7 +22,7 @@ from rgate_integrations.index.fusion import fuse
 # %%
 question = "In which year was the university of the birthplace of Aarno Maliniemi founded?"
 draft = "Aarno Maliniemi was born in Oulu. The University of Oulu was founded in 1958. Finland is in Europe."
-gate = load_gate("default-recorded")
+gate = load_gate("default-begun")
 (decision,) = gate.decide_batch([question], drafts=[draft])
 print(decision.retrieve, decision.reason)
 
@@ -83,6 +83,6 @@ figure.tight_layout()
 # together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
 # `docs/benchmarks/retrieval.md`.
 #
-# **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does this, and `ClaimQueryRewriter` the first half; in
-# LlamaIndex `ClaimFusionRetriever`. `ModelRewriter` cuts claims with a fine-tuned model (`rgate train --gate
+# **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the first
+# half; in LlamaIndex `ClaimFusionRetriever`. `ModelRewriter` cuts claims with a fine-tuned model (`rgate train --gate
 # rewriter`).

@@ -49,9 +49,9 @@ def test_gates_lists_all_with_their_papers():
     assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
     assert "IK score" in rgate("gates").stdout
     shipped = objects(rgate("gates", "--shipped", "--json"))
-    assert {DEFAULT_GATE, "default", "default-question"} <= {g["name"] for g in shipped}
+    assert {DEFAULT_GATE, "default", "default-begun"} == {g["name"] for g in shipped}
     assert load_gate().gate.artifact == DEFAULT_GATE
-    assert "default-question" in rgate("gates", "--shipped").stdout
+    assert "default-begun" in rgate("gates", "--shipped").stdout
 
 
 def test_decide_streams_and_goes_on_after_an_error():
@@ -147,7 +147,7 @@ def test_searching_an_own_index(zorblat):
 
 @pytest.mark.model
 def test_ask_with_an_own_index(smollm2, zorblat):
-    options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "default-question"]
+    options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "prompt"]
     retrieving = [*options, "--threshold", "1.01"]
     (answered,) = objects(rgate("ask", "--json", *retrieving, "What is the capital of Zorblat?"))
     keys = {

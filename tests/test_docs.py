@@ -65,7 +65,7 @@ def tune_a_gate(folder):
             threshold=0.5,
             provenance={"data": []},
         )
-        write_folder(folder / name, tuned_files(artifact, "default-question"))
+        write_folder(folder / name, tuned_files(artifact, "default-heads"))
 
 
 @pytest.mark.model

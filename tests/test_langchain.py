@@ -256,7 +256,7 @@ async def test_a_thousand_concurrent_calls_share_batches():
 @pytest.mark.model
 @each(BATCHES)
 def test_a_batch_of_32_makes_two_model_batches(smollm2, call):
-    gate = load_gate("default-question", proxy=smollm2)
+    gate = load_gate("prompt", proxy=smollm2)
     searched = []
 
     def search(question):

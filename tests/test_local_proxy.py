@@ -233,7 +233,7 @@ def test_a_local_folder_is_a_model_too(smollm2):
 
 def test_bfloat16_decides_alike(smollm2):
     narrow = LocalProxy("smollm2-135m-instruct", dtype="bfloat16")
-    gate = load_gate("default-question")
+    gate = load_gate("prompt")
     questions = [v["question"] for v in VALUES]
     wide, found = gate.decide_batch(questions), gate.with_options(proxy=narrow).decide_batch(questions)
     assert [d.error for d in found] == [None] * len(found)

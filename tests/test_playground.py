@@ -206,7 +206,7 @@ def test_an_uploaded_corpus_is_searched(tmp_path, smollm2, minilm):
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     index, note = read_corpus(str(tmp_path / "mine.jsonl"))
     assert note == "Searching 2 passages of yours."
-    pipeline = Pipeline(load_gate("default-question"), None, smollm2, k=1, tokens=8)
+    pipeline = Pipeline(load_gate(), None, smollm2, k=1, tokens=8)
     shown = list(Playground(pipeline).ask("What is the capital of Zorblat?", 0.5, index))
     assert len(shown) > 3
     assert isinstance(shown[0][0], Decision)

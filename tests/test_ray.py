@@ -96,7 +96,7 @@ def test_a_data_set_gets_columns():
 def test_a_worker_agrees_with_this_process(smollm2, shards, tmp_path):
     from rgate_integrations.ray import collect_files, gate_files
 
-    gate = load_gate("default-question")
+    gate = load_gate()
     (result,) = gate_files(shards[:1], tmp_path / "out", gate)
     here = gate.decide_batch([r["question"] for r in lines(shards[0])])
     assert [r["p_known"] for r in lines(result)] == pytest.approx([d.p_known for d in here], abs=1e-3)

@@ -222,5 +222,5 @@ def test_monitoring_from_the_command_line(tmp_path):
     done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
     assert done.exit_code == 0, done.output
     assert "100 decisions: retrieval rate 50.0%" in done.output
-    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default-question"])  # a probe
+    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default"])  # a probe
     assert isinstance(failed.exception, DataFormatError)

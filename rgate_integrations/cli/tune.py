@@ -14,7 +14,7 @@ import typer
 from rgate_integrations.cli.bars import TrainingBar
 from rgate_integrations.cli.gate_options import numbers
 from rgate_integrations.cli.opening import open_index
-from rgate_integrations.cli.options import IndexFolder, PassageCount
+from rgate_integrations.cli.options import DEFAULT_GATE, IndexFolder, PassageCount
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 KEY = "RGATE_API_KEY"
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
-DEFAULT_QUESTION_GATE = "default-question"
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def tune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
     gate: Annotated[
         str, typer.Option(help="Gate to start from: a shipped one, or a folder of `rgate train`.")
-    ] = DEFAULT_QUESTION_GATE,
+    ] = DEFAULT_GATE,
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""

@@ -13,7 +13,7 @@ from rgate_integrations.calibration.policies import MaxLoss, Policy
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.files import existing_folder, write_folder
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.loading import load_gate
+from rgate_integrations.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.locks import locked
 from rgate_integrations.proxy.base import PooledLayer, Proxy
 from rgate_integrations.saved.folder import read_config
@@ -78,7 +78,7 @@ class TuneOptions:
     samples: int = 0
     folds: int = 5
     seed: int = 0
-    prior: str = "default-question"
+    prior: str = DEFAULT_GATE
     costs: Costs = Costs()  # noqa: RUF009  it is frozen
 
     def __post_init__(self) -> None:
