@@ -83,6 +83,6 @@ figure.tight_layout()
 # together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
 # `docs/benchmarks/retrieval.md`.
 #
-# **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the first
-# half; in LlamaIndex `ClaimFusionRetriever`. `ModelRewriter` cuts claims with a fine-tuned model (`rgate train --gate
-# rewriter`).
+# **Next:** in LangChain `gate.guard(retriever, filter_claims=True)` does all of this, and `ClaimQueryRewriter` the
+# first half; in LlamaIndex `ClaimFusionRetriever`. `ModelRewriter` cuts claims with a fine-tuned model
+# (`rgate train --gate rewriter`).

@@ -27,16 +27,8 @@ class GateOfGates(Gate):
         # The evidence of all gates in an engine comes from one model. If it is not named, it is the one that the
         # first gate with a model was made for; where the others differ, they refuse its evidence.
         if isinstance(values, dict) and "proxy" not in values:
-            for gate in _gates_in(values, cls.gate_fields):
-                if any(spec.reads_model for spec in expanded_specs(gate.specs)):
+            for name in cls.gate_fields:
+                gate = values.get(name)
+                if isinstance(gate, Gate) and any(spec.reads_model for spec in expanded_specs(gate.specs)):
                     return {"proxy": gate.proxy, **values}
         return values
-
-
-def _gates_in(values: dict[str, Any], fields: tuple[str, ...]) -> list[Gate]:
-    found = []
-    for name in fields:
-        value = values.get(name)
-        held = value if isinstance(value, tuple | list) else [value]
-        found += [gate for gate in held if isinstance(gate, Gate)]
-    return found

@@ -107,9 +107,7 @@ def _with_gates(found: type[Gate], parameters: Mapping[str, Any]) -> dict[str, A
     given = dict(parameters)
     for name in found.gate_fields:
         if name in given:
-            value = given[name]
-            several = isinstance(value, tuple | list)
-            given[name] = tuple(_as_gate(each) for each in value) if several else _as_gate(value)
+            given[name] = _as_gate(given[name])
     return given
 
 

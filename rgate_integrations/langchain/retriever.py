@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.documents import Document
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import Field, field_validator
 from typing_extensions import TypedDict
@@ -137,21 +136,17 @@ class GatedRetriever(FlowRetriever):
             For each place with a plan its documents, or the exception of one of its searches.
         """
         configs = batch.children()
-        searches: list[_Search] = []
+        queries: list[str] = []
+        query_configs: list[RunnableConfig] = []
         for place, plan in plans.items():
-            searches += [_Search(place, query) for query in plan.queries]
-        if searches:
-            queries = [each.query.text for each in searches]
-            found = yield BatchCall(
-                self.retriever, queries, [configs[each.place] for each in searches], **batch.options
-            )
-            for each, result in zip(searches, found, strict=True):
-                each.result = result
+            queries += [query.text for query in plan.queries]
+            query_configs += [configs[place]] * len(plan.queries)
+        results = iter((yield BatchCall(self.retriever, queries, query_configs, **batch.options)))
         limit = batch.options.get("k", self.k)
-        found_at: dict[int, list[Document] | Exception] = {}
-        for place in plans:
-            found_at[place] = _fused([each for each in searches if each.place == place], limit)
-        return found_at
+        found: dict[int, list[Document] | Exception] = {}
+        for place, plan in plans.items():
+            found[place] = _fused(plan.queries, [next(results) for _ in plan.queries], limit)
+        return found
 
     def _known(self, decision: Decision) -> list[Document]:
         """Return what a known question finds."""
@@ -191,26 +186,18 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
         return (yield from self.guarded.deciding(batch))
 
 
-@dataclass
-class _Search:
-    """One query of the input at a place of the batch, and what it found."""
-
-    place: int
-    query: Query
-    result: Any = None
-
-
-def _fused(searches: Sequence[_Search], k: int | None) -> list[Document] | Exception:
+def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
+    """Fuse what the queries of one question found; returns the exception of a search that failed."""
     marked = []
-    for search in searches:
-        if isinstance(search.result, Exception):
-            return search.result
-        if not _are_documents(search.result):
+    for query, result in zip(queries, results, strict=True):
+        if isinstance(result, Exception):
+            return result
+        if not _are_documents(result):
             return ConfigurationError(
-                f"What is guarded returned {type(search.result).__name__} and no list of documents.",
+                f"What is guarded returned {type(result).__name__} and no list of documents.",
                 hint="Guard the retriever, and not the chain around it.",
             )
-        marked.append(_marked(search.query, search.result))
+        marked.append(_marked(query, result))
     return fuse(marked, key=_identity, k=k)
 
 
