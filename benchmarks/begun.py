@@ -66,7 +66,7 @@ def fit(answers: Answers, chosen: np.ndarray, cuts: list[int]) -> Probe:
         states.reshape(n, *states.shape[2:]), nothing, known, nothing, sets, np.full(n, 1 / len(cuts))
     )
     layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
-    weight, _ = fit_known(rows, layers, HeadsRecipe())
+    weight = fit_known(rows, layers, HeadsRecipe()).weight
     probe = Probe(weight * len(LAYERS) * np.array(SHARES, np.float32)[:, None])
     # The folds' probes have zeros of their own; the mean over what each was fitted on is one that they share.
     return replace(probe, intercept=-float(probe(states).mean()))

@@ -20,6 +20,7 @@ from heads import (
     FOLDS,
     GOALS,
     KINDS,
+    KNOWN_WEIGHTS,
     LAYERS,
     OUT,
     SEED,
@@ -28,7 +29,6 @@ from heads import (
     HeldOut,
     LeftOut,
     Rows,
-    ece,
     read_rows,
 )
 from labels import LLAMA, SETS
@@ -36,7 +36,7 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.proxy.local import DEFAULT_MODEL
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_heads, fit_known, logistic
+from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, KnowledgeHead, fit_heads, fit_known
 
 OWN = {"adarague": 1.0}
 LABELS = {
@@ -46,9 +46,8 @@ LABELS = {
     "and three OpenAI models on NQ and TriviaQA, 0.05": OWN | {"qa-eval": 0.05},
     "and templates of common and obscure questions, 0.03": OWN | {"templates": 0.03},
     "and templates of common and obscure questions, 0.1": OWN | {"templates": 0.1},
-    "all of these, as shipped": OWN | {"wack": 0.15, "qa-eval": 0.03, "templates": 0.01},
+    "all that ship": KNOWN_WEIGHTS,
 }
-SHIPPED = LABELS["all of these, as shipped"]
 STATES = {
     "mean over the question, layers 14, 16, 18": [0, 1, 2],
     "last token before the answer, layer 18": [3],
@@ -56,21 +55,16 @@ STATES = {
 }
 SHARES = (0.125, 0.25, 0.5, 1.0)
 BIASES = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.4), (0.5, 0.8), (1.0, 0.4), (2.0, 0.4), (3.0, 0.4))
-WITHIN = (0.0, 0.25, 0.5, 0.75, 1.0)
 EVERY = STATES["both"]
 KIND_ATTEMPTS = {
-    "a quarter of the templates": (EVERY, HeadsRecipe(rank=0), 0.25),
-    "half of the templates": (EVERY, HeadsRecipe(rank=0), 0.5),
-    "all templates, as shipped": (EVERY, HeadsRecipe(rank=0), 1.0),
-    "the question's mean alone": (
-        STATES["mean over the question, layers 14, 16, 18"],
-        HeadsRecipe(rank=0),
-        1.0,
-    ),
-    "layer 18 alone": ([2, 3], HeadsRecipe(rank=0), 1.0),
-    "a fifth of the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=12.0), 1.0),
-    "five times the penalty": (EVERY, HeadsRecipe(rank=0, kind_penalty=300.0), 1.0),
-    "256 components": (EVERY, HeadsRecipe(rank=0, kind_components=256), 1.0),
+    "a quarter of the templates": (EVERY, HeadsRecipe(), 0.25),
+    "half of the templates": (EVERY, HeadsRecipe(), 0.5),
+    "all templates, as shipped": (EVERY, HeadsRecipe(), 1.0),
+    "the question's mean alone": (STATES["mean over the question, layers 14, 16, 18"], HeadsRecipe(), 1.0),
+    "layer 18 alone": ([2, 3], HeadsRecipe(), 1.0),
+    "a fifth of the penalty": (EVERY, HeadsRecipe(kind_penalty=12.0), 1.0),
+    "five times the penalty": (EVERY, HeadsRecipe(kind_penalty=300.0), 1.0),
+    "256 components": (EVERY, HeadsRecipe(kind_components=256), 1.0),
 }
 
 
@@ -88,16 +82,13 @@ class Attempts:
         fold = np.random.default_rng(SEED).integers(0, FOLDS, self.clusters.max() + 1)
         self.fold = fold[self.clusters]
 
-    def scores(
-        self, weights: dict[str, float], columns: list[int], share: float = 1.0, *, one_group: bool = False
-    ) -> np.ndarray:
+    def scores(self, weights: dict[str, float], columns: list[int], share: float = 1.0) -> np.ndarray:
         """Return the logits of the tested rows and, by the mean of the folds' heads, of the extreme ones.
 
         Args:
             weights: Weight of each source.
             columns: Which states are read.
             share: How many of the rows are trained on.
-            one_group: Whether all rows share an intercept, so that nothing is learned within a group.
         """
         weight = np.array([weights.get(source, 0.0) for source in self.sources])
         drawn = np.random.default_rng(SEED).random(len(weight)) < share
@@ -105,12 +96,11 @@ class Attempts:
         for number in range(FOLDS):
             training = self.labelled & (weight > 0) & (self.fold != number) & drawn
             chosen = self._rows(training, columns, weight)
-            if one_group:
-                chosen = replace(chosen, groups=np.full_like(chosen.groups, ""))
-            known, bias = fit_known(chosen, [LAYERS[c] for c in columns], HeadsRecipe())
+            known = fit_known(chosen, [LAYERS[c] for c in columns], HeadsRecipe())
             for part, times in ((self.tested & (self.fold == number), 1.0), (self.extreme, 1 / FOLDS)):
                 states = self.examples.states[part][:, columns].astype(np.float64)
-                scores[part] += times * (np.einsum("nlh,lh->n", states, known) + bias)
+                logits = np.einsum("nlh,lh->n", states, known.weight) + known.intercepts[LLAMA]
+                scores[part] += times * logits
         return scores
 
     def auc(self, scores: np.ndarray) -> list[str]:
@@ -125,22 +115,11 @@ class Attempts:
         found.append(float(roc_auc_score(self.what[self.extreme] == "common", scores[self.extreme])))
         return [f"{value:.3f}" for value in found]
 
-    def calibration(self, scores: np.ndarray) -> list[str]:
-        """Return the ECE of each set and of all together, after one line for all."""
-        known, logits = self.examples.known[self.tested], scores[self.tested]
-        one, nothing = np.ones((len(known), 1)), np.zeros(len(known))
-        slope, intercept = logistic(logits[:, None], one, known, np.ones(len(known)), 1e-3, nothing)
-        p = 1 / (1 + np.exp(-(slope[0] * logits + intercept[0])))
-        found = []
-        for name in SETS:
-            own = self.what[self.tested] == name
-            found.append(ece(p[own], known[own]))
-        return [f"{value:.3f}" for value in (*found, ece(p, known))]
-
     def _rows(self, chosen: np.ndarray, columns: list[int], weight: np.ndarray) -> HeadExamples:
         part = self.examples.rows(chosen)
+        llms = np.where(part.llms == "", LLAMA, part.llms)
         return HeadExamples(
-            part.states[:, columns], part.kinds, part.known, part.llms, part.groups, weight[chosen]
+            part.states[:, columns], part.kinds, part.known, llms, part.groups, weight[chosen]
         )
 
 
@@ -156,25 +135,16 @@ def try_knowledge(rows: Rows) -> None:
         table.add_row(name, *attempts.auc(attempts.scores(weights, EVERY)))
     for share in SHARES:
         table.add_row(f"{share:.1%} of the six sets", *attempts.auc(attempts.scores(OWN, EVERY, share)))
-    calibration = Table(title="ECE, one line for all sets", title_justify="left", box=None)
-    for column in ("", *SETS, "pooled"):
-        calibration.add_column(column, justify="right" if column else "left")
-    # The head is the mean of a fit as it is and one within groups, so the two give every mixture.
-    both, plain = attempts.scores(SHIPPED, EVERY), attempts.scores(SHIPPED, EVERY, one_group=True)
-    for share in WITHIN:
-        mixed = (1 - 2 * share) * plain + 2 * share * both
-        table.add_row(f"shipped labels, {share:.0%} learned within groups", *attempts.auc(mixed))
-        calibration.add_row(f"{share:.0%} learned within groups", *attempts.calibration(mixed))
     CONSOLE.print(table)
-    CONSOLE.print(calibration)
 
 
 def try_kinds(rows: Rows, cache: Path) -> None:
     """Print what other states, strengths and numbers of templates do to practical requests."""
     left_out = LeftOut.of(rows)
     line = Calibration.of(HeldOut.read(cache, "sets"))
-    weight, bias = rows.fit_known(~left_out.asked)
-    known = np.einsum("nlh,lh->n", rows.examples.states[left_out.asked].astype(np.float64), weight) + bias
+    head = rows.fit_known(~left_out.asked)
+    states = rows.examples.states[left_out.asked].astype(np.float64)
+    known = np.einsum("nlh,lh->n", states, head.weight) + head.intercepts[LLAMA]
     about = [rows.column(name)[left_out.asked] for name in ("question", "what", "source")]
     table = Table(
         title=f"practical requests: retrieved for at {THRESHOLD}; tasks where 98 % of private ones are",
@@ -236,7 +206,9 @@ def _kinds(
     for part, training in zip(left_out.parts, left_out.training, strict=True):
         chosen = rows.examples.rows(training & usable)
         chosen = replace(chosen, states=chosen.states[:, columns])
-        nothing = (np.zeros(chosen.states.shape[1:], np.float32), 0.0)  # the knowledge head is not asked
+        nothing = KnowledgeHead(
+            np.zeros(chosen.states.shape[1:], np.float32), {LLAMA: 0.0}
+        )  # the knowledge head is not asked
         layers = [LAYERS[column] for column in columns]
         heads = fit_heads(chosen, layers, KINDS, LLAMA, DEFAULT_MODEL, recipe, nothing)
         found[part] = heads.kind_probabilities(rows.examples.states[part][:, columns])

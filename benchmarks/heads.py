@@ -4,9 +4,9 @@
     python benchmarks/heads.py --data FOLDER --everything       the same with what may not ship: the ceiling
     python benchmarks/heads.py --data FOLDER --save FOLDER      also fits on everything that ships, and saves the gate
 
-The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and ``more/``. Practical requests are
-scored by heads that were trained without the whole source that they come from, the six sets by heads that were
-trained without the question's cluster; both by the same recipe. Hidden states are kept under
+The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Practical
+requests are scored by heads that were trained without the whole source that they come from, the six sets by heads
+that were trained without the question's cluster; both by the same recipe. Hidden states are kept under
 ``benchmarks/out/heads``, or ``--cache FOLDER``: the first run takes a quarter of an hour.
 """
 
@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from labels import LLAMA, SETS, Label, clustered, read_labels
@@ -33,6 +32,7 @@ from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,
+    KnowledgeHead,
     calibrated_heads,
     fit_heads,
     fit_known,
@@ -70,16 +70,19 @@ GOALS = {"private": 0.98, "fresh": 0.98, "obscure": 0.90, "common": 0.15, "task"
 """The share of each kind that should be retrieved: at least of the first three, at most of the others."""
 KNOWN_WEIGHTS = {
     "adarague": 1.0,
-    "wack": 0.15,
-    "qa-eval": 0.03,
+    "wack": 0.1,
+    "qa-eval": 0.1,
+    "calib": 0.1,
+    "simpleqa": 0.05,
+    "halueval": 0.5,
+    "gemma-2b": 0.1,
+    "boolq": 0.02,
+    "truthfulqa": 0.1,
     "templates": 0.01,
-    "faclens": 0.15,
-    "sce": 0.15,
+    "faclens": 0.1,
+    "sce": 0.1,
 }
-"""Chosen on the six sets' folds: more of what is of another kind costs what is to be learned there."""
-
-
-Known: TypeAlias = tuple[np.ndarray, float]
+"""How much an answer of each source counts; the others only measure."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Rows:
         for label in labels:
             if label.kind:
                 rows.append(replace(label, known=float("nan"), weight=1.0))
-            weight = KNOWN_WEIGHTS.get(f"{label.source}:{label.llm}", KNOWN_WEIGHTS.get(label.source, 0.0))
+            weight = KNOWN_WEIGHTS.get(label.source, 0.0)
             if weight and not np.isnan(label.known):
                 rows.append(replace(label, kind="", weight=weight))
         columns = {
@@ -124,14 +127,15 @@ class Rows:
         """Return one attribute of every label."""
         return np.array([getattr(label, name) for label in self.labels])
 
-    def fit(self, chosen: np.ndarray, known: Known | None = None, rank: int = 0) -> HeadsArtifact:
+    def fit(self, chosen: np.ndarray, known: KnowledgeHead | None = None) -> HeadsArtifact:
         """Fit heads on those of some rows that may be used; the knowledge head may be fitted already."""
         part = self.examples.rows(chosen & self.usable)
-        return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(rank=rank), known)
+        return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(), known)
 
-    def fit_known(self, chosen: np.ndarray) -> Known:
+    def fit_known(self, chosen: np.ndarray) -> KnowledgeHead:
         """Fit the knowledge head alone."""
         part = self.examples.rows(chosen & self.usable & ~np.isnan(self.examples.known))
+        part = replace(part, llms=np.where(part.llms == "", LLAMA, part.llms))
         return fit_known(part, LAYERS, HeadsRecipe())
 
     @property
@@ -296,7 +300,7 @@ def _held_out(
     parts: list[np.ndarray],
     training: list[np.ndarray],
     label: np.ndarray,
-    fitted: Known | None = None,
+    fitted: KnowledgeHead | None = None,
 ) -> HeldOut:
     kinds = np.zeros((len(rows.labels), len(KINDS)))
     known = np.zeros(len(rows.labels))
@@ -305,7 +309,7 @@ def _held_out(
             heads = rows.fit(rest, fitted)
             CONSOLE.print(f"{int(part.sum())} scored", end="\r")
             kinds[part] = heads.kind_probabilities(rows.examples.states[part])
-            known[part] = heads.known_logits(rows.examples.states[part], heads.llms[0])
+            known[part] = heads.known_logits(rows.examples.states[part], theta=0.0)
     asked = np.any(parts, axis=0)
     question, what, source = (rows.column(name)[asked] for name in ("question", "what", "source"))
     return HeldOut(question, what, source, kinds[asked], known[asked], label[asked])
@@ -343,7 +347,7 @@ def alone(questions: list[str], cache: Path) -> Alone:
     if others:
         heads, states = read_heads(DEFAULT_GATE), read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
-        known = 1 / (1 + np.exp(-heads.known_logits(rows, heads.llms[0])))
+        known = heads.p_fact_known(rows, *heads.default_ability)
         kinds = heads.kind_probabilities(rows)
         values = zip(heads.p_known(kinds, known).tolist(), _depends(kinds).tolist(), strict=True)
         found |= dict(zip(others, values, strict=True))
@@ -419,7 +423,7 @@ def show_metrics(metrics: dict, title: str) -> None:
 
 def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
     """Fit on every row that ships, calibrate, and save with all that is known about the data."""
-    heads = calibrated_heads(rows.fit(rows.column("ships"), rank=2), line.slope, line.intercept)
+    heads = calibrated_heads(rows.fit(rows.column("ships")), line.slope, line.intercept)
     sources: dict[tuple[str, str], list[Label]] = {}
     for label in rows.labels:
         if label.ships and (label.kind or not np.isnan(label.known)):
@@ -442,7 +446,7 @@ def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
         "label": "kind of request; answered rightly without retrieval",
         "seed": SEED,
         "folds": FOLDS,
-        "recipe": f"python benchmarks/heads.py: {HeadsRecipe(rank=2)}; weights {KNOWN_WEIGHTS}",
+        "recipe": f"python benchmarks/heads.py: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}",
         "data": data,
         "metrics": metrics,
         "licence": "Apache-2.0",

@@ -1,13 +1,13 @@
 """Labelled requests from many sources for the heads of the default gate: who labelled what, under which licence.
 
-``read_labels`` reads ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and the files under ``more/``, and
-adds the requests of `templates`. Every row says what it is good for:
+``read_labels`` reads ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and the files under ``more/`` and
+``strong/``, and adds the requests of `templates`. Every row says what it is good for:
 
 - ``kind`` is empty where a source says nothing about the kind of request;
 - ``known`` is NaN where nobody tried; it is k of n where an LLM was asked n times;
-- ``group`` names source, data set and LLM, so that each has an intercept of its own: prompts and judges differ. It
-  begins with ``selected`` where the source chose the share of right answers: such rows rank questions, their base
-  rate says nothing.
+- ``group`` names source and data set, since prompts and judges differ;
+- ``llm`` ends with ``(selected)`` where the source chose the share of right answers: such rows rank questions, and
+  say nothing of how much the LLM knows.
 """
 
 import gzip
@@ -22,6 +22,75 @@ from templates import LICENCE, template_requests
 
 LLAMA = "Llama-3.1-8B-Instruct"
 SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of recorded closed-book answers.
+
+    Attributes:
+        path: Below the folder of data.
+        name: Short name.
+        licence: As its repository states it; without one, only measurements may use it.
+        soft: Whether answers were sampled, and the share of right ones counts.
+        selected: Whether the source chose the share of right answers.
+    """
+
+    path: str
+    name: str
+    licence: str = "none stated"
+    soft: bool = False
+    selected: bool = False
+
+    @property
+    def ships(self) -> bool:
+        """Whether weights that are trained on it may ship."""
+        return self.licence in ("MIT", "Apache-2.0")
+
+
+RECORDED = (
+    Source("more/wack_base_models.jsonl.gz", "wack", "Apache-2.0", soft=True, selected=True),
+    Source("more/evouna_nq_triviaqa.jsonl.gz", "qa-eval", "Apache-2.0"),
+    Source("more/gemma2b_triviaqa.jsonl.gz", "gemma-2b", "Apache-2.0", soft=True),
+    Source("more/simpleqa_czech.jsonl.gz", "simpleqa", "MIT"),
+    Source("more/halueval_hotpot_llama31.jsonl.gz", "halueval", "MIT"),
+    Source("strong/calib_nq_tqa_sciq_wikiqa.jsonl.gz", "calib", "MIT"),
+    Source("strong/boolq_no_passage.jsonl.gz", "boolq", "MIT"),
+    Source("strong/truthfulqa_human.jsonl.gz", "truthfulqa", "Apache-2.0"),
+    Source("more/webqsp_gpt_family.jsonl.gz", "webqsp", "GPL-3.0"),
+    Source("more/dba_multihop_ten_llms.jsonl.gz", "dba"),
+    Source("more/faclens_nq_eq.jsonl.gz", "faclens"),
+    Source("more/llm_eval_triviaqa.jsonl.gz", "llm-eval"),
+    Source("more/realtimeqa.jsonl.gz", "realtimeqa"),
+    Source("more/when_to_retrieve_nq.jsonl.gz", "when-to-retrieve"),
+    Source("more/sce_triviaqa_sciq.jsonl.gz", "sce", selected=True),
+    Source("more/kalash_triviaqa_sciq.jsonl.gz", "kalash", selected=True),
+    Source("strong/hotpotqa_qwen25_7b.jsonl.gz", "hotpotqa-qwen"),
+    Source("strong/sagekg_multihop_paired.jsonl.gz", "sagekg"),
+)
+
+_SET_NAMES = {
+    "triviaqa": "trivia",
+    "simpleqa (asked in Czech)": "simpleqa",
+    "hotpotqa (HaluEval)": "hotpotqa",
+}
+_LLM_NAMES = {
+    "ChatGPT-3.5 (March 2023)": "ChatGPT-3.5",
+    "Llama-3.1-8B-Instruct (Groq)": "Llama-3.1-8B-Instruct",
+    "google-gemini-2-5-flash": "gemini-2.5-flash",
+    "google-gemini-2-5-pro": "gemini-2.5-pro",
+    "google-gemma-3-4b-it": "gemma-3-4b-it",
+    "gpt-4o-2024-11-20": "gpt-4o",
+    "gpt-4o-mini-2024-07-18": "gpt-4o-mini",
+    "gpt-5-1": "gpt-5.1",
+    "llama2-7b-chat": "Llama-2-7B-chat",
+    "meta-llama-llama-3-1-8b-instruct": "Llama-3.1-8B-Instruct",
+    "meta-llama-llama-3-3-70b-instruct": "Llama-3.3-70B-Instruct",
+    "mistralai-mistral-7b-instruct-v0-3": "Mistral-7B-Instruct-v0.3",
+    "qwen-qwen2-5-72b-instruct": "Qwen2.5-72B-Instruct",
+    "qwen-qwen3-32b": "Qwen3-32B",
+    "qwen-qwen3-8b": "Qwen3-8B",
+}
 
 _KIND_OF = {
     "task": "no_knowledge",
@@ -76,10 +145,19 @@ def read_labels(data: Path, everything: bool = False) -> list[Label]:
         data: The folder with the files.
         everything: Also the recorded answers that may not ship, to measure what they would bring.
     """
-    labels = [*read_adarague(data), *_practical(data), *_templates(), *_wack(data), *_qa_eval(data)]
-    if everything:
-        labels += [*_faclens(data), *_sce(data)]
-    return labels
+    return [*read_adarague(data), *_practical(data), *_templates(), *read_recorded(data, everything)]
+
+
+def read_recorded(data: Path, everything: bool = False) -> Iterator[Label]:
+    """Read the recorded closed-book answers of many LLMs: those that may ship, or all.
+
+    What is near a question of the six sets is left out, and so are the rows of NQ in WACK, which are all right.
+    """
+    for source in RECORDED:
+        if source.ships or everything:
+            for record in _records(data / source.path):
+                if record["overlap"] is None and (source.name, record["dataset"]) != ("wack", "nq"):
+                    yield from _recorded(record, source)
 
 
 def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
@@ -114,9 +192,9 @@ def read_adarague(data: Path) -> Iterator[Label]:
     for name in SETS:
         for record in _records(data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
             known = float(record["closed_book_correct"])
-            group = f"adarague:{name}:{LLAMA}"
+            question = record["question"].strip()
             yield Label(
-                record["question"].strip(), "adarague", "MIT", True, "knowledge", name, known, LLAMA, group
+                question, "adarague", "MIT", True, "knowledge", name, known, LLAMA, f"adarague:{name}"
             )
 
 
@@ -134,55 +212,24 @@ def _templates() -> Iterator[Label]:
 
 def _requested(question: str, source: str, licence: str, ships: bool, what: str, llm: str) -> Label:
     known = {"common": _ALWAYS, "obscure": _NEVER}.get(what, math.nan)
-    group = f"{source}::" if not math.isnan(known) else ""
+    group = f"{source}:" if not math.isnan(known) else ""
     return Label(question.strip(), source, licence, ships, _KIND_OF[what], what, known, llm, group)
 
 
-def _wack(data: Path) -> Iterator[Label]:
-    """Llama-3.1-8B, the base model, on TriviaQA; the rows of NQ hold right answers only, which teach nothing."""
-    for record in _records(data / "more" / "wack_base_models.jsonl.gz"):
-        soft, llm = record["closed_book_soft"], record["llm"]
-        if (
-            record["dataset"] == "triviaqa"
-            and "Llama" in llm
-            and soft is not None
-            and record["overlap"] is None
-        ):
-            group = f"selected-wack:trivia:{llm}"
-            label = Label(record["question"].strip(), "wack", "Apache-2.0", True, what="trivia")
-            yield replace(label, known=float(soft), llm=llm, group=group)
-
-
-def _qa_eval(data: Path) -> Iterator[Label]:
-    for record in _records(data / "more" / "evouna_nq_triviaqa.jsonl.gz"):
-        if record["overlap"] is None:
-            name = "nq" if record["dataset"] == "nq" else "trivia"
-            yield _recorded(
-                record, "qa-eval", "Apache-2.0", True, name, f"qa-eval:{name}:{record['llm']}", 0.1
-            )
-
-
-def _faclens(data: Path) -> Iterator[Label]:
-    for record in _records(data / "more" / "faclens_nq_eq.jsonl.gz"):
-        if record["llm"].startswith("Llama-3") and record["overlap"] is None:
-            group = f"faclens:{record['dataset']}:{record['llm']}"
-            yield _recorded(record, "faclens", "none stated", False, record["dataset"], group, 0.2)
-
-
-def _sce(data: Path) -> Iterator[Label]:
-    for record in _records(data / "more" / "sce_triviaqa_sciq.jsonl.gz"):
-        if record["llm"].startswith("Llama") and record["overlap"] is None:
-            group = f"selected-sce:{record['dataset']}:{record['llm']}"
-            yield _recorded(record, "sce", "none stated", False, record["dataset"], group, 0.2)
-
-
-def _recorded(
-    record: dict, source: str, licence: str, ships: bool, what: str, group: str, weight: float
-) -> Label:
-    known = float(record["closed_book_correct"])
-    return Label(
-        record["question"].strip(), source, licence, ships, "", what, known, record["llm"], group, weight
-    )
+def _recorded(record: dict, source: Source) -> Iterator[Label]:
+    known = record["closed_book_correct"]
+    if source.soft and record["closed_book_soft"] is not None:
+        known = record["closed_book_soft"]
+    if known is None or (source.name == "wack" and record["closed_book_soft"] is None):
+        return
+    name = _SET_NAMES.get(record["dataset"], record["dataset"])
+    if record.get("label_quality") == "low":
+        name += " (low quality)"
+    llm = _LLM_NAMES.get(record["llm"], record["llm"])
+    if source.selected:
+        llm += " (selected)"
+    label = Label(record["question"].strip(), source.name, source.licence, source.ships, what=name)
+    yield replace(label, known=float(known), llm=llm, group=f"{source.name}:{name}")
 
 
 def _records(path: Path) -> Iterable[dict]:

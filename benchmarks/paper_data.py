@@ -129,7 +129,7 @@ def question_probe(states: np.ndarray, known: np.ndarray, groups: np.ndarray) ->
     """
     nothing = np.full(len(known), "")
     rows = HeadExamples(states, nothing, np.asarray(known, float), nothing, groups, np.ones(len(known)))
-    weight, _ = fit_known(rows, LAYERS, HeadsRecipe())
+    weight = fit_known(rows, LAYERS, HeadsRecipe()).weight
     probe = Probe(weight)
     return Probe(weight, 1.0, -float(probe(states[:, None]).mean()))
 

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from rgate_integrations import Draft, load_gate
+from rgate_integrations.gates.ability import Ability
 from rgate_integrations.loading import DEFAULT_GATES
 
 pytestmark = pytest.mark.model
@@ -86,7 +87,7 @@ def test_white_space_and_company_change_no_decision(gate):
 def test_a_stronger_llm_knows_more(gate):
     asked = ["Which river flows through the city of Bern?", "Who directed the film Vertigo?"]
     own = gate.decide_batch(asked)
-    strong = gate.with_options(llm_name="gpt-4").decide_batch(asked)
+    strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(asked)
     assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
 
 

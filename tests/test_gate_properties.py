@@ -55,7 +55,7 @@ def probe_folder(tmp_path_factory):
 def heads_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, save_heads
+    from rgate_integrations.saved.heads import HeadsArtifact, Kind, save_heads
 
     artifact = HeadsArtifact(
         layers=((1, "question", "mean"), (2, "all", "last")),
@@ -63,8 +63,9 @@ def heads_folder(tmp_path_factory):
         kind_weight=np.ones((2, 2, 4), dtype=np.float32),
         known_weight=np.ones((2, 4), dtype=np.float32),
         known_bias=-4.0,
-        llms=(KnownLLM("a test", 0.0, ()),),
-        llm_directions=np.zeros((0, 2, 4), dtype=np.float32),
+        ability_slope=1.0,
+        default_llm="a test",
+        default_ability=(0.0, 1.0),
         base_model="scripted",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )

@@ -10,14 +10,15 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
-from rgate_integrations.gates.heads import nearest_llm
+from rgate_integrations.gates.ability import Ability
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, read_heads, save_heads
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save_heads
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,
     calibrated_heads,
     fit_heads,
+    fit_known,
     logistic,
 )
 from tests.scripted_proxy import ScriptedProxy
@@ -38,16 +39,15 @@ def artifact():
         kind_weight[kind, 0, kind] = 1.0
     known_weight = np.zeros((2, 4), np.float32)
     known_weight[0, 3] = 1.0
-    direction = np.zeros((1, 2, 4), np.float32)
-    direction[0, 1, 3] = 1.0
     return HeadsArtifact(
         layers=LAYERS,
         kinds=KINDS,
         kind_weight=kind_weight,
         known_weight=known_weight,
         known_bias=0.0,
-        llms=(KnownLLM("Llama-8B", 0.0, (0.0,)), KnownLLM("GPT-4", 1.0, (2.0,))),
-        llm_directions=direction,
+        ability_slope=0.5,
+        default_llm="Llama-8B",
+        default_ability=(0.0, 0.0),
         base_model="scripted",
         provenance={"data": [], "metrics": {"auc": {"nq": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
     )
@@ -105,8 +105,8 @@ def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(ar
     ("first", "retrieve", "reason"),
     [
         ((9, 0, 0, -9), False, "The question needs nothing (probability 1.00)."),
-        ((0, 9, 0, 3), False, "The question asks about a fact that Llama-8B knows with probability 0.95."),
-        ((0, 9, 0, -3), True, "The question asks about a fact that Llama-8B knows with probability 0.05."),
+        ((0, 9, 0, 3), False, "The question asks about a fact that the LLM knows with probability 0.95."),
+        ((0, 9, 0, -3), True, "The question asks about a fact that the LLM knows with probability 0.05."),
         ((0, 0, 9, 9), True, "The question asks about something that changes with time (probability 1.00)."),
     ],
 )
@@ -139,22 +139,23 @@ def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
         load_gate("begun:default-heads", proxy=ScriptedProxy())
 
 
-def test_another_llm_knows_other_things(artifact, tmp_path):
-    proxy = told((0, 9, 0, -1), (0, 0, 0, 0.75))
+def test_an_abler_llm_knows_more(artifact, tmp_path):
+    proxy = told((0, 9, 0, -1))
     folder = str(save_heads(artifact, tmp_path / "g"))
     own = load_gate(folder, proxy=proxy).decide("q")
-    other = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4-turbo").decide("q")
+    other = load_gate(folder, proxy=proxy, ability=Ability("GPT-4", 3.0, 0.0, "a test")).decide("q")
     assert own.signals["known"] == pytest.approx(sigmoid(-1))
-    assert other.signals["known"] == pytest.approx(sigmoid(-1 + 1 + 2 * 0.75))
+    assert other.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * 3))
     assert "GPT-4" in other.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("", "Llama-8B"), ("meta/LLAMA-8b", "Llama-8B"), ("gpt4", "GPT-4"), ("zzz", "Llama-8B")],
-)
-def test_the_nearest_llm_is_judged(artifact, name, nearest):
-    assert nearest_llm(artifact.llms, name).name == nearest
+def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
+    states = np.array([[(0, 0, 0, 1.5), (0, 0, 0, 0)], [(0, 0, 0, -2.0), (0, 0, 0, 0)]])
+    found = artifact.p_fact_known(states, 1.0, 2.0)
+    abilities = np.random.default_rng(0).normal(1.0, 2.0, 100_000)
+    by_sampling = [np.mean(1 / (1 + np.exp(-(logit + 0.5 * abilities)))) for logit in (1.5, -2.0)]
+    assert found == pytest.approx(by_sampling, abs=0.01)
+    assert artifact.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
 
 
 def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
@@ -195,8 +196,7 @@ def test_heads_are_saved_whole_and_checked(artifact, tmp_path):
     loaded = read_heads(folder)
     assert loaded == artifact
     assert loaded.kind_weight.tolist() == artifact.kind_weight.tolist()
-    assert loaded.llm_directions.tolist() == artifact.llm_directions.tolist()
-    assert "GPT-4" in (folder / "README.md").read_text()
+    assert "Llama-8B" in (folder / "README.md").read_text()
     weights = (folder / "heads.safetensors").read_bytes()
     (folder / "heads.safetensors").write_bytes(b"x" + weights)
     with pytest.raises(ModelLoadError, match="damaged"):
@@ -208,7 +208,7 @@ def test_heads_are_saved_whole_and_checked(artifact, tmp_path):
     [
         ({"kinds": [{"name": "task", "served": "sometimes", "about": ""}] * 3}, "sometimes"),
         ({"kinds": [{"name": "task", "served": "always", "about": ""}]}, "shape"),
-        ({"llms": []}, "shape"),
+        ({"default_ability": [0.0]}, "default_ability"),
         ({"method": "probe"}, "llm: Field required"),  # which a probe has, and heads have not
         ({"prompt": {"hash": "0", "version": 0, "name": "answer"}}, "version 0"),
     ],
@@ -240,38 +240,50 @@ def test_logistic_finds_the_base_rate_and_the_slope():
 
 
 def examples(n=600, seed=0):
-    """Kinds by the first three numbers, knowledge by the fourth; a group of twice the rate that says nothing."""
+    """Kinds by the first three numbers, knowledge by the fourth; an LLM that knows more than the other."""
     rng = np.random.default_rng(seed)
     states = rng.normal(size=(n, 2, 6)).astype(np.float32)
     number = rng.integers(0, 3, n)
     states[np.arange(n), 0, number] += 4
     names = np.array([kind.name for kind in KINDS])
-    selected = rng.random(n) < 0.5
-    known = (states[:, 0, 3] + selected * 1.5 + rng.normal(size=n) * 0.5 > 0).astype(float)
+    stronger = rng.random(n) < 0.5
+    known = (states[:, 0, 3] + stronger * 1.5 + rng.normal(size=n) * 0.5 > 0).astype(float)
     return HeadExamples(
         states=states,
         kinds=names[number],
         known=known,
-        llms=np.where(selected, "GPT-4", "Llama-8B"),
-        groups=np.where(selected, "b:nq:GPT-4", "a:nq:Llama-8B"),
+        llms=np.where(stronger, "GPT-4", "Llama-8B"),
+        groups=np.full(n, "a:nq"),
         weights=np.ones(n),
     )
 
 
 def test_fitted_heads_tell_kinds_and_knowledge_apart():
     train, test = examples(seed=0), examples(seed=1)
-    heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 1))
+    heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0))
     kinds = heads.kind_probabilities(test.states)
     names = np.array([kind.name for kind in KINDS])
     assert kinds.sum(axis=1) == pytest.approx(1.0)
     assert (names[kinds.argmax(axis=1)] == test.kinds).mean() > 0.95
     own = test.llms == "Llama-8B"
-    assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], heads.llms[0])) > 0.9
-    gpt = heads.llms[1]
-    assert gpt.name == "GPT-4"
-    logits = [heads.known_logits(test.states, llm).mean() for llm in heads.llms]
-    assert logits[1] > logits[0] + 0.5  # it is right more often
-    assert heads.llms[0] == KnownLLM("Llama-8B", 0.0, (0.0,))  # the head itself is for this one
+    assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], 0.0)) > 0.9
+    assert heads.default_llm == "Llama-8B"  # the head itself is for this one
+    assert heads.default_ability == (0.0, HeadsRecipe().ability_sd)
+
+
+def test_abilities_and_levels_of_groups_are_told_apart():
+    train = examples(n=2_000)
+    rng = np.random.default_rng(2)
+    lenient = rng.random(2_000) < 0.5  # a judge that takes many wrong answers for right ones
+    known = np.where(lenient & (rng.random(2_000) < 0.5), 1.0, train.known)
+    train = dataclasses.replace(train, known=known, groups=np.where(lenient, "b:nq", "a:nq"))
+    free, shared = (fit_known(train, LAYERS, HeadsRecipe(6, 6, 1.0, 1.0, p)).intercepts for p in (1.0, 1e6))
+    assert free["GPT-4"] - free["Llama-8B"] > 1.0
+    assert shared["GPT-4"] - shared["Llama-8B"] > 1.0
+    strict = dataclasses.replace(train, llms=np.where(lenient, "lenient", "strict"))
+    levels = [fit_known(strict, LAYERS, HeadsRecipe(6, 6, 1.0, 1.0, p)).intercepts for p in (1e-3, 1e6)]
+    differences = [each["lenient"] - each["strict"] for each in levels]
+    assert differences[0] < 0.25 * differences[1]  # with the higher penalty nothing is put down to the groups
 
 
 def test_rows_without_a_label_count_only_for_the_other_heads():
@@ -281,7 +293,7 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
         kinds=np.where(np.arange(600) % 2 == 0, train.kinds, ""),
         known=np.where(np.arange(600) % 2 == 1, train.known, math.nan),
     )
-    heads = fit_heads(half, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0))
+    heads = fit_heads(half, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0))
     assert np.isfinite(heads.kind_weight).all()
     assert np.isfinite(heads.known_weight).all()
     with pytest.raises(DataFormatError, match="news"):
@@ -292,7 +304,7 @@ def test_biases_lift_kinds_by_how_they_are_served():
     train, states = examples(), examples(seed=1).states
 
     def fitted(knowledge, never):
-        recipe = HeadsRecipe(6, 6, 1.0, 1.0, 10.0, 0, knowledge_bias=knowledge, never_bias=never)
+        recipe = HeadsRecipe(6, 6, 1.0, 1.0, knowledge_bias=knowledge, never_bias=never)
         return fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
 
     plain, biased = fitted(0.0, 0.0), fitted(1.5, 0.5)
@@ -304,9 +316,9 @@ def test_biases_lift_kinds_by_how_they_are_served():
 def test_calibration_maps_the_logits_by_a_line(artifact):
     states = np.array([[[0.3, 0.1, 0.2, 0.7], [0, 0, 0, 0.5]]])
     mapped = calibrated_heads(artifact, 3.0, -1.0)
-    for before, after in zip(artifact.llms, mapped.llms, strict=True):
-        expected = 3 * artifact.known_logits(states, before)[0] - 1
-        assert mapped.known_logits(states, after)[0] == pytest.approx(expected)
+    for theta in (0.0, 2.0):
+        expected = 3 * artifact.known_logits(states, theta)[0] - 1
+        assert mapped.known_logits(states, theta)[0] == pytest.approx(expected)
 
 
 def test_shapes_that_do_not_fit_are_refused(artifact):

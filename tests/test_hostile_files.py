@@ -29,7 +29,7 @@ from rgate_integrations.proxy.download import cached_path
 from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.saved.calibrated import save_calibrated
 from rgate_integrations.saved.folder import read_config, trained_on
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM, save_heads
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, save_heads
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
@@ -271,8 +271,9 @@ HEADS = HeadsArtifact(
     kind_weight=np.zeros((2, 1, 4), np.float32),
     known_weight=np.ones((1, 4), np.float32),
     known_bias=0.1,
-    llms=(KnownLLM("an LLM", 0.0, (1.0,)), KnownLLM("another", -1.0, (0.5,))),
-    llm_directions=np.zeros((1, 1, 4), np.float32),
+    ability_slope=1.0,
+    default_llm="an LLM",
+    default_ability=(0.0, 1.0),
     base_model="scripted",
     provenance={"data": []},
 )
@@ -485,7 +486,7 @@ def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["kind_weight", "known_weight", "llm_directions"])
+@pytest.mark.parametrize("name", ["kind_weight", "known_weight"])
 def test_heads_that_are_not_finite_are_neither_saved_nor_loaded(name, value):
     with pytest.raises(ConfigurationError, match=f"{name} has numbers that are not finite"):
         replace(HEADS, **{name: np.full_like(getattr(HEADS, name), value)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, cast
 
@@ -13,12 +12,12 @@ from rgate_integrations.arrays import Float64Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.question_states import QuestionStatesSpec
+from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
-from rgate_integrations.saved.heads import HeadsArtifact, KnownLLM, read_heads, share_served
+from rgate_integrations.saved.heads import HeadsArtifact, read_heads, share_served
 
 _KNOWN = "known"
-_LEAST_LIKENESS = 0.5
 
 
 class HeadsGate(Gate):
@@ -34,8 +33,8 @@ class HeadsGate(Gate):
     Attributes:
         artifact: Folder of saved heads, or the name of a shipped one.
         trained: What is in it; read once, when the gate is made.
-        llm_name: The LLM that answers; the most similar name among `HeadsArtifact.llms` is judged. Empty, or like
-            none of them: the first, an 8B one.
+        ability: How much the LLM that answers knows; None if nothing is known of it: then it counts as one of 8B, and
+            as unsure.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
     """
@@ -52,7 +51,7 @@ class HeadsGate(Gate):
     trained: SkipValidation[HeadsArtifact] = Field(
         default=cast(HeadsArtifact, None), exclude=True, repr=False
     )  # never None: it is read with the other parameters
-    llm_name: str = ""
+    ability: Ability | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -90,13 +89,13 @@ class HeadsGate(Gate):
         """
         warnings = self._check(evidence)
         states = evidence[self._states][None]  # a batch of one
-        llm = nearest_llm(self.trained.llms, self.llm_name)
+        theta, sd = (self.ability.theta, self.ability.sd) if self.ability else self.trained.default_ability
         kinds = self.trained.kind_probabilities(states)
-        known = 1 / (1 + np.exp(-np.clip(self.trained.known_logits(states, llm), -500, 500)))
+        known = self.trained.p_fact_known(states, theta, sd)
         p = float(self.trained.p_known(kinds, known)[0])
         names = (*(kind.name for kind in self.trained.kinds), _KNOWN)
         signals = dict(zip(names, [*kinds[0].tolist(), float(known[0])], strict=True))
-        return Score(p, self._reason(p, signals, known, llm), None, warnings, signals)
+        return Score(p, self._reason(p, signals, known), None, warnings, signals)
 
     def depends_on_knowledge(self, score: Score) -> float:
         """Return how much it depends on knowledge whether the LLM serves a request that it may serve, in [0, 1].
@@ -110,7 +109,7 @@ class HeadsGate(Gate):
         may = shares["always"] + shares["if known"]
         return shares["if known"] / may if may > 0 else 1.0
 
-    def _reason(self, p: float, signals: Mapping[str, float], known: Float64Array, llm: KnownLLM) -> str:
+    def _reason(self, p: float, signals: Mapping[str, float], known: Float64Array) -> str:
         """Name the kind of request that weighed most for what is decided."""
         weights = []
         for kind in self.trained.kinds:
@@ -118,7 +117,8 @@ class HeadsGate(Gate):
             weights.append(signals[kind.name] * (share if p >= self.threshold else 1 - share))
         kind = self.trained.kinds[int(np.argmax(weights))]
         if kind.served == "if known":
-            return f"The question {kind.about} that {llm.name} knows with probability {known[0]:.2f}."
+            llm = self.ability.llm if self.ability else "the LLM"
+            return f"The question {kind.about} that {llm} knows with probability {known[0]:.2f}."
         return f"The question {kind.about} (probability {signals[kind.name]:.2f})."
 
     def _check(self, evidence: Evidence) -> tuple[str, ...]:
@@ -134,17 +134,3 @@ class HeadsGate(Gate):
                 hint=f"Load it with proxy={trained.base_model!r}.",
             )
         return warnings
-
-
-def nearest_llm(llms: tuple[KnownLLM, ...], name: str) -> KnownLLM:
-    """Return the LLM whose name is most like the given one; the first if none is like it."""
-    if not name:
-        return llms[0]
-    likeness = [difflib.SequenceMatcher(None, _plain(name), _plain(each.name)).ratio() for each in llms]
-    best = int(np.argmax(likeness))
-    return llms[best] if likeness[best] >= _LEAST_LIKENESS else llms[0]
-
-
-def _plain(name: str) -> str:
-    """Return a model's name without owner, case and punctuation."""
-    return "".join(character for character in name.rpartition("/")[2].casefold() if character.isalnum())

@@ -83,17 +83,13 @@ class _Kind(_Part):
     bias: _Finite = 0.0
 
 
-class _KnownLLM(_Part):
-    name: str
-    intercept: _Finite
-    mix: list[_Finite]
-
-
 class _Heads(_TrainedGate):
     layers: list[tuple[_Count, Span, Pooling]]
     kinds: list[_Kind]
     known_bias: _Finite
-    llms: list[_KnownLLM]
+    ability_slope: _Finite
+    default_llm: str
+    default_ability: tuple[_Finite, _Finite]
 
 
 class _Calibrated(_SavedGate):

@@ -46,32 +46,19 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class KnownLLM:
-    """What sets one LLM's knowledge apart from that which all of them share.
-
-    Attributes:
-        name: The LLM, as the labels name it.
-        intercept: Added to the logit of P(known): how much more or less it knows than the first LLM.
-        mix: How much of each of `HeadsArtifact.llm_directions` it has, shape (rank,).
-    """
-
-    name: str
-    intercept: float
-    mix: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class HeadsArtifact:
-    """Heads on the pooled states of a question. L are the layers, H the hidden size, K the kinds, R the rank.
+    """Heads on the pooled states of a question. L are the layers, H the hidden size, K the kinds.
 
     Attributes:
         layers: Which hidden states: (layer, span, pooling) each; no draft is read.
         kinds: The kinds of requests.
         kind_weight: Shape (K, L, H), float32; the kinds' probabilities are the softmax of the sums.
-        known_weight: Shape (L, H), float32: the logit that the LLM knows the fact, of a question about one.
+        known_weight: Shape (L, H), float32: the logit that an LLM of ability 0 knows the fact, of a question about
+            one; the question's difficulty with its sign turned.
         known_bias: Added to it.
-        llms: The LLMs whose labels it was trained on; the first is judged unless another is named.
-        llm_directions: Shape (R, L, H), float32: in what LLMs differ.
+        ability_slope: Added to it for each unit of the LLM's ability; see `rgate_integrations.gates.ability`.
+        default_llm: The LLM that has ability 0.
+        default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
         base_model: The proxy: catalogue name, folder or Hub id.
         threshold: Default threshold.
         fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
@@ -83,8 +70,9 @@ class HeadsArtifact:
     kind_weight: Float32Array = field(repr=False, compare=False)
     known_weight: Float32Array = field(repr=False, compare=False)
     known_bias: float
-    llms: tuple[KnownLLM, ...]
-    llm_directions: Float32Array = field(repr=False, compare=False)
+    ability_slope: float
+    default_llm: str
+    default_ability: tuple[float, float]
     base_model: str
     threshold: float = 0.5
     fingerprint: str = ""
@@ -102,10 +90,25 @@ class HeadsArtifact:
         found: Float64Array = raised / raised.sum(axis=1, keepdims=True)
         return found
 
-    def known_logits(self, states: AnyStates, llm: KnownLLM) -> Float64Array:
-        """Return the logit that an LLM knows the fact, shape (n,); see `kind_probabilities`."""
-        weight = self.known_weight + np.tensordot(np.array(llm.mix), self.llm_directions, axes=1)
-        found: Float64Array = _flat(states) @ weight.ravel() + self.known_bias + llm.intercept
+    def known_logits(self, states: AnyStates, theta: float) -> Float64Array:
+        """Return the logit that an LLM of some ability knows the fact, shape (n,); see `kind_probabilities`."""
+        by_question: Float64Array = _flat(states) @ self.known_weight.ravel().astype(np.float64)
+        return by_question + self.known_bias + self.ability_slope * theta
+
+    def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
+        """Return P(the LLM knows the fact), shape (n,), over all abilities that it may have.
+
+        The less is known of the LLM, the nearer to a half it is. The mean over a normal distribution of abilities is
+        that of MacKay, "The evidence framework applied to classification networks", 1992.
+
+        Args:
+            states: Pooled states, shape (n, L, H).
+            theta: Mean of the ability.
+            sd: Its standard deviation.
+        """
+        variance = (self.ability_slope * sd) ** 2
+        logits = self.known_logits(states, theta) / np.sqrt(1 + np.pi / 8 * variance)
+        found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         return found
 
     def p_known(self, kinds: Float64Array, known: Float64Array) -> Float64Array:
@@ -113,7 +116,7 @@ class HeadsArtifact:
 
         Args:
             kinds: What `kind_probabilities` returned.
-            known: P(the LLM knows the fact), shape (n,).
+            known: What `p_fact_known` returned.
         """
         shares = np.stack([share_served(kind, known) for kind in self.kinds], axis=1)
         found: Float64Array = np.minimum((kinds * shares).sum(axis=1), 1.0)
@@ -125,7 +128,6 @@ class HeadsArtifact:
         wanted = {
             "kind_weight": (len(self.kinds), *states),
             "known_weight": states,
-            "llm_directions": (len(self.llms[0].mix) if self.llms else 0, *states),
         }
         for name, shape in wanted.items():
             found = getattr(self, name).shape
@@ -133,10 +135,6 @@ class HeadsArtifact:
                 raise ConfigurationError(f"{name} has the shape {found}, not {shape}.")
             if not np.isfinite(getattr(self, name)).all():
                 raise ConfigurationError(f"{name} has numbers that are not finite.")
-        if len({len(llm.mix) for llm in self.llms}) > 1:
-            raise ConfigurationError("The LLMs have mixes of different lengths.")
-        if not self.llms:
-            raise ConfigurationError("Heads need an LLM whose knowledge they judge.")
         unknown = [kind for kind in self.kinds if kind.served not in get_args(Served)]
         if unknown:
             raise ConfigurationError(f"The kind {unknown[0].name!r} cannot be served {unknown[0].served!r}.")
@@ -163,7 +161,7 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
     Returns:
         The folder.
     """
-    names = ("kind_weight", "known_weight", "llm_directions")
+    names = ("kind_weight", "known_weight")
     weights = tensor_bytes({name: getattr(artifact, name) for name in names})
     config = {
         "format": FORMAT,
@@ -174,7 +172,9 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
         "layers": artifact.layers,
         "kinds": [asdict(kind) for kind in artifact.kinds],
         "known_bias": artifact.known_bias,
-        "llms": [asdict(llm) for llm in artifact.llms],
+        "ability_slope": artifact.ability_slope,
+        "default_llm": artifact.default_llm,
+        "default_ability": artifact.default_ability,
         "threshold": artifact.threshold,
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
         "provenance": artifact.provenance,
@@ -196,15 +196,16 @@ def read_heads(name: str | Path) -> HeadsArtifact:
 
 
 def _heads(config: dict[str, Any], tensors: Tensors) -> HeadsArtifact:
-    llms = [KnownLLM(e["name"], float(e["intercept"]), tuple(map(float, e["mix"]))) for e in config["llms"]]
+    mean, sd = config["default_ability"]
     return HeadsArtifact(
         layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in config["layers"]),
         kinds=tuple(Kind(**kind) for kind in config["kinds"]),
         kind_weight=tensors["kind_weight"],
         known_weight=tensors["known_weight"],
         known_bias=float(config["known_bias"]),
-        llms=tuple(llms),
-        llm_directions=tensors["llm_directions"],
+        ability_slope=float(config["ability_slope"]),
+        default_llm=config["default_llm"],
+        default_ability=(float(mean), float(sd)),
         base_model=config["base_model"],
         threshold=float(config["threshold"]),
         fingerprint=str(config.get("fingerprint", "")),
@@ -214,17 +215,17 @@ def _heads(config: dict[str, Any], tensors: Tensors) -> HeadsArtifact:
 
 def _card(artifact: HeadsArtifact, name: str) -> ModelCard:
     numbers = ", ".join(str(n) for n in sorted({layer for layer, _, _ in artifact.layers}))
-    llms = ", ".join(each.name for each in artifact.llms)
+    mean, sd = artifact.default_ability
     method = [
         f"- **Method**: linear heads on pooled hidden states of layers {numbers}, in one pass.",
         f"- **Kinds**: {', '.join(kind.name for kind in artifact.kinds)}.",
-        f"- **LLMs that it knows** (`llm_name=`): {llms}.",
+        f"- **Ability of an LLM that nothing is known of**: {mean:.2f} ± {sd:.2f}; {artifact.default_llm} has 0.",
     ]
     return ModelCard(
         name=name,
         base_model=artifact.base_model,
         reads="no draft",
-        llm=artifact.llms[0].name,
+        llm=artifact.default_llm,
         threshold=artifact.threshold,
         method=method,
         provenance=artifact.provenance,

@@ -1,4 +1,4 @@
-"""Fits the heads of a `heads` gate on hidden states of questions: kinds, knowledge, and in what LLMs differ."""
+"""Fits the heads of a `heads` gate on hidden states of questions: kinds, and knowledge with LLMs' abilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from rgate_integrations.arrays import Float32Array, Float64Array
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, KnownLLM
+from rgate_integrations.saved.heads import HeadsArtifact, Kind
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
@@ -30,7 +30,8 @@ class HeadExamples:
         kinds: Kind of each request; empty where it is not known.
         known: P(the LLM answers rightly alone) in [0, 1], shape (n,); NaN where it is not labelled.
         llms: The LLM of each label; empty for what holds for every LLM.
-        groups: Questions of a group share a base rate that says nothing (how a source was selected, a data set).
+        groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
+            its questions.
         weights: How much each row counts, shape (n,).
     """
 
@@ -59,8 +60,9 @@ class HeadsRecipe:
         kind_components: Those that the kinds read.
         kind_penalty: Strength of the ridge penalty on the kinds' weights.
         known_penalty: That on the weights of the knowledge head.
-        llm_penalty: That on what sets an LLM apart.
-        rank: In how many directions LLMs may differ.
+        group_penalty: That on the level of a group: the higher it is, the more of what sets groups apart is put down
+            to their questions and LLMs.
+        ability_sd: Standard deviation of the ability of an LLM that nothing is known of; its mean is the default's.
         knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
             request is in doubt, the knowledge head decides.
         never_bias: Added to those that it never serves: where it may be one of these, it is rather retrieved for.
@@ -70,10 +72,23 @@ class HeadsRecipe:
     kind_components: int = 512
     kind_penalty: float = 60.0
     known_penalty: float = 200.0
-    llm_penalty: float = 1_000.0
-    rank: int = 2
+    group_penalty: float = 20.0
+    ability_sd: float = 1.0
     knowledge_bias: float = 0.5
     never_bias: float = 0.4
+
+
+@dataclass(frozen=True)
+class KnowledgeHead:
+    """What a question's difficulty is read with, and how much each LLM knows.
+
+    Attributes:
+        weight: On the states, shape (layers, hidden size).
+        intercepts: What is added for each LLM, by name.
+    """
+
+    weight: Float32Array
+    intercepts: dict[str, float]
 
 
 def fit_heads(
@@ -83,20 +98,19 @@ def fit_heads(
     default_llm: str,
     base_model: str,
     recipe: HeadsRecipe | None = None,
-    known: tuple[Float32Array, float] | None = None,
+    known: KnowledgeHead | None = None,
 ) -> HeadsArtifact:
     """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
 
     Each layer has logistic regressions of its own, on standardised principal components; their logits are averaged
-    over the layers of a view (the same span and pooling), and then over the views. The knowledge head is fitted
-    twice and averaged: as it is, and with a free intercept a group, which learns what tells known from unknown
-    *within* a group. All of this is linear, so it folds into one weight vector a layer.
+    over the layers of a view (the same span and pooling), and then over the views. All of this is linear, so it
+    folds into one weight vector a layer.
 
     Args:
         examples: The rows.
         layers: Which hidden states they hold.
         kinds: The kinds; their biases are fitted.
-        default_llm: The LLM that is judged unless another is named.
+        default_llm: The LLM whose ability counts as 0. Rows without an LLM are taken for its own.
         base_model: The proxy whose states they are.
         recipe: How to fit.
         known: What `fit_known` returned, if the knowledge head is fitted already.
@@ -119,42 +133,47 @@ def fit_heads(
         kind_bias += share * biases
     by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
     kind_bias += [by_serving[kind.served] for kind in kinds]
-    known_weight, known_bias = known or fit_known(labelled, layers, recipe)
-    heads = HeadsArtifact(
+    if known is None:
+        own = replace(labelled, llms=np.where(labelled.llms == "", default_llm, labelled.llms))
+        known = fit_known(own, layers, recipe)
+    return HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
         kinds=tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, kind_bias, strict=True)),
         kind_weight=np.stack(kind_weights, axis=1).astype(np.float32),
-        known_weight=known_weight,
-        known_bias=known_bias,
-        llms=(KnownLLM(default_llm, 0.0, (0.0,) * recipe.rank),),
-        llm_directions=np.zeros((recipe.rank, *examples.states.shape[1:]), np.float32),
+        known_weight=known.weight,
+        known_bias=known.intercepts[default_llm],
+        ability_slope=1.0,
+        default_llm=default_llm,
+        default_ability=(0.0, recipe.ability_sd),
         base_model=base_model,
     )
-    return _with_llms(heads, labelled, recipe) if recipe.rank else heads
 
 
 def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> HeadsArtifact:
     """Return heads whose knowledge logits are mapped by a line."""
-    llms = [replace(e, intercept=e.intercept * slope) for e in heads.llms]
     return replace(
         heads,
         known_weight=(heads.known_weight * slope).astype(np.float32),
         known_bias=heads.known_bias * slope + intercept,
-        llms=tuple(llms),
-        llm_directions=(heads.llm_directions * slope).astype(np.float32),
+        ability_slope=heads.ability_slope * slope,
     )
 
 
-def fit_known(
-    examples: HeadExamples, layers: Sequence[PooledLayer], recipe: HeadsRecipe
-) -> tuple[Float32Array, float]:
-    """Fit the knowledge head alone; returns its weights, shape (layers, hidden size), and bias. See `fit_heads`."""
-    weights, total = [], 0.0
+def fit_known(examples: HeadExamples, layers: Sequence[PooledLayer], recipe: HeadsRecipe) -> KnowledgeHead:
+    """Fit the knowledge head alone: the question's difficulty and all LLMs' abilities together.
+
+    This is the one-parameter model of item response theory with difficulties that are linear in the states (De Boeck
+    and Wilson, "Explanatory Item Response Models", 2004): an intercept an LLM, and one a group that is drawn to 0.
+    """
+    weights = []
+    llms, numbers = np.unique(examples.llms, return_inverse=True)
+    total = np.zeros(len(llms))
     for layer, share in enumerate(_shares(layers)):
-        weight, bias = _fit_known_layer(examples, layer, recipe)
+        weight, intercepts = _fit_known_layer(examples, layer, np.eye(len(llms))[numbers], recipe)
         weights.append(share * weight)
-        total += share * bias
-    return np.stack(weights).astype(np.float32), total
+        total += share * intercepts
+    found = dict(zip(llms.tolist(), total.tolist(), strict=True))
+    return KnowledgeHead(np.stack(weights).astype(np.float32), found)
 
 
 def _shares(layers: Sequence[PooledLayer]) -> list[float]:
@@ -203,18 +222,25 @@ def _fit_kinds(
     return weight, bias + model.intercept_
 
 
-def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
-    """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
+def _fit_known_layer(
+    examples: HeadExamples, layer: int, of_llm: Float64Array, recipe: HeadsRecipe
+) -> tuple[Float64Array, Float64Array]:
+    """Return one layer's weights, shape (hidden size,), and the intercept of each LLM."""
     found = _layer(examples, layer, recipe.components)
-    one = np.ones((len(examples), 1))
-    inside = examples.groups[:, None] == np.unique(examples.groups)[None, :]
+    of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
+    # A larger column needs a smaller coefficient: so that one penalty serves for both.
+    of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
     none = np.zeros(len(examples))
-    plain, bias = logistic(found.values, one, examples.known, examples.weights, recipe.known_penalty, none)
-    within, _ = logistic(
-        found.values, inside.astype(float), examples.known, examples.weights, recipe.known_penalty, none
+    coefficients, intercepts = logistic(
+        np.hstack([found.values, of_group]),
+        of_llm,
+        examples.known,
+        examples.weights,
+        recipe.known_penalty,
+        none,
     )
-    weight, shift = found.unfold((plain + within)[None] / 2)
-    return weight[0], float(bias[0] + shift[0])
+    weight, shift = found.unfold(coefficients[None, : found.values.shape[1]])
+    return weight[0], intercepts + shift[0]
 
 
 def logistic(
@@ -251,63 +277,3 @@ def logistic(
         if np.abs(step).max() < _CONVERGED:
             break
     return coefficients[: features.shape[1]], coefficients[features.shape[1] :]
-
-
-def _with_llms(heads: HeadsArtifact, examples: HeadExamples, recipe: HeadsRecipe) -> HeadsArtifact:
-    """Add the LLMs that have labels of their own: how far each is off the default one, in few directions."""
-    default = heads.llms[0]
-    names = [name for name in np.unique(examples.llms) if name not in ("", default.name)]
-    if not names:
-        return heads
-    common = heads.known_logits(examples.states, default)
-    levels = _levels(examples, common)
-    flat = examples.states.reshape(len(examples), -1).astype(np.float32)
-    found = _Components(flat, examples.weights, recipe.components)
-    differences = []
-    for name in (default.name, *names):
-        own = examples.llms == name
-        inside = examples.groups[own][:, None] == np.unique(examples.groups[own])[None, :]
-        difference, _ = logistic(
-            found.values[own],
-            inside.astype(float),
-            examples.known[own],
-            examples.weights[own],
-            recipe.llm_penalty,
-            common[own],
-        )
-        differences.append(difference)
-    # The default LLM is what the head itself is for: the others are described by how they differ from it.
-    left, sizes, right = np.linalg.svd(np.stack(differences[1:]) - differences[0], full_matrices=False)
-    rank = min(recipe.rank, len(sizes))
-    directions, shifts = found.unfold(right[:rank])
-    llms = [KnownLLM(default.name, 0.0, (0.0,) * rank)]
-    for name, mix in zip(names, left[:, :rank] * sizes[:rank], strict=True):
-        intercept = _higher(levels, name, default.name) + float(mix @ shifts)
-        llms.append(KnownLLM(str(name), intercept, tuple(mix.tolist())))
-    shape = (rank, *heads.known_weight.shape)
-    return replace(heads, llms=tuple(llms), llm_directions=directions.reshape(shape).astype(np.float32))
-
-
-def _levels(examples: HeadExamples, common: Float64Array) -> dict[tuple[str, str], float]:
-    """Return how much more than the common head says each LLM knows, in logits, by LLM and data set.
-
-    Groups are named ``source:dataset:llm`` for that. Those of sources that chose the share of right answers say
-    nothing.
-    """
-    found: dict[tuple[str, str], float] = {}
-    for group in np.unique(examples.groups):
-        source, _, rest = group.partition(":")
-        dataset, _, llm = rest.partition(":")
-        if not llm or source.startswith("selected"):
-            continue
-        own = examples.groups == group
-        nothing, one = np.zeros((int(own.sum()), 0)), np.ones((int(own.sum()), 1))
-        _, level = logistic(nothing, one, examples.known[own], examples.weights[own], 1.0, common[own])
-        found[llm, dataset] = float(level[0])
-    return found
-
-
-def _higher(levels: dict[tuple[str, str], float], llm: str, other: str) -> float:
-    """Return how much more one LLM knows than another, on the data sets that both have labels of; 0 without any."""
-    shared = [dataset for name, dataset in levels if name == llm and (other, dataset) in levels]
-    return float(np.mean([levels[llm, d] - levels[other, d] for d in shared])) if shared else 0.0
