@@ -19,7 +19,7 @@ ClaimKind = Literal["claim", "question"]
 TagStyle = Literal["annotated", "paper"]
 
 _NAMES = r"Claims?|Questions?|SubQuestion|Search|NeedSearch|Query"
-_ANY_TAG = re.compile(rf"</?\s*(?:{_NAMES})\b", re.IGNORECASE)
+_MARK = re.compile(rf"<[</\s]*(?P<name>(?:{_NAMES})\b)?", re.IGNORECASE)
 _BLOCK = re.compile(r"<\s*(Claim|Question|SubQuestion)\s*(?=[(>])", re.IGNORECASE)
 _TEXT = rf"((?:(?!</?\s*(?:{_NAMES})\b|\)\s*>).)+)"
 _TAGGED = {
@@ -115,7 +115,5 @@ def _block(claim: Claim, tag: str) -> str:
 
 def without_tags(text: str) -> str:
     """Take the tags' opening marks out of a text, so that quoting it in a prompt cannot plant claims."""
-    previous = None
-    while previous != text:  # what is left of a mark inside a mark may be one again
-        previous, text = text, _ANY_TAG.sub(" ", text)
-    return text
+    # With all that stands before the name: what is left of a mark inside a mark could be one again.
+    return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.decision import Draft
@@ -24,7 +25,7 @@ _ENTITY = re.compile(
     r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
     r"|(?:[A-Z][\w'’.&-]*|\d{4})(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&|[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$))*"
 )
-_TRAILING = re.compile(r"(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&))+$")
+_LINKS = frozenset(["of", "the", "de", "la", "van", "von", "and", "in", "for", "on", "&"])
 _QUESTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -36,27 +37,30 @@ _QUESTION_WORDS = frozenset(
 
 def split_sentences(text: str) -> list[str]:
     """Split a text into sentences; abbreviations and initials do not end one."""
-    sentences: list[str] = []
-    for part in _SENTENCE.split(text):
-        if sentences and _ABBREVIATION.search(sentences[-1]):
-            sentences[-1] = f"{sentences[-1]} {part.strip()}"
-        elif part.strip():
-            sentences.append(part.strip())
-    return sentences
+    sentences: list[list[str]] = []  # each of one part or more
+    goes_on = False
+    for part in map(str.strip, _SENTENCE.split(text)):
+        if goes_on:
+            sentences[-1].append(part)
+        elif part:
+            sentences.append([part])
+        goes_on = bool(sentences) and _ABBREVIATION.search(sentences[-1][-1]) is not None
+    return [" ".join(parts) for parts in sentences]
 
 
 def entities(question: str) -> list[str]:
     """Return the names in a question: quoted titles and runs of capitalised words, in order, without repeats."""
-    found: list[str] = []
+    found: dict[str, None] = {}
     for match in _ENTITY.finditer(question):
-        name = _TRAILING.sub("", match.group().strip('"“”').rstrip("?.,!"))
-        words = name.split()
+        words = deque(match.group().strip('"“”').rstrip("?.,!").split())
+        while len(words) > 1 and words[-1] in _LINKS:
+            words.pop()
         while words and words[0].lower() in _QUESTION_WORDS:
-            words = words[1:]
+            words.popleft()
         name = " ".join(words).removesuffix("'s").removesuffix("’s")
-        if len(name) > 1 and name not in found:
-            found.append(name)
-    return found
+        if len(name) > 1:
+            found[name] = None
+    return list(found)
 
 
 def subject(question: str) -> str:

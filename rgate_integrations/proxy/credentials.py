@@ -16,7 +16,7 @@ from rgate_integrations.errors import ConfigurationError
 __all__ = ["Credentials", "checked_key", "split_login"]
 
 _HIDDEN = "***"
-_LOGIN = re.compile(r"(?<=://)\S*@")  # a password with a slash that nobody encoded is one, too
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Credentials:
         # The longest first: a key may be a part of its own escaped form.
         for spelling in sorted(spellings, key=len, reverse=True):
             text = re.sub(re.escape(spelling), _HIDDEN, text, flags=re.IGNORECASE)
-        return _LOGIN.sub(f"{_HIDDEN}@", text)
+        return _WORD.sub(_without_login, text)
 
     def _secrets(self) -> list[str]:
         if self.key:
@@ -143,6 +143,19 @@ def _harmless(url: str) -> str:
     _, at, rest = url.rpartition("@")
     shown = re.split("[?#]", rest)[0]
     return f"{_HIDDEN}@{shown}" if at else shown
+
+
+def _without_login(word: re.Match[str]) -> str:
+    """Return a word without what stands between its first ``://`` and its last ``@``.
+
+    A password with a slash that nobody encoded is a part of it, too. One pattern for all would look for the ``@``
+    again from each ``://``: a server that sends many of them would stop every thread.
+    """
+    text = word.group()
+    start, end = text.find("://"), text.rfind("@")
+    if start < 0 or end < start:
+        return text
+    return f"{text[:start]}://{_HIDDEN}{text[end:]}"
 
 
 def _basic(login: str) -> str:

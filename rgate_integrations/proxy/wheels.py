@@ -151,7 +151,7 @@ def _largest(folder: Path) -> int:
 
 
 _NO_NETWORK = re.compile(
-    r"connection (error|broken|refused|reset|to .+ timed out)|failed to establish|name resolution|"
+    r"connection (error|broken|refused|reset|to .{1,200} timed out)|failed to establish|name resolution|"
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|network is unreachable|timed out",
     re.IGNORECASE,
 )

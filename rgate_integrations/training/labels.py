@@ -31,7 +31,7 @@ JUDGE = PromptTemplate(
 )
 """The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
 
-_VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
 _REPLY = 8  # tokens of a judge's reply: it is asked for a word
 _TOGETHER = 10  # replies that are waited for at a time; if all of them fail, there is no use in asking on
 
