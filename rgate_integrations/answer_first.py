@@ -182,7 +182,7 @@ class Written:
         return Draft(
             text=text,
             tokens=tuple(self.tokens) if told else (),
-            logprobs=tuple(min(value, 0.0) for value in self.logprobs) if told else None,
+            logprobs=tuple(self.logprobs) if told else None,
             entropies=None if kept is None else tuple(kept.entropies[: len(self.tokens)]),
             margins=None if kept is None else tuple(kept.margins[: len(self.tokens)]),
             finished=finished,

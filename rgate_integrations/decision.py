@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rgate_integrations.logprobs import as_logprob
+
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["alone", "passages", "neither"]
-_LEAST_LOGPROB = -9_999.0  # what APIs send for "never"; JSON has no infinity
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -81,11 +82,7 @@ class Draft(Frozen):
     @field_validator("logprobs")
     @classmethod
     def _are_logprobs(cls, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if values is None:
-            return None
-        if any(v > 1e-3 for v in values):
-            raise ValueError(f"A log-probability is at most 0, not {max(values)}: are these probabilities?")
-        return tuple(_LEAST_LOGPROB if v < _LEAST_LOGPROB else v for v in values)
+        return None if values is None else tuple(map(as_logprob, values))
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:

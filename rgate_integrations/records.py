@@ -10,8 +10,7 @@ from typing import Any
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import read_jsonl
-
-_ROUNDING = 1e-3  # by which a log-probability may be above 0
+from rgate_integrations.logprobs import as_logprob
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,11 @@ class Record:
         return float(value)
 
     def _as_logprob(self, key: str, value: Any) -> float:
-        if value == -math.inf:
-            return -math.inf
-        logprob = self._as_number(key, value)
-        if logprob > _ROUNDING:
-            raise self.wrong(f"{key} has a value above 0: are these probabilities?")
-        return min(logprob, 0.0)
+        number = value if value == -math.inf else self._as_number(key, value)
+        try:
+            return as_logprob(number)
+        except ValueError as error:
+            raise self.wrong(f"{key}: {error}") from None
 
     def _unicode(self, key: str, text: str) -> str:
         try:

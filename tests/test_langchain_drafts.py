@@ -13,7 +13,6 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.drafts import token_logprobs
 from tests.langchain_fakes import (
     BATCHES,
     INVOKES,
@@ -209,13 +208,6 @@ class Broken(Chat):
 def test_drafting_that_breaks_down_retrieves(call):
     chain = RetrievalGate(Judge(), llm=Broken()).route(retrieve=lambda q: "rag", direct=lambda q: "direct")
     assert call(chain, "known?") == "rag"
-
-
-def test_log_probabilities_in_other_spellings():
-    assert token_logprobs({}) == ((), None)
-    assert token_logprobs({"logprobs": None}) == ((), None)
-    assert token_logprobs({"logprobs": [{"token": "a", "logprob": -1}]}) == (("a",), (-1.0,))
-    assert token_logprobs({"logprobs": {"content": [{"tok": "a"}]}}) == ((), None)
 
 
 @each(BATCHES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -15,6 +15,7 @@ from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.carried import carried_draft
 from rgate_integrations.langchain.chat_models import models_in_turn, takes_options, with_options
 from rgate_integrations.langchain.runnable import BatchCall
+from rgate_integrations.logprobs import message_logprobs
 from rgate_integrations.prompts import ANSWER
 
 DRAFT_TAG = "rgate_draft"
@@ -139,34 +140,16 @@ def _read(answer: Any) -> Draft:
     if not isinstance(answer, BaseMessage):
         return Draft(text=str(answer).strip(), source="llm")
     metadata = answer.response_metadata
-    tokens, logprobs = token_logprobs(metadata)
+    tokens, logprobs = message_logprobs(metadata)
     reason = metadata.get("finish_reason") or metadata.get("stop_reason")
     return Draft(
         text=answer.text.strip(),
         tokens=tokens,
-        logprobs=logprobs,
+        logprobs=logprobs or None,
         finished=reason not in _CUT,
         source="llm",
         model=str(metadata.get("model_name") or metadata.get("model") or ""),
     )
-
-
-def token_logprobs(metadata: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """Read tokens and log-probabilities from a message's ``response_metadata``, as OpenAI-style servers give them.
-
-    Returns:
-        The tokens and their log-probabilities; ``((), None)`` when there are none.
-    """
-    given = metadata.get("logprobs")
-    content = given.get("content") if isinstance(given, Mapping) else given
-    if not isinstance(content, Sequence) or isinstance(content, str) or not content:
-        return (), None
-    try:
-        tokens = tuple(str(entry["token"]) for entry in content)
-        logprobs = tuple(min(float(entry["logprob"]), 0.0) for entry in content)
-    except (KeyError, TypeError, ValueError):
-        return (), None
-    return tokens, logprobs
 
 
 def _is_refusal(answer: Any) -> bool:

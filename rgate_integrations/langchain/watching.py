@@ -14,13 +14,13 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.manager import ahandle_event, handle_event
-from langchain_core.outputs import ChatGenerationChunk, LLMResult
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answer_first import Written
 from rgate_integrations.flow import Call, Flow
-from rgate_integrations.langchain.drafts import token_logprobs
+from rgate_integrations.logprobs import message_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
 EVENTS = {
@@ -162,8 +162,18 @@ class HeldEvents(BaseCallbackHandler):
             self._open.add(options["run_id"])
         elif name in ("on_llm_end", "on_llm_error"):
             self._open.discard(options["run_id"])
+            if name == "on_llm_end":
+                self._note_whole(values[0], options["run_id"])
         if self.listeners:
             self._kept.append((name, values, options))
+
+    def _note_whole(self, response: LLMResult, run_id: UUID) -> None:
+        """Note an answer of an LLM that does not stream, or that tells its tokens with its last chunk only."""
+        if run_id == self._writer and self.written.tokens:
+            return
+        for generations in response.generations[:1]:
+            for generation in generations[:1]:
+                self._note(generation, run_id)
 
     def _note(self, chunk: Any, run_id: UUID) -> None:
         if run_id != self._writer:  # the LLM that writes last is the one that answers
@@ -172,12 +182,12 @@ class HeldEvents(BaseCallbackHandler):
             self.written.logprobs.clear()
             self.written.prompt_tokens = 0
             self.written.response_id, self.written.kept = "", None
-        if not isinstance(chunk, ChatGenerationChunk):
+        if not isinstance(chunk, ChatGeneration):
             return
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
-        tokens, logprobs = token_logprobs(metadata)
+        tokens, logprobs = message_logprobs(metadata)
         self.written.tokens += tokens
-        self.written.logprobs += logprobs or ()
+        self.written.logprobs += logprobs
         self.written.belongs_to(chunk.message.id)
         self.written.model = str(metadata.get("model_name") or self.written.model)
         usage = getattr(chunk.message, "usage_metadata", None)

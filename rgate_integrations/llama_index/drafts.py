@@ -13,6 +13,7 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags, instr
 from rgate_integrations.decision import Draft
 from rgate_integrations.drafting import DraftRequest, says_unsupported
 from rgate_integrations.flow import Call, Flow
+from rgate_integrations.logprobs import read_logprobs
 from rgate_integrations.prompts import ANSWER
 
 _log = logging.getLogger("rgate_integrations")
@@ -79,10 +80,10 @@ class LLMDrafter:
         text = response.message.content if isinstance(response, ChatResponse) else response.text
         # Each position is a list: the token that was written first, then those that were likely too.
         written = [position[0] for position in response.logprobs or [] if position]
-        logprobs = tuple(min(token.logprob, 0.0) for token in written)  # some servers round above 0
+        tokens, logprobs = read_logprobs(written)
         draft = Draft(
             text=(text or "").strip(),
-            tokens=tuple(token.token for token in written),
+            tokens=tokens,
             logprobs=logprobs or None,
             finished=False,
             source="llm",

@@ -19,6 +19,7 @@ from llama_index.core.llms import LLM
 from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answer_first import Written
+from rgate_integrations.logprobs import TokenLogprobs, read_logprobs
 
 
 @dataclass
@@ -90,7 +91,7 @@ def telling_logprobs(llm: LLM) -> LLM | None:
     return llm.model_copy(update=options)
 
 
-def _told(response: Any) -> tuple[list[str], list[float]]:
+def _told(response: Any) -> TokenLogprobs:
     """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
     # Each position is a list: the token that was written first, then those that were likely too.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
@@ -99,12 +100,7 @@ def _told(response: Any) -> tuple[list[str], list[float]]:
         first = choices[0] if isinstance(choices, Sequence) and choices else None
         told = _of(first, "logprobs")
         entries = _of(told, "content") or _of_completion(told)
-    try:
-        tokens = [str(_of(entry, "token")) for entry in entries]
-        logprobs = [float(_of(entry, "logprob")) for entry in entries]
-    except (TypeError, ValueError):
-        return [], []
-    return tokens, logprobs
+    return read_logprobs(entries)
 
 
 def _of_completion(told: Any) -> list[dict[str, Any]]:

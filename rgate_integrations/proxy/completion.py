@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from rgate_integrations.files import parsed_json
+from rgate_integrations.logprobs import as_logprob
 
 __all__ = ["Completion", "ServedToken", "read_completion"]
 
@@ -89,13 +89,7 @@ def _unicode(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _at_most_zero(logprob: float) -> float:
-    if math.isnan(logprob):
-        raise ValueError("not a number")
-    return min(logprob, 0.0)
-
-
-_Logprob = Annotated[float, AfterValidator(_at_most_zero)]
+_Logprob = Annotated[float, AfterValidator(as_logprob)]
 
 
 class _Part(BaseModel):

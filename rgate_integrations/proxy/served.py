@@ -22,6 +22,7 @@ from rgate_integrations.proxy.server import ServerConnection, no_logprobs
 __all__ = ["ServedProxy"]
 
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
+_QUOTED = 40  # characters of a server's token in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
 
 
@@ -32,7 +33,8 @@ class ServedProxy(Proxy):
     that refuses requests for these is asked without. An adapter is the server's name of it (vLLM:
     ``--lora-modules``). ``score`` asks for one token with the 20 likeliest: targets are compared by their first token
     after their common prefix, which the assistant's turn begins with. A target that is not among the 20 gets an upper
-    bound of its probability: the smaller of the least likely of the 20 and what all 20 together leave over.
+    bound of its probability: the smaller of the least likely of the 20 and what all 20 together leave over. Where
+    none is among them, as with a model that thinks first, there is no score.
 
     Args:
         url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
@@ -125,7 +127,8 @@ class ServedProxy(Proxy):
         """Score the first token that tells the targets apart; see the class.
 
         Raises:
-            EvidenceError: One target is a prefix of another, or the server gives no log-probabilities.
+            EvidenceError: One target is a prefix of another, the server gives no log-probabilities, or no target
+                is among the likeliest tokens.
         """
         # Character by character is what is meant here.
         prefix = os.path.commonprefix(list(targets)) if len(targets) > 1 else ""  # noqa: RUF071
@@ -223,6 +226,14 @@ class ServedProxy(Proxy):
         logprobs = answer.tokens[0].likeliest if answer.tokens else {}
         if not logprobs:
             raise no_logprobs(self.url)
+        # The bounds of targets that are not listed say nothing about which of them is likelier.
+        if len(rests) > 1 and not any(_listed(rest, logprobs) for rest in rests):
+            likeliest = max(logprobs, key=lambda token: logprobs[token])
+            raise EvidenceError(
+                f"{self.name} would begin with {likeliest[:_QUOTED]!r}: none of {', '.join(map(repr, rests))} "
+                f"is among its {len(logprobs)} likeliest tokens.",
+                hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
+            )
         return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), answer.prompt_tokens)
 
     def _ask(
@@ -259,16 +270,22 @@ class ServedProxy(Proxy):
         return self._connection.post("/chat/completions", body)
 
 
-def _score_of(target: str, logprobs: Mapping[str, float]) -> float:
-    """Log-probability of the likeliest token that a target may begin with, or the most that it can have."""
+def _listed(target: str, logprobs: Mapping[str, float]) -> list[float]:
+    """Return the log-probabilities of the tokens that a target may begin with, as far as they are listed."""
     wanted = target.strip()
-    starts = []
+    found = []
     for token, logprob in logprobs.items():
         text = token.strip()
         if text and wanted.startswith(text):
-            starts.append(logprob)
-    if starts:
-        return min(max(starts), 0.0)
+            found.append(logprob)
+    return found
+
+
+def _score_of(target: str, logprobs: Mapping[str, float]) -> float:
+    """Log-probability of the likeliest token that a target may begin with, or the most that it can have."""
+    listed = _listed(target, logprobs)
+    if listed:
+        return max(listed)
     # It is not among those that are listed: no likelier than the least of them, and not more than they leave over.
     left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
     return min(min(logprobs.values()), math.log(max(left_over, 1e-9)), 0.0)

@@ -10,6 +10,7 @@ from rgate_integrations.answer import AnswerRequest, write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.logprobs import message_logprobs
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.proxy.served import ServedProxy
@@ -195,7 +196,7 @@ def read_answer(given: Any) -> Draft:
     text = _text(given)
     if text is None:
         raise EvidenceError(f"The answer is a {type(given).__name__}, in which there is no text.")
-    tokens, logprobs = _logprobs(given)
+    tokens, logprobs = message_logprobs(getattr(given, "response_metadata", None))
     return Draft(
         text=text.strip(),
         tokens=tokens,
@@ -226,17 +227,3 @@ def _prompt_tokens(given: Any) -> int:
     usage = getattr(given, "usage_metadata", None)
     found = usage.get("input_tokens") if isinstance(usage, Mapping) else None
     return max(found, 0) if isinstance(found, int) else 0
-
-
-def _logprobs(given: Any) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return tokens and log-probabilities as OpenAI's chat API gives them, where LangChain keeps them."""
-    metadata = getattr(given, "response_metadata", None)
-    said = metadata.get("logprobs") if isinstance(metadata, Mapping) else None
-    content = said.get("content") if isinstance(said, Mapping) else None
-    tokens: list[str] = []
-    logprobs: list[float] = []
-    for each in content or []:
-        if each["token"]:  # the end of the turn has none
-            tokens.append(each["token"])
-            logprobs.append(min(float(each["logprob"]), 0.0))
-    return tuple(tokens), tuple(logprobs)

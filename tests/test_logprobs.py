@@ -1,0 +1,96 @@
+"""Log-probabilities of servers, files and frameworks: one reader, which takes nothing for certainty that is not."""
+
+import json
+import math
+
+import pytest
+from langchain_core.language_models.chat_models import SimpleChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+
+from rgate_integrations import load_gate
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import EvidenceError
+from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.logprobs import as_logprob, message_logprobs, read_logprobs
+from rgate_integrations.proxy.completion import read_completion
+from rgate_integrations.tuning.arms import read_answer
+from tests.begun_answers import Reader
+from tests.fake_server import answer, serving
+from tests.langchain_fakes import SINGLES, each
+
+CONTENT = [
+    {"token": "Par", "logprob": -0.5},
+    {"token": "is", "logprob": 1e-9},
+    {"token": "", "logprob": -0.1},
+]
+METADATA = {"logprobs": {"content": CONTENT}}
+
+
+def test_a_logprob_is_at_most_zero_and_finite():
+    assert [as_logprob(value) for value in (-1.5, 0.0, 1e-7, -math.inf)] == [-1.5, 0.0, 0.0, -9999.0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 0.9])
+def test_what_would_pass_for_certainty_is_refused(value):
+    with pytest.raises(ValueError, match="log-probability"):
+        as_logprob(value)
+    with pytest.raises(ValueError, match="log-probability"):
+        Draft(text="a", logprobs=(value,))
+    assert read_logprobs([{"token": "a", "logprob": value}]) == ((), ())
+    body = json.dumps(answer(tops={"Yes": value, "No": -1.0})).encode()
+    assert read_completion(body) is None
+
+
+def test_log_probabilities_in_other_spellings():
+    assert message_logprobs(METADATA) == (("Par", "is"), (-0.5, 0.0))
+    assert message_logprobs({"logprobs": CONTENT[:1]}) == (("Par",), (-0.5,))
+    for nothing in (
+        None,
+        {},
+        {"logprobs": None},
+        {"logprobs": {"content": [{"tok": "a"}]}},
+        {"logprobs": ["a"]},
+    ):
+        assert message_logprobs(nothing) == ((), ())
+
+
+@pytest.mark.parametrize("name", ["ik", "prompt", "self_eval", "slimplm"])
+def test_a_served_model_that_answers_none_of_the_targets_retrieves(name):
+    """Both targets would get the same bound: P(known) 0.5, which is not below the threshold."""
+    thinks = answer("<think>", {"<think>": -0.001, "<": -8.0, "Okay": -9.0})
+    with serving() as proxy:
+        decision = load_gate(name, proxy=proxy(thinks)).decide("What is my sister's name?")
+        assert (decision.retrieve, decision.error.type) == (True, "EvidenceError")
+        assert "'<think>'" in decision.error.message
+        with pytest.raises(EvidenceError, match="none of 'Yes', 'No' is among its 3 likeliest"):
+            proxy(thinks).score(IK_QUESTION, [{"question": "who?"}], ("Yes", "No"))
+
+
+class Whole(SimpleChatModel):
+    """Does not stream; tells its log-probabilities with the message."""
+
+    @property
+    def _llm_type(self):
+        return "whole"
+
+    def _call(self, messages, stop=None, run_manager=None, **options):
+        raise NotImplementedError
+
+    def _generate(self, messages, stop=None, run_manager=None, **options):
+        message = AIMessage("Paris", response_metadata=METADATA)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@each(SINGLES)
+def test_tune_and_the_router_read_the_same_log_probabilities(call):
+    judge = Reader()
+    router = RetrievalGate(judge).route(
+        retrieve=lambda question: "read", direct=Whole(), answer_first=AnswerFirst(tokens=4, first_look=None)
+    )
+    call(router, "a known one?")
+    ((draft,),) = judge.drafts
+    tuned = read_answer(AIMessage("Paris", response_metadata=METADATA))
+    assert (draft.tokens, draft.logprobs) == (tuned.tokens, tuned.logprobs) == (("Par", "is"), (-0.5, 0.0))
