@@ -12,7 +12,7 @@ import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 
@@ -84,10 +84,9 @@ def rename_folder(made: Path, target: Path) -> None:
         target: Its name.
 
     Raises:
-        ConfigurationError: A file has that name.
+        ConfigurationError: A file has that name, or a folder with something else in it.
     """
-    if target.is_file():
-        raise ConfigurationError(f"{str(target)!r} is a file.", hint="Give the name of a folder.")
+    check_replaceable(target, os.listdir(made))
     aside = _aside(target)
     if not target.exists() and aside.exists():
         aside.rename(target)
@@ -102,6 +101,26 @@ def rename_folder(made: Path, target: Path) -> None:
         aside.rename(target)
         raise
     _remove(aside)
+
+
+def check_replaceable(target: Path, names: Iterable[str]) -> None:
+    """Refuse to replace what is something else than a folder of the same kind: a typo must not cost what is there.
+
+    Args:
+        target: The name that a folder is going to have.
+        names: What is going to be in it. One of these, other than a README, shows that a folder is of the same kind.
+
+    Raises:
+        ConfigurationError: A file has that name, or a folder with something else in it.
+    """
+    if target.is_file():
+        raise ConfigurationError(f"{str(target)!r} is a file.", hint="Give the name of a folder.")
+    there = set(os.listdir(target)) if target.is_dir() else set()
+    if there and not (there & set(names)) - {"README.md"}:
+        raise ConfigurationError(
+            f"{str(target)!r} is a folder with something else in it, such as {min(there)!r}.",
+            hint="Give the name of another folder.",
+        )
 
 
 def existing_folder(folder: str | Path) -> Path:
@@ -153,8 +172,9 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 class JsonlLog:
     """A JSONL file that a run appends to, and that a run which is started again continues.
 
-    A last line that a kill left half written is cut off when the log is opened. Two runs that append at once need
-    a lock: see `rgate_integrations.locks.locked`.
+    A last line that a kill left half written is passed over, and cut off when something is appended. Opening and
+    reading change nothing: the file may turn out to be somebody else's. Two runs that append at once need a lock:
+    see `rgate_integrations.locks.locked`.
 
     Args:
         path: The file; it and its folder are made if they are missing.
@@ -165,11 +185,10 @@ class JsonlLog:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self._is_whole = False  # not known before something is appended
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-            with self.path.open("rb+") as file:
-                file.truncate(_end_of_last_line(file))
+            self.path.open("ab").close()  # so that what cannot be written to fails here
         except OSError as error:
             raise _not_written(self.path, error) from error
 
@@ -179,15 +198,23 @@ class JsonlLog:
         Raises:
             DataFormatError: A line is not JSON.
         """
-        return [value for _, value in read_jsonl(self.path)]
+        whole, _ = self._parts()
+        found = []
+        for number, line in enumerate(whole.split(b"\n"), start=1):
+            if line.strip():
+                found.append(_value(line, f"{self.path}, line {number}", ""))
+        return found
 
     def append(self, values: Iterable[Any]) -> None:
         """Append values, one a line: all of them or, with an error, none.
 
         Raises:
+            DataFormatError: The file holds no line that was appended, but something else.
             WriteError: They could not be written, such as on a full disk. The file ends as it did before.
         """
         lines = "".join(json_line(value) for value in values).encode()
+        if not self._is_whole:
+            self._cut_torn_line(lines)
         # Unbuffered: all lines go out in one write, so that those of another process do not come between.
         with self.path.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
@@ -198,6 +225,30 @@ class JsonlLog:
                 if isinstance(error, OSError):
                     raise _not_written(self.path, error) from error
                 raise
+
+    def _cut_torn_line(self, lines: bytes) -> None:
+        """Cut off what a kill left half written, before ``lines`` are appended for the first time."""
+        whole, torn = self._parts()
+        # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
+        if not whole and not lines.startswith(torn):
+            raise DataFormatError(
+                f"{str(self.path)!r} holds something else than what is written to it.",
+                hint="Name another file.",
+            )
+        if torn:
+            os.truncate(self.path, len(whole))
+        self._is_whole = True
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        """Return the whole lines, and what stands behind the last line feed."""
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise DataFormatError(
+                f"The file {str(self.path)!r} cannot be read: {error.strerror or error}."
+            ) from error
+        end = content.rfind(b"\n") + 1
+        return content[:end], content[end:]
 
 
 def json_line(value: Any) -> str:
@@ -226,11 +277,6 @@ def _value(line: bytes, where: str, hint: str) -> Any:
         return parsed_json(text)
     except ValueError as error:
         raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
-
-
-def _end_of_last_line(file: BinaryIO) -> int:
-    """Return how long a file is without what stands behind its last line feed."""
-    return file.read().rfind(b"\n") + 1
 
 
 def _write_all(file: io.FileIO, content: bytes) -> None:

@@ -1,5 +1,6 @@
 """Files: what a kill leaves, what damaged files say, and lines that hold more than ASCII."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -125,6 +126,51 @@ def test_a_log_goes_on_after_its_last_whole_line(tmp_path):
     assert again.values() == [{"a": "one\u2028two\x85"}]
     again.append([{"a": "é"}])
     assert path.read_bytes() == whole
+
+
+FOREIGN = {
+    "a note": b"all that I know, on one line",
+    "questions": b'{"question": "who?"}\n{"question": "what?"}',
+    "one question": b'{"question": "who?"}',
+    "weights": b"\x08\x00\x00\x00\x00\x00\x00\x00{}\n\xff\x00\x01tail",
+}
+
+
+@pytest.mark.parametrize("content", [pytest.param(value, id=name) for name, value in FOREIGN.items()])
+def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, content):
+    """A typo in ``answers=`` emptied a file of one line, and cost others their last one."""
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    log = JsonlLog(path)
+    with contextlib.suppress(DataFormatError):
+        log.values()
+    assert path.read_bytes() == content
+    if b"\n" not in content:  # no line of it says whose it is
+        with pytest.raises(DataFormatError, match="something else"):
+            log.append([{"made_with": {}}])
+        assert path.read_bytes() == content
+
+
+def test_a_first_line_that_was_torn_is_written_again(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"made_w')
+    log = JsonlLog(path)
+    assert log.values() == []
+    log.append([{"made_with": {}}])
+    assert log.values() == [{"made_with": {}}]
+
+
+def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    for name in ("chapter.md", "README.md"):
+        (tmp_path / "thesis" / name).write_text("years of work")
+    with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
+        write_folder(tmp_path / "thesis", {"gate.json": "{}", "README.md": "a card"})
+    assert (tmp_path / "thesis" / "chapter.md").read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+    (tmp_path / "empty").mkdir()
+    write_folder(tmp_path / "empty", {"gate.json": "{}"})
+    write_folder(tmp_path / "empty", {"gate.json": "{}", "README.md": "a card"})
 
 
 # --- a full disk ---------------------------------------------------------------------------------------------

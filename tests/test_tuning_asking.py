@@ -6,6 +6,7 @@ import pytest
 
 from rgate_integrations.errors import (
     ConfigurationError,
+    DataFormatError,
     EvidenceError,
     LockedError,
     ServerError,
@@ -281,3 +282,13 @@ def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report
     assert found.question.auc > 0.95
     for report in ("README.md", "report.html"):
         assert f"0 of {N} answers came with log-probabilities" in (found.folder / report).read_text()
+
+
+@pytest.mark.parametrize("content", ["one line of notes", '{"question": "who?"}\n{"question": "what?"}'])
+def test_a_typo_in_answers_costs_nothing(tmp_path, prior, content):
+    """The file is looked at before it is cut: a torn last line is ours only where the lines before it are."""
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(DataFormatError, match="something else"):
+        tuned(tmp_path, prior, answers=path)
+    assert path.read_text() == content

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.files import rename_folder
+from rgate_integrations.files import check_replaceable, rename_folder
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.saved.folder import ADAPTER
 from rgate_integrations.training.checkpoints import prepare
 from rgate_integrations.training.drafts import Progress, silent
 
@@ -119,6 +120,7 @@ def fine_tune(
 
     if not pairs:
         raise ConfigurationError("There is nothing to train on.")
+    check_replaceable(out, (ADAPTER,))
     proxy = LocalProxy(model)
     rows = []
     for pair in pairs:
