@@ -11,6 +11,8 @@ from rgate_integrations.logprobs import as_logprob
 
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["alone", "passages", "neither"]
+LONGEST_TOKEN = 32
+"""Characters of a token of a draft that are read. What a server or a caller gives as one token may be a whole text."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
@@ -97,25 +99,29 @@ class Draft(Frozen):
 
         A greedy draft of n tokens begins with the greedy draft of fewer, so one long draft serves every
         gate that asks for a shorter one. A draft without tokens is cut at white space instead: the text
-        is all there is to count.
+        is all there is to count. A token has at most `LONGEST_TOKEN` characters: what is longer is cut before any
+        model reads it.
 
         Args:
             tokens: How many to keep; 0 gives an empty draft.
         """
+        longest = tokens * LONGEST_TOKEN
+        kept = tuple(token[:LONGEST_TOKEN] for token in self.tokens[:tokens])
         if self.tokens:
-            length = len(self.tokens)
-            text = "".join(self.tokens[:tokens]).strip()
+            is_whole = kept == self.tokens
+            text = "".join(kept).strip()
         else:
-            words = self.text.split(" ") if self.text else []
+            beginning = self.text[:longest]
+            words = beginning.split(" ") if beginning else []
             scored = self.logprobs or self.entropies or ()
-            length = max(len(words), len(scored))
+            is_whole = max(len(words), len(scored)) <= tokens
             text = " ".join(words[:tokens])
-        if length <= tokens:
+        if is_whole and len(self.text) <= longest:
             return self
         cut = {
             "text": text,
             "token_ids": self.token_ids[:tokens],
-            "tokens": self.tokens[:tokens],
+            "tokens": kept,
             "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
             "entropies": None if self.entropies is None else self.entropies[:tokens],
             "margins": None if self.margins is None else self.margins[:tokens],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from rgate_integrations.errors import LockedError, WriteError
 HAS_LOCKS = fcntl is not None
 """Whether the system has such locks; where it has none, nothing is locked."""
 
+_LONGEST_ID = 20  # digits of a process id
 _UNKNOWN_HERE = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # some network file systems
 
 
@@ -35,7 +37,7 @@ def locked(target: str | Path, *, waiting: Callable[[], None] | None = None) -> 
 
     Raises:
         LockedError: Another process has the lock, and ``waiting`` is None. The message names the process.
-        WriteError: The lock file cannot be made.
+        WriteError: The lock file cannot be made, or what has its name is none: a link, or a file of somebody's.
     """
     if not HAS_LOCKS:
         yield
@@ -49,6 +51,8 @@ def locked(target: str | Path, *, waiting: Callable[[], None] | None = None) -> 
             f"Another process{_holder(path)} is writing to {str(target)!r}.",
             hint="Wait until it has ended, or name another place to write to.",
         ) from error
+    except WriteError:
+        raise
     except OSError as error:
         raise WriteError(
             f"{str(target)!r} cannot be written to: {error.strerror or error}.",
@@ -71,13 +75,17 @@ def _lock_file(target: Path) -> Path:
 def _opened(path: Path, waiting: Callable[[], None] | None) -> io.FileIO:
     """Open the lock file and lock it; raises BlockingIOError where it is held and nobody waits."""
     while True:
-        file = path.open("ab", buffering=0)
+        # A link is not followed: in a shared folder it may be another user's, to any file of ours.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        file = io.FileIO(descriptor, "r+b")
         try:
             _lock(file, waiting)
             if _is(file, path):
+                _check_ours(file, path)
                 with suppress(OSError):  # on a full disk: the lock is as good without the number
-                    file.truncate(0)
+                    file.seek(0)
                     file.write(str(os.getpid()).encode())
+                    file.truncate()
                 return file
         except BaseException:
             file.close()
@@ -96,6 +104,22 @@ def _lock(file: io.FileIO, waiting: Callable[[], None] | None) -> None:
     except OSError as error:
         if error.errno not in _UNKNOWN_HERE:
             raise
+
+
+def _check_ours(file: io.FileIO, path: Path) -> None:
+    """Refuse a file that is no lock file: one that has other names, too, or holds something else than a number.
+
+    Raises:
+        WriteError: It is none; nothing of it was changed.
+    """
+    facts = os.fstat(file.fileno())
+    is_plain = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
+    # A pipe is not read: it would wait.
+    if not is_plain or not (file.read(_LONGEST_ID + 1) or b"0").isdigit():
+        raise WriteError(
+            f"{str(path)!r} has the name of a lock file, and is something else.",
+            hint="Move it away, or name another place to write to.",
+        )
 
 
 def _is(file: io.FileIO, path: Path) -> bool:

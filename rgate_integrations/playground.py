@@ -38,6 +38,9 @@ EXAMPLES = [
     "Where was the composer Aarno Maliniemi born?",
 ]
 MAX_PASSAGES = 2_000
+MAX_UPLOAD = 8 << 20
+"""Bytes of an uploaded corpus."""
+_KEPT = 60  # seconds for which an upload is kept that nobody reads; what is read is removed at once
 _LEGEND = (1.0, 0.75, 0.5, 0.25, 0.0)
 CSS = """
 .rg{font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -223,11 +226,21 @@ def read_corpus(path: str | None) -> tuple[PassageIndex | None, str]:
         return None, f"{error.message} {error.hint}"
 
 
+def _read_upload(path: str | None) -> tuple[PassageIndex | None, str]:
+    """Read an uploaded corpus, and remove it."""
+    try:
+        return read_corpus(path)
+    finally:
+        if path is not None:
+            Path(path).unlink(missing_ok=True)
+
+
 class SentToThisMachine:
-    """Refuses requests that were sent to a name that is not this machine's.
+    """Refuses requests that were sent to a name that is not this machine's, or by a page from elsewhere.
 
     A page from elsewhere can point its own name at this machine (DNS rebinding); to the browser the two are one then.
-    What it cannot do is to send its requests under another name than its own.
+    What it cannot do is to send its requests under another name than its own. It can also send a form or a file to
+    this machine's own address: the browser then says where the page is from.
 
     Args:
         app: The page.
@@ -242,13 +255,19 @@ class SentToThisMachine:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve a request, or refuse it."""
-        if scope["type"] not in ("http", "websocket") or self.serves(_host_of(scope)):
+        if scope["type"] not in ("http", "websocket") or self._accepts(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             text = "This page is served under the address that `rgate playground` printed only.\n"
             await PlainTextResponse(text, status_code=421)(scope, receive, send)
+
+    def _accepts(self, scope: Any) -> bool:
+        named = _header(scope, b"host")
+        origin = _header(scope, b"origin")
+        is_own = not origin or origin.partition("://")[2] == named
+        return is_own and self.serves(_host_of(named))
 
     def serves(self, host: str) -> bool:
         """Return whether requests to this host are served; without port."""
@@ -257,9 +276,13 @@ class SentToThisMachine:
         return self._on_every_address and ("." not in host or _is_address(host))
 
 
-def _host_of(scope: Any) -> str:
-    """Return the host that a request was sent to, without its port; empty if it is not said or nonsense."""
-    named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+def _header(scope: Any, name: bytes) -> str:
+    value: bytes = dict(scope["headers"]).get(name, b"")
+    return value.decode("latin-1")
+
+
+def _host_of(named: str) -> str:
+    """Return the host of a ``Host`` header, without its port; empty if it is not said or nonsense."""
     try:
         return urlsplit(f"//{named}").hostname or ""
     except ValueError:
@@ -277,7 +300,9 @@ def _is_address(host: str) -> bool:
 def build(pipeline: Pipeline) -> Any:
     """Make the page."""
     playground = Playground(pipeline)
-    with gradio.Blocks(title="rgate playground", analytics_enabled=False) as page:
+    with gradio.Blocks(
+        title="rgate playground", analytics_enabled=False, delete_cache=(_KEPT, _KEPT)
+    ) as page:
         gradio.Markdown(
             "# Does the LLM know?\nA gate decides whether passages are needed. Move the threshold."
         )
@@ -307,7 +332,8 @@ def build(pipeline: Pipeline) -> Any:
             with gradio.Accordion("Passages", open=True):
                 passages = gradio.HTML(elem_id="rg-passages")
         with gradio.Accordion(
-            f"Your own passages (JSONL with text, title; at most {MAX_PASSAGES:,})", open=False
+            f"Your own passages (JSONL with text, title; at most {MAX_PASSAGES:,} and {MAX_UPLOAD >> 20} MiB)",
+            open=False,
         ):
             upload = gradio.File(file_types=[".jsonl"], type="filepath", label="Corpus")
             note = gradio.Markdown()
@@ -315,7 +341,7 @@ def build(pipeline: Pipeline) -> Any:
         for event in (button.click, question.submit):
             event(playground.ask, [question, threshold, index], shown, show_progress="minimal")
         threshold.change(gauge, [decision, threshold], route, show_progress="hidden")
-        upload.change(read_corpus, upload, [index, note])
+        upload.change(_read_upload, upload, [index, note])
     return page
 
 
@@ -339,6 +365,7 @@ def launch(pipeline: Pipeline, host: str, port: int, *, open_browser: bool, wait
         server_name=host,
         server_port=port,
         share=False,
+        max_file_size=MAX_UPLOAD,
         inbrowser=open_browser,
         css=CSS,
         theme=gradio.themes.Default(**fonts),

@@ -272,3 +272,40 @@ def test_arrays_are_sequences_too(scripted):
     assert [d.p_known for d in found] == [0.5, 0.75, 0.0]
     assert [d.retrieve for d in found] == [False, True, True]
     assert load_gate("constant:never").decide("who?", threshold=np.float32(0.5)).threshold == 0.5
+
+
+class Counting(ScriptedProxy):
+    """Notes how long each text is that it is given to cut or to read."""
+
+    def __init__(self):
+        super().__init__()
+        self.lengths = []
+
+    def cut(self, text, tokens):
+        self.lengths.append(len(text))
+        return text[: tokens * 4] if len(text) > tokens * 4 else None
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        self.lengths += [len(text) for each in values for text in each.values()]
+        return super().score(prompt, values, targets, adapter=adapter)
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft(text="x" * 320_000),
+        Draft(text="x" * 320_000, logprobs=(-0.1,) * 32),
+        Draft(text="x" * 12_800, tokens=("x" * 400,) * 32, logprobs=(-0.1,) * 32),
+        Draft(text="x" * 320_000, tokens=("x",), logprobs=(-0.1,)),
+    ],
+    ids=["one word", "with log-probabilities", "long tokens", "tokens that are not its own"],
+)
+def test_a_draft_is_cut_before_any_of_it_is_encoded(draft):
+    """Tokens of 400 characters took 32 s and held up all other callers, and longer ones 14 GB."""
+    proxy = Counting()
+    gate = load_gate("ik", proxy=proxy)
+    decision = gate.decide_batch(["who?"], drafts=[draft])[0]
+    assert decision.error is None
+    assert max(proxy.lengths) <= 32 * 32
+    assert len(decision.draft.text) <= 32 * 32
+    assert not decision.draft.finished

@@ -1,10 +1,13 @@
 """A server that drips, lies, or answers in any shape: a draft or a typed error, in time, and no secret in either."""
 
+import contextlib
+import gzip
 import json
 import logging
 import socketserver
 import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from rgate_integrations.gates.ik import IK_QUESTION
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.proxy.completion import read_completion
 from rgate_integrations.proxy.served import ServedProxy
+from rgate_integrations.proxy.server import LONGEST_BODY
 from tests.fake_server import answer, serving
 from tests.patience import PATIENCE
 from tests.test_hostile_files import changed
@@ -86,6 +90,61 @@ def test_who_waits_while_the_connection_is_closed_gets_an_error():
         proxy.close()
         thread.join(PATIENCE)
         assert failed == [ServerError]
+
+
+class Counted:
+    """A body that goes on for as long as somebody reads, and how much of it was taken."""
+
+    def __init__(self, headers, piece):
+        self.headers = headers
+        self.piece = piece
+        self.sent = 0
+
+    @contextmanager
+    def serving(self):
+        body = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(200)
+                for name, value in body.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    while body.sent < 20 * LONGEST_BODY:
+                        self.wfile.write(body.piece)
+                        body.sent += len(body.piece)
+
+            def log_message(self, *args):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def test_no_more_of_an_answer_is_read_than_an_answer_can_have():
+    """1.5 MB of gzip became 3.1 GB and 23 s against a timeout of 20."""
+    endless = Counted({}, b" " * 65536)
+    with endless.serving() as url:
+        proxy = ServedProxy(url, "m", retries=3)
+        with pytest.raises(ServerError, match="more than 16 MiB"):
+            proxy.generate(ANSWER, VALUES[:1], tokens=3)
+        proxy.close()
+    assert endless.sent < 3 * LONGEST_BODY, "what the sockets hold may have been sent on"
+
+
+def test_a_packed_answer_is_not_unpacked():
+    packed = Counted({"Content-Encoding": "gzip"}, gzip.compress(b" " * 1_000_000))
+    with packed.serving() as url:
+        decision = load_gate("ik", tokens=0, proxy=ServedProxy(url, "m")).decide("who?")
+    assert (decision.retrieve, decision.error.type) == (True, "ServerError")
+    assert "packed its answer (gzip)" in decision.error.message
 
 
 CHAT = answer(tops={"Yes": -0.1, "No": -2.5})

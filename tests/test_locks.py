@@ -179,3 +179,30 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(WriteError, match="cannot be written to") as caught, locked(tmp_path / "file" / "out"):
         pytest.fail("it is below a file")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("make", ["a symbolic link", "a hard link", "a file", "a pipe"])
+def test_what_is_no_lock_file_is_left_as_it_is(tmp_path, make):
+    """In a shared folder another user's link to a file of ours emptied it."""
+    precious, lock = tmp_path / "precious", tmp_path / ".out.lock"
+    precious.write_text("years of work")
+    if make == "a symbolic link":
+        lock.symlink_to(precious)
+    elif make == "a hard link":
+        os.link(precious, lock)
+    elif make == "a file":
+        lock.write_text("years of work")
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(WriteError, match=r"symbolic links|is something else"), locked(tmp_path / "out"):
+        pass
+    assert precious.read_text() == "years of work"
+    assert lock.exists()
+    assert make == "a pipe" or lock.read_text() == "years of work"
+
+
+def test_a_lock_file_that_a_killed_process_left_is_taken_over(tmp_path):
+    (tmp_path / ".out.lock").write_text("12345678901")
+    with locked(tmp_path / "out"):
+        assert (tmp_path / ".out.lock").read_text() == str(os.getpid())
+    assert not (tmp_path / ".out.lock").exists()

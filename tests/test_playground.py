@@ -22,8 +22,10 @@ from tests.scripted_proxy import ScriptedProxy
 
 pytest.importorskip("gradio", reason="gradio comes with the dev extra")
 from rgate_integrations.playground import (
+    MAX_UPLOAD,
     Playground,
     SentToThisMachine,
+    _read_upload,
     claims_html,
     draft_html,
     gauge,
@@ -198,6 +200,56 @@ def test_a_page_from_elsewhere_cannot_pretend_to_be_this_one():
                 connection.close()
     finally:
         served.close()
+
+
+def uploaded(port, content, **headers):
+    """Upload a file as a form does; returns the status and the body of the answer."""
+    mark = "----mark"
+    form = f'--{mark}\r\nContent-Disposition: form-data; name="files"; filename="a.jsonl"\r\n\r\n'.encode()
+    form += content + f"\r\n--{mark}--\r\n".encode()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    headers = {"Content-Type": f"multipart/form-data; boundary={mark}"} | headers
+    connection.request("POST", "/gradio_api/upload", body=form, headers=headers)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_uploads_are_small_from_this_page_and_removed():
+    port, pipeline = free_port(), Pipeline(load_gate("constant:never"), None, ScriptedProxy())
+    line = b'{"text": "Bread is baked."}\n'
+    served = launch(pipeline, "127.0.0.1", port, open_browser=False, wait=False)
+    try:
+        for origin in (
+            "http://evil.test",
+            "null",
+            "http://127.0.0.1:1",
+            f"http://127.0.0.1.evil.test:{port}",
+        ):
+            assert uploaded(port, line, Origin=origin)[0] == 421, origin
+        assert uploaded(port, line, Origin=f"http://127.0.0.1:{port}")[0] == 200
+        status, body = uploaded(port, line)
+        assert status == 200
+        (path,) = json.loads(body)
+        assert uploaded(port, b" " * (MAX_UPLOAD + 1))[0] == 413
+        assert Path(path).read_bytes() == line
+    finally:
+        served.close()
+    for _ in range(PATIENCE * 10):  # the server's own thread ends when it ends
+        if not Path(path).exists():
+            break
+        time.sleep(0.1)
+    assert not Path(path).exists()
+
+
+def test_an_upload_is_removed_when_it_is_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("{}")
+    assert "line 1" in _read_upload(str(path))[1]
+    assert not path.exists()
+    assert _read_upload(None)[0] is None
 
 
 @pytest.mark.model

@@ -180,6 +180,15 @@ def test_raw_prompts_are_completions_in_either_shape(fake):
     assert score.logprobs == (-1.5, -0.3)
 
 
+def test_what_a_server_takes_for_a_token_is_cut(fake):
+    whole = answer("x" * 40_000)
+    whole["choices"][0]["logprobs"]["content"] = [{"token": "x" * 400, "logprob": -0.1}] * 100
+    (draft,) = fake(whole).generate(ANSWER, VALUES[:1], tokens=3)
+    assert (draft.tokens, draft.text, draft.finished) == (("x" * 32,) * 3, "x" * 96, False)
+    (draft,) = fake(answer("x" * 40_000, logprobs=False)).generate(ANSWER, VALUES[:1], tokens=3)
+    assert (draft.text, draft.finished) == ("x" * 96, False)
+
+
 def test_control_tokens_of_a_question_are_not_sent(fake):
     proxy = fake(answer())
     proxy.generate(ANSWER, [{"question": "a<|im_end|>b</s>c<end_of_turn>d"}], tokens=1)

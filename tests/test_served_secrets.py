@@ -112,7 +112,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
         raise httpx.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'")
 
     proxy = fake(answer(), api_key=KEY, retries=0)
-    monkeypatch.setattr(httpx.AsyncClient, "post", refuse)
+    monkeypatch.setattr(httpx.AsyncClient, "send", refuse)
     with pytest.raises(ServerError, match="Illegal header value") as caught:
         proxy.generate(ANSWER, VALUES[:1], tokens=1)
     assert_harmless([caught.value], caplog)

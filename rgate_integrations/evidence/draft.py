@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rgate_integrations.decision import Cost, Draft, DraftSource
+from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -78,10 +78,14 @@ class DraftSpec(EvidenceSpec[Draft]):
         """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
         if given.tokens or given.logprobs is not None or len(given.text) <= self.tokens:
             return given.head(self.tokens)
-        text = context.cut(given.text, self.tokens) if self.tokens else ""
-        if text is not None:
-            given = given.model_copy(update={"text": text.strip(), "finished": False})
-        return given.head(self.tokens)
+        # A part of it first: counting the tokens of a whole book takes minutes.
+        part = given.text[: self.tokens * LONGEST_TOKEN]
+        text = context.cut(part, self.tokens) if self.tokens else ""
+        if text is None and part == given.text:
+            return given.head(self.tokens)
+        shorter = part if text is None else text
+        cut = given.model_copy(update={"text": shorter.strip(), "finished": False})
+        return cut.head(self.tokens)
 
     def _write(self, context: Context) -> Sequence[Draft]:
         if self.tokens == 0:

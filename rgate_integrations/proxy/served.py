@@ -181,7 +181,7 @@ class ServedProxy(Proxy):
         tokens = answer.tokens
         if tokens and not tokens[-1].text:  # the end of the turn
             tokens = tokens[:-1]
-        return Draft(
+        draft = Draft(
             text=answer.text.strip(),
             tokens=tuple(token.text for token in tokens),
             logprobs=tuple(token.logprob for token in tokens) if tokens else None,
@@ -190,6 +190,7 @@ class ServedProxy(Proxy):
             model=self.name,
             prompt_tokens=answer.prompt_tokens,
         )
+        return draft.head(options["max_tokens"])  # whatever the server takes for a token
 
     def _written(
         self, prompt: PromptTemplate, values: Values, adapter: str | None, options: dict[str, Any]

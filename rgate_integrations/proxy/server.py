@@ -22,6 +22,8 @@ __all__ = ["ServerConnection", "no_logprobs"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _BUSY = {408, 429, 500, 502, 503, 504}
+LONGEST_BODY = 16 << 20
+"""Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
 _QUOTED = 300  # characters of a server's own words in an error
 
 
@@ -120,12 +122,13 @@ class ServerConnection:
             if isinstance(response, str):
                 trouble = response
                 continue
-            if response.status_code in _BUSY:
-                trouble = f"it answered {response.status_code}"
+            status, content = response
+            if status in _BUSY:
+                trouble = f"it answered {status}"
                 continue
-            if response.status_code >= 400:
-                raise self._refusal(response.status_code, response.text)
-            answer = read_completion(response.content)
+            if status >= 400:
+                raise self._refusal(status, content.decode(errors="replace"))
+            answer = read_completion(content)
             if answer is None:
                 raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
             return answer
@@ -135,15 +138,18 @@ class ServerConnection:
             hint="Is it running, and is the URL its /v1?",
         )
 
-    def _sent(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a request once; returns the response of httpx with its whole body, or what went wrong."""
+    def _sent(self, path: str, body: dict[str, Any]) -> tuple[int, bytes] | str:
+        """Send a request once; returns the status and body of what it answered, or what went wrong."""
         client = self._http()
         import httpx
 
-        async def answer() -> Any:
+        async def answer() -> tuple[int, bytes]:
             # httpx bounds the wait for each next piece: who sends a byte a second would never be late.
-            async with asyncio.timeout(self.timeout):
-                return await client.post(self.url + path, json=body)
+            async with (
+                asyncio.timeout(self.timeout),
+                client.stream("POST", self.url + path, json=body) as response,
+            ):
+                return response.status_code, await self._read(response)
 
         future = asyncio.run_coroutine_threadsafe(answer(), _event_loop())
         try:
@@ -157,6 +163,21 @@ class ServerConnection:
         except BaseException:  # Ctrl-C: nobody waits for the answer any more
             future.cancel()
             raise
+
+    async def _read(self, response: Any) -> bytes:
+        """Read a body as it came. It is not unpacked: a megabyte of gzip can be gigabytes, and none was asked for."""
+        packed = response.headers.get("content-encoding", "identity")
+        if packed != "identity":
+            said = self.credentials.redact(packed)[:_QUOTED]
+            raise ServerError(f"The server at {self.url} packed its answer ({said}), unasked.")
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > LONGEST_BODY:
+                raise ServerError(
+                    f"The server at {self.url} answered more than {LONGEST_BODY >> 20} MiB, and was not read on."
+                )
+        return bytes(body)
 
     def _refusal(self, status: int, text: str) -> Exception:
         """Build the error for a request that was refused; ``text`` is the body as it came."""
@@ -184,7 +205,7 @@ class ServerConnection:
                 options = {
                     "timeout": self.timeout,
                     # A login goes here too, and not into the URL, which httpx writes to its log.
-                    "headers": self.credentials.headers(),
+                    "headers": {"Accept-Encoding": "identity"} | self.credentials.headers(),
                     "limits": httpx.Limits(max_connections=most, max_keepalive_connections=most),
                 }
                 self._client = _new_client(options)
