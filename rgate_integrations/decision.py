@@ -12,7 +12,7 @@ from rgate_integrations.logprobs import as_logprob
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["alone", "passages", "neither"]
 LONGEST_TOKEN = 32
-"""Characters of a token of a draft that are read. What a server or a caller gives as one token may be a whole text."""
+"""Characters of a draft's token that are read. What is given as one token may be a whole text."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 

@@ -13,11 +13,15 @@ from rgate_integrations.errors import (
     WriteError,
 )
 from rgate_integrations.files import JsonlLog
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.hybrid import HybridIndex
 from rgate_integrations.locks import locked
-from rgate_integrations.tuning.arms import read_answer
-from rgate_integrations.tuning.asking import STOP_AFTER
+from rgate_integrations.tuning.arms import ModelArm, read_answer
+from rgate_integrations.tuning.asking import STOP_AFTER, Answers
 from tests.fake_server import Fake, serving
 from tests.patience import PATIENCE
+from tests.scripted_proxy import ScriptedProxy
+from tests.test_hybrid import Words
 from tests.tuning_parts import Direct, N, by_number, known, questions, retrieve, shipped, tuned
 
 
@@ -292,3 +296,26 @@ def test_a_typo_in_answers_costs_nothing(tmp_path, prior, content):
     with pytest.raises(DataFormatError, match="something else"):
         tuned(tmp_path, prior, answers=path)
     assert path.read_text() == content
+
+
+def test_two_runs_for_one_gate_are_refused_whatever_their_answers(tmp_path, prior):
+    """The second to end replaced the first's gate, without ``update``."""
+    with locked(tmp_path / "my-gate"), pytest.raises(LockedError):
+        tuned(tmp_path, prior, answers=tmp_path / "other.jsonl")
+    tuned(tmp_path, prior, answers=tmp_path / "other.jsonl")
+
+
+def test_answers_with_two_indexes_do_not_mix(tmp_path):
+    def answers(*texts, make=lambda index: index):
+        passages = [Passage(str(number), text) for number, text in enumerate(texts)]
+        index = make(PassageIndex.build(passages, Words()))
+        arms = {"direct": ModelArm(ScriptedProxy()), "retrieve": ModelArm(ScriptedProxy(), index)}
+        return Answers(tmp_path / "answers.jsonl", arms)
+
+    answers("Oulu is a city.", "It rains.")
+    answers("Oulu is a city.", "It rains.")
+    for other in (("Oulu is a city.",), ("Oulu is a city.", "It snows.")):
+        with pytest.raises(ConfigurationError, match="mixed answers would train a wrong gate"):
+            answers(*other)
+    with pytest.raises(ConfigurationError, match="HybridIndex"):
+        answers("Oulu is a city.", "It rains.", make=HybridIndex)

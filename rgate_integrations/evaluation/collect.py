@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.evaluation.paired import record_id
 from rgate_integrations.files import JsonlLog, parsed_json
-from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.index.retriever import Retriever, told_apart
 from rgate_integrations.loading import load_gate
 from rgate_integrations.locks import locked
 from rgate_integrations.pipeline import Pipeline
@@ -234,18 +233,8 @@ def _made_with(
         "judge": "" if judge is None else judge.name,
     }
     if index is not None:
-        facts |= {"index": _index_name(index), "k": k, "prompt_with_passages": ANSWER_WITH_PASSAGES.hash}
+        facts |= {"index": told_apart(index), "k": k, "prompt_with_passages": ANSWER_WITH_PASSAGES.hash}
     return facts
-
-
-def _index_name(index: Retriever) -> str:
-    """Say which index it is, as far as can be told without reading all of it."""
-    parts = [type(index).__name__]
-    if isinstance(index, Sized):
-        parts.append(f"{len(index)} passages")
-    if isinstance(index, PassageIndex):
-        parts.append(index.embedder.identity)
-    return ", ".join(parts)
 
 
 def _check_made_alike(record: Mapping[str, Any], made_with: Mapping[str, str | int], out: Path) -> None:

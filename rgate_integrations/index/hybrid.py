@@ -12,6 +12,7 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.passage_index import PassageIndex
+from rgate_integrations.index.passages import digest_of
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
 from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
 
@@ -73,6 +74,12 @@ class HybridIndex:
 
     def __len__(self) -> int:
         return len(self.dense)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when another search result may come; all passages are read for it."""
+        reranker = "" if self.rerank is None else getattr(self.rerank, "name", type(self.rerank).__name__)
+        return digest_of((), self.dense.fingerprint, str(self.pool), reranker)
 
     @property
     def bm25(self) -> BM25Index:

@@ -15,7 +15,15 @@ from rgate_integrations.errors import ConfigurationError, IndexMismatchError, RG
 from rgate_integrations.flow import Call, Flow, run
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.folder import Contents, read_index, write_index
-from rgate_integrations.index.passages import Passage, PassageStore, Record, as_id, as_records, known_id
+from rgate_integrations.index.passages import (
+    Passage,
+    PassageStore,
+    Record,
+    as_id,
+    as_records,
+    digest_of,
+    known_id,
+)
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
 from rgate_integrations.processes import ForkSafeLock
@@ -79,6 +87,15 @@ class PassageIndex:
     def __iter__(self) -> Iterator[Passage]:
         with self._lock:
             return (passage for _, passage in iter(self._store))
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when another search result may come: with any passage, the embedder or the metric.
+
+        All passages are read for it.
+        """
+        with self._lock:
+            return digest_of(self, self.embedder.identity, self.metric)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,14 @@ class Passage:
     def searchable(self) -> str:
         """Title and text, as they are embedded."""
         return f"{self.title}. {self.text}" if self.title else self.text
+
+
+def digest_of(passages: Iterable[Passage], *facts: str) -> str:
+    """Return what tells a corpus apart from another: a hash of its passages, in their order, and of further facts."""
+    digest = hashlib.sha256(repr(facts).encode())
+    for passage in passages:
+        digest.update(repr((passage.id, passage.title, passage.text)).encode(errors="backslashreplace"))
+    return digest.hexdigest()[:16]
 
 
 def as_id(given: Any) -> Any:

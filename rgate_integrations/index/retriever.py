@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,17 @@ class Retriever(Protocol):
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first."""
+
+
+def told_apart(index: Retriever) -> str:
+    """Return what tells an index apart from others: its ``fingerprint`` or, if it has none, its size.
+
+    Answers that are given with passages of one index are not to be mixed with those of another.
+    """
+    told = getattr(index, "fingerprint", None)
+    if told is None and isinstance(index, Sized):
+        told = f"{len(index)} passages"
+    return f"{type(index).__name__}, {told}" if told else type(index).__name__
 
 
 def passage_id(hit: Hit) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from rgate_integrations.answer import AnswerRequest, write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.index.retriever import Retriever, told_apart
 from rgate_integrations.logprobs import message_logprobs
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.proxy.base import Proxy
@@ -85,7 +85,7 @@ class ModelArm:
         if isinstance(self.llm, ServedProxy):
             facts["server"] = self.llm.url
         if self.index is not None:
-            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": type(self.index).__name__}
+            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": told_apart(self.index)}
         if self.seed is not None:
             facts |= {"temperature": TEMPERATURE, "seed": self.seed}
         return facts

@@ -176,7 +176,6 @@ def tune(
     """
     options = options or TuneOptions()
     folder = Path(out)
-    _check_out(folder, update)
     kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
@@ -187,7 +186,8 @@ def tune(
     asked = read_log(questions)
     if options.sample is not None:
         asked = sampled(asked, options.sample, embedder, options.seed)
-    with locked(kept):
+    with locked(folder), locked(kept):
+        _check_out(folder, update)
         log = Answers(kept, arms)
         if before is not None:
             before(_plan(asked, log))
