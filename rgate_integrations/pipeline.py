@@ -236,11 +236,15 @@ class Pipeline:
             answers[position] = draft
         return answers
 
-    def warm_up(self) -> None:
-        """Use every model once, so that the first question's times are those of its own work."""
+    def warm_up(self, *, search: bool = True) -> None:
+        """Use every model once, so that the first question's times are those of its own work.
+
+        Args:
+            search: Whether to search, too; a question that the LLM knows needs no index.
+        """
         question = "Is this a question?"
         self.decide([question])
-        if self.index is not None:
+        if self.index is not None and search:
             self.index.search([question], 1)
         write_answers(self.llm, [AnswerRequest.closed_book(question, tokens=1)])
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.files import json_line, write_atomically
+from rgate_integrations.engine import DecisionEngine
+from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.files import json_line, json_text, write_atomically
 from rgate_integrations.records import read_records
+from rgate_integrations.saved.config import CONFIG
 
 try:
     import ray
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
 """What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
+
+
+_MADE_WITH = ".made_with.json"
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def gate_files(
     """Decide for every question of JSONL files, a file at a time on each worker.
 
     A file's result gets its name once it is complete, so a run that is started again does the missing files only; a
-    worker that dies is replaced, and its file is done again.
+    worker that dies is replaced, and its file is done again. The folder says which gate made its results.
 
     Args:
         paths: JSONL files with ``question`` a line; their names must differ. Many small ones are shared out best.
@@ -99,9 +104,11 @@ def gate_files(
         The results, in the order of ``paths``.
 
     Raises:
+        ConfigurationError: The folder has results of another gate.
         DataFormatError: Two files have the same name, or a line has no question.
     """
-    return _over_files(_Decides, (gate, batch_size), paths, out, _workers(workers), report)
+    arguments = (gate, batch_size)
+    return _over_files(_Decides, arguments, _facts_of(gate), paths, out, _workers(workers), report)
 
 
 def collect_files(
@@ -129,9 +136,14 @@ def collect_files(
 
     Returns:
         The results, in the order of ``paths``.
+
+    Raises:
+        ConfigurationError: The folder has results of another LLM or index, or with other lengths.
+        DataFormatError: Two files have the same name, or a line is no question.
     """
     arguments = (llm, None if index is None else str(index), k, tokens)
-    return _over_files(_Collects, arguments, paths, out, _workers(workers), report)
+    facts = dict(zip(("llm", "index", "k", "tokens"), arguments, strict=True))
+    return _over_files(_Collects, arguments, facts, paths, out, _workers(workers), report)
 
 
 class _Columns:
@@ -187,6 +199,7 @@ class _Collects:
 def _over_files(
     work: type,
     arguments: tuple[Any, ...],
+    facts: dict[str, Any],
     paths: Sequence[str | Path],
     out: str | Path,
     workers: Workers,
@@ -199,6 +212,7 @@ def _over_files(
     if len(set(results.values())) < len(paths):
         raise DataFormatError("Two files have the same name.", hint="Results are named after the files.")
     missing = [path for path, result in results.items() if not result.exists()]
+    _check_made_alike(folder, facts, begun=len(missing) < len(results))
     if not missing:
         return list(results.values())
     # A worker that dies, say for want of memory, is started again twice, and its file is done again.
@@ -216,6 +230,26 @@ def _over_files(
         if report is not None:
             report(done, len(paths))
     return list(results.values())
+
+
+def _check_made_alike(folder: Path, facts: dict[str, Any], *, begun: bool) -> None:
+    """Write down what makes the results of a folder, or refuse to go on with those that were made otherwise."""
+    note, told = folder / _MADE_WITH, json_text(facts)
+    if begun and (not note.is_file() or note.read_text(encoding="utf-8") != told):
+        raise ConfigurationError(
+            f"{str(folder)!r} has results that were made with something else, or nobody knows with what.",
+            hint="Name another folder for the results.",
+        )
+    write_atomically(note, told)
+
+
+def _facts_of(gate: DecidesBatches | str | None) -> dict[str, Any]:
+    """Return what tells a gate apart from others: what it is and, where it was trained, its ``gate.json``."""
+    engine = _loaded(gate)
+    facts = {"gate": engine.to_json() if isinstance(engine, DecisionEngine) else type(engine).__name__}
+    if isinstance(gate, str) and (Path(gate) / CONFIG).is_file():
+        facts["saved"] = (Path(gate) / CONFIG).read_text(encoding="utf-8")
+    return facts
 
 
 def _workers(workers: Workers | int) -> Workers:

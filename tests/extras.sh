@@ -17,7 +17,8 @@ tests/wheel.sh
 
 fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,train]" \
   pytest pytest-asyncio pytest-timeout langchain-tests hypothesis
-"$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_langgraph.py tests/test_llama_index*.py
+"$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_langgraph.py tests/test_llama_index*.py \
+  tests/test_evaluation.py
 echo "lowest versions: ok"
 
 # The three wheels as a package index would have them, each thin one in an environment of its own.

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.options import DEFAULT_GATE
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.errors import ConfigurationError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.loading import load_gate
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
@@ -105,6 +106,29 @@ def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
     with pytest.raises(ModelLoadError, match="no index") as caught:
         open_index(None, notices)
     assert "rgate download encyclopedia-leads" in caught.value.hint
+
+
+@pytest.mark.parametrize(("gate", "opened"), [("constant:never", 0), ("constant:always", 1)])
+def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, scripted, gate, opened):
+    """It built one of 10,033 passages first, for "What is the capital of France?" too."""
+    from rgate_integrations.cli import opening
+
+    found = []
+
+    class Index:
+        def search(self, queries, k):
+            return [[] for _ in queries]
+
+    def open_index(folder, notices):
+        found.append(folder)
+        return Index()
+
+    monkeypatch.setattr(opening, "open_index", open_index)
+    monkeypatch.setattr(opening, "open_llm", lambda *given: scripted)
+    done = rgate("ask", "--gate", gate, "who?", "what?")
+    assert (done.exit_code, len(found)) == (0, opened), done.output
+    with pytest.raises(IndexNotFoundError):
+        opening.LaterIndex(Path("no-such-folder"), None)
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):

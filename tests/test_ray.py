@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 
 ray = pytest.importorskip("ray", reason="ray comes with the dev extra")
 
@@ -56,7 +56,9 @@ def test_files_are_decided_once_each(shards, tmp_path):
     }
     results[1].unlink()
     results[0].write_text("left alone")
-    gate_files(shards, out, "constant:always", workers=2)
+    with pytest.raises(ConfigurationError, match="made with something else"):
+        gate_files(shards, out, "constant:always", workers=2)
+    gate_files(shards, out, "constant:never", workers=2)
     assert results[0].read_text() == "left alone"
     assert lines(results[1])[0]["retrieve"] is True
     assert lines(results[2])[0]["retrieve"] is False

@@ -13,6 +13,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.gates.registry import loadable
 from rgate_integrations.loading import DEFAULT_GATE
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.saved import push_to_hub
@@ -314,3 +315,14 @@ def test_the_model_that_a_gate_was_trained_on(artifact, tmp_path):
     (folder / "gate.json").write_text("{")
     with pytest.raises(ModelLoadError, match="cannot be read"):
         trained_on(folder)
+
+
+@pytest.mark.parametrize("name", ["tuned", "ik", "ik:2", "mine", "gates/tuned"])
+def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printed(
+    tmp_path, monkeypatch, name
+):
+    monkeypatch.chdir(tmp_path)
+    never = load_gate("constant:never").gate
+    save_calibrated(never.config(), {}, 0.25, {}, Path(name))
+    assert load_gate(loadable(name)).decide("who?").p_known == 1.0
+    assert loadable(name) in (name, f"./{name}")

@@ -51,7 +51,9 @@ def ask(
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""
     notices = Terminal(stderr=True)
-    pipeline = open_pipeline(gate, notices, proxy=proxy, llm=llm, index=index, k=k, answer_first=answer_first)
+    pipeline = open_pipeline(
+        gate, notices, proxy=proxy, llm=llm, index=index, k=k, answer_first=answer_first, search_later=True
+    )
     console = Terminal()
     failed = False
     for question in typed_questions(questions):

@@ -71,7 +71,7 @@ def calibrate(
     from rgate_integrations.calibration import calibrate as calibrate_threshold
     from rgate_integrations.evaluation.paired import read_paired
     from rgate_integrations.gates.calibrated import Method
-    from rgate_integrations.gates.registry import prompt_hashes
+    from rgate_integrations.gates.registry import loadable, prompt_hashes
     from rgate_integrations.saved.calibrated import save_calibrated
 
     policy = _Promise(budget, max_loss, cost, confidence).policy()
@@ -94,4 +94,5 @@ def calibrate(
         f"threshold {found.chosen.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
-    console.print(f'Saved. Use it as load_gate("{out}") or --gate {out}.', soft_wrap=True)
+    name = loadable(out)
+    console.print(f'Saved. Use it as load_gate("{name}") or --gate {name}.', soft_wrap=True)

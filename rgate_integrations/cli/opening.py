@@ -15,6 +15,7 @@ from rgate_integrations.locks import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
+    from rgate_integrations.index.retriever import Hit
     from rgate_integrations.pipeline import Pipeline
     from rgate_integrations.proxy.base import Proxy
 
@@ -30,6 +31,7 @@ def open_pipeline(
     index: Path | None = None,
     k: int = 3,
     answer_first: bool | None = None,
+    search_later: bool = False,
 ) -> Pipeline:
     """Open everything that answers questions, and use each model once.
 
@@ -41,6 +43,7 @@ def open_pipeline(
         index: Folder of an index; the demo's corpus when None.
         k: Maximum number of passages a question.
         answer_first: Whether the LLM begins to answer and the gate judges that; None where the gate is the default.
+        search_later: Whether the index is opened, or built, by the first question that is searched for.
     """
     from rgate_integrations.answer_first_gate import AnswerFirstGate
     from rgate_integrations.calling import DecidesBatches
@@ -53,10 +56,38 @@ def open_pipeline(
     loaded = load_gate(gate, proxy=proxy)
     answering = open_llm(llm, loaded.get_proxy(), notices)
     deciding: DecidesBatches = AnswerFirstGate(answering, loaded) if begins else loaded
-    pipeline = Pipeline(deciding, open_index(index, notices), answering, k=k)
+    searched = LaterIndex(index, notices) if search_later else open_index(index, notices)
+    pipeline = Pipeline(deciding, searched, answering, k=k)
     with notices.status("loading models"):
-        pipeline.warm_up()
+        pipeline.warm_up(search=not search_later)
     return pipeline
+
+
+class LaterIndex:
+    """An index that is opened by the first search: the demo's is built then, which takes minutes.
+
+    Args:
+        folder: Its folder; the demo's corpus when None.
+        notices: Where progress is shown.
+
+    Raises:
+        IndexNotFoundError: There is no such folder.
+    """
+
+    def __init__(self, folder: Path | None, notices: Terminal) -> None:
+        if folder is not None and not folder.exists():
+            raise IndexNotFoundError(
+                f"There is no folder {str(folder)!r}.", hint="rgate index build makes one."
+            )
+        self._folder = folder
+        self._notices = notices
+        self._index: PassageIndex | None = None
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Search, and open the index before the first search."""
+        if self._index is None:
+            self._index = open_index(self._folder, self._notices)
+        return self._index.search(queries, k)
 
 
 def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:

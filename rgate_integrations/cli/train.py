@@ -106,7 +106,10 @@ def train(
             use, metrics = f"ModelRewriter(proxy, adapter={str(out)!r})", {}
         else:
             metrics = _train_gate(gate, paths, model, out, options, bar, own=own)
-            use = f'load_gate("{out}") or --gate {out}'
+            from rgate_integrations.gates.registry import loadable
+
+            name = loadable(out)
+            use = f'load_gate("{name}") or --gate {name}'
     if metrics:
         console.print(_table(metrics, 5 if folds is None else folds))
     console.print(f"Saved. Use it as {use}.", soft_wrap=True)

@@ -293,7 +293,9 @@ def _label_kind(labels: str, judge: str | None) -> LabelKind:
 
 
 def _print(tuned: Tuned, console: Terminal) -> None:
-    labels = tuned.labels
+    from rgate_integrations.gates.registry import loadable
+
+    labels, name = tuned.labels, loadable(tuned.folder)
     if tuned.failed:
         console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
     console.print(
@@ -304,8 +306,7 @@ def _print(tuned: Tuned, console: Terminal) -> None:
     _print_gate("question alone", tuned.question, tuned.notes.question, console)
     _print_gate("answer first", tuned.answer_first, tuned.notes.answer_first, console)
     console.print(
-        f'Saved. Use it as load_gate("{tuned.folder}") or --gate {tuned.folder}; '
-        f"the report is {tuned.folder}/report.html.",
+        f'Saved. Use it as load_gate("{name}") or --gate {name}; the report is {tuned.folder}/report.html.',
         soft_wrap=True,
     )
 

@@ -86,6 +86,16 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         raise configuration_error(found, error) from error
 
 
+def loadable(folder: str | Path) -> str:
+    """Return a folder as `make_gate` takes it: one that is named like a gate, such as ``tuned``, needs a slash.
+
+    >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
+    ('./tuned', 'mine', 'gates/ik')
+    """
+    name = str(folder)
+    return f"./{name}" if name.partition(":")[0] in _GATES else name
+
+
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
     """Make a gate from what `Gate.config` returned."""
     parameters = {name: value for name, value in config.items() if name not in ("gate", *_OF_THE_ENGINE)}

@@ -12,6 +12,7 @@ import numpy as np
 
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.evaluation.report import report_page
+from rgate_integrations.gates.registry import loadable
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.tuning.costs import Costs, cost_notes, first_look_note
 from rgate_integrations.tuning.first_look import FirstLook
@@ -104,8 +105,8 @@ def summary(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> s
     for title, sentences in (("Question alone", notes.question), ("Answer first", notes.answer_first)):
         lines += [f"## {title}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
-        f'Use it as `load_gate("{name}")`; where there is an answer-first gate, `load_gate("{name}/answer-first")` '
-        "judges a begun answer."
+        f'Use it as `load_gate("{loadable(name)}")`; where there is an answer-first gate, '
+        f'`load_gate("{name}/answer-first")` judges a begun answer.'
     )
     return "\n".join(lines) + "\n"
 
