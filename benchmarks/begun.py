@@ -63,10 +63,10 @@ def fit(answers: Answers, chosen: np.ndarray, cuts: list[int]) -> Probe:
     known, sets = np.repeat(answers.known[chosen], len(cuts)), np.repeat(answers.sets[chosen], len(cuts))
     nothing = np.full(n, "")
     rows = HeadExamples(
-        states.reshape(n, *states.shape[2:]), nothing, known, nothing, sets, np.full(n, 1 / len(cuts))
+        states.reshape(n, *states.shape[2:]), nothing, known, np.zeros(n), sets, np.full(n, 1 / len(cuts))
     )
     layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
-    weight = fit_known(rows, layers, HeadsRecipe()).weight
+    weight, _ = fit_known(rows, layers, HeadsRecipe())
     probe = Probe(weight * len(LAYERS) * np.array(SHARES, np.float32)[:, None])
     # The folds' probes have zeros of their own; the mean over what each was fitted on is one that they share.
     return replace(probe, intercept=-float(probe(states).mean()))

@@ -36,7 +36,7 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.proxy.local import DEFAULT_MODEL
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, KnowledgeHead, fit_heads, fit_known
+from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_heads, fit_known
 
 OWN = {"adarague": 1.0}
 LABELS = {
@@ -96,11 +96,10 @@ class Attempts:
         for number in range(FOLDS):
             training = self.labelled & (weight > 0) & (self.fold != number) & drawn
             chosen = self._rows(training, columns, weight)
-            known = fit_known(chosen, [LAYERS[c] for c in columns], HeadsRecipe())
+            known, bias = fit_known(chosen, [LAYERS[c] for c in columns], HeadsRecipe())
             for part, times in ((self.tested & (self.fold == number), 1.0), (self.extreme, 1 / FOLDS)):
                 states = self.examples.states[part][:, columns].astype(np.float64)
-                logits = np.einsum("nlh,lh->n", states, known.weight) + known.intercepts[LLAMA]
-                scores[part] += times * logits
+                scores[part] += times * (np.einsum("nlh,lh->n", states, known) + bias)
         return scores
 
     def auc(self, scores: np.ndarray) -> list[str]:
@@ -117,9 +116,8 @@ class Attempts:
 
     def _rows(self, chosen: np.ndarray, columns: list[int], weight: np.ndarray) -> HeadExamples:
         part = self.examples.rows(chosen)
-        llms = np.where(part.llms == "", LLAMA, part.llms)
         return HeadExamples(
-            part.states[:, columns], part.kinds, part.known, llms, part.groups, weight[chosen]
+            part.states[:, columns], part.kinds, part.known, part.abilities, part.groups, weight[chosen]
         )
 
 
@@ -142,9 +140,8 @@ def try_kinds(rows: Rows, cache: Path) -> None:
     """Print what other states, strengths and numbers of templates do to practical requests."""
     left_out = LeftOut.of(rows)
     line = Calibration.of(HeldOut.read(cache, "sets"))
-    head = rows.fit_known(~left_out.asked)
-    states = rows.examples.states[left_out.asked].astype(np.float64)
-    known = np.einsum("nlh,lh->n", states, head.weight) + head.intercepts[LLAMA]
+    weight, bias = rows.fit_known(~left_out.asked)
+    known = np.einsum("nlh,lh->n", rows.examples.states[left_out.asked].astype(np.float64), weight) + bias
     about = [rows.column(name)[left_out.asked] for name in ("question", "what", "source")]
     table = Table(
         title=f"practical requests: retrieved for at {THRESHOLD}; tasks where 98 % of private ones are",
@@ -206,9 +203,7 @@ def _kinds(
     for part, training in zip(left_out.parts, left_out.training, strict=True):
         chosen = rows.examples.rows(training & usable)
         chosen = replace(chosen, states=chosen.states[:, columns])
-        nothing = KnowledgeHead(
-            np.zeros(chosen.states.shape[1:], np.float32), {LLAMA: 0.0}
-        )  # the knowledge head is not asked
+        nothing = (np.zeros(chosen.states.shape[1:], np.float32), 0.0)  # the knowledge head is not asked
         layers = [LAYERS[column] for column in columns]
         heads = fit_heads(chosen, layers, KINDS, LLAMA, DEFAULT_MODEL, recipe, nothing)
         found[part] = heads.kind_probabilities(rows.examples.states[part][:, columns])

@@ -16,9 +16,10 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
-from labels import LLAMA, SETS, Label, clustered, read_labels
+from labels import LLAMA, SETS, Label, clustered, read_abilities, read_labels, table_name
 from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
@@ -32,7 +33,6 @@ from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,
-    KnowledgeHead,
     calibrated_heads,
     fit_heads,
     fit_known,
@@ -70,19 +70,20 @@ GOALS = {"private": 0.98, "fresh": 0.98, "obscure": 0.90, "common": 0.15, "task"
 """The share of each kind that should be retrieved: at least of the first three, at most of the others."""
 KNOWN_WEIGHTS = {
     "adarague": 1.0,
-    "wack": 0.1,
+    "wack": 0.05,
     "qa-eval": 0.1,
     "calib": 0.1,
     "simpleqa": 0.05,
     "halueval": 0.5,
     "gemma-2b": 0.1,
-    "boolq": 0.02,
-    "truthfulqa": 0.1,
     "templates": 0.01,
     "faclens": 0.1,
     "sce": 0.1,
 }
 """How much an answer of each source counts; the others only measure."""
+
+
+Known: TypeAlias = tuple[np.ndarray, float]
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Rows:
     def of(cls, labels: list[Label], states: dict[str, np.ndarray], everything: bool) -> "Rows":
         """Make rows of labels, and of the hidden states by `key` of the question."""
         rows = []
+        abilities = read_abilities()
         for label in labels:
             if label.kind:
                 rows.append(replace(label, known=float("nan"), weight=1.0))
@@ -111,13 +113,13 @@ class Rows:
                 rows.append(replace(label, kind="", weight=weight))
         columns = {
             name: np.array([getattr(row, name) for row in rows])
-            for name in ("kind", "known", "llm", "group", "weight")
+            for name in ("kind", "known", "group", "weight")
         }
         examples = HeadExamples(
             np.stack([states[key(row.question)] for row in rows]),
             columns["kind"],
             columns["known"],
-            columns["llm"],
+            np.array([abilities.get(table_name(row.llm), 0.0) for row in rows]),
             columns["group"],
             columns["weight"],
         )
@@ -127,15 +129,14 @@ class Rows:
         """Return one attribute of every label."""
         return np.array([getattr(label, name) for label in self.labels])
 
-    def fit(self, chosen: np.ndarray, known: KnowledgeHead | None = None) -> HeadsArtifact:
+    def fit(self, chosen: np.ndarray, known: Known | None = None) -> HeadsArtifact:
         """Fit heads on those of some rows that may be used; the knowledge head may be fitted already."""
         part = self.examples.rows(chosen & self.usable)
         return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(), known)
 
-    def fit_known(self, chosen: np.ndarray) -> KnowledgeHead:
+    def fit_known(self, chosen: np.ndarray) -> Known:
         """Fit the knowledge head alone."""
         part = self.examples.rows(chosen & self.usable & ~np.isnan(self.examples.known))
-        part = replace(part, llms=np.where(part.llms == "", LLAMA, part.llms))
         return fit_known(part, LAYERS, HeadsRecipe())
 
     @property
@@ -300,7 +301,7 @@ def _held_out(
     parts: list[np.ndarray],
     training: list[np.ndarray],
     label: np.ndarray,
-    fitted: KnowledgeHead | None = None,
+    fitted: Known | None = None,
 ) -> HeldOut:
     kinds = np.zeros((len(rows.labels), len(KINDS)))
     known = np.zeros(len(rows.labels))

@@ -55,13 +55,11 @@ RECORDED = (
     Source("more/simpleqa_czech.jsonl.gz", "simpleqa", "MIT"),
     Source("more/halueval_hotpot_llama31.jsonl.gz", "halueval", "MIT"),
     Source("strong/calib_nq_tqa_sciq_wikiqa.jsonl.gz", "calib", "MIT"),
-    Source("strong/boolq_no_passage.jsonl.gz", "boolq", "MIT"),
-    Source("strong/truthfulqa_human.jsonl.gz", "truthfulqa", "Apache-2.0"),
+    # BoolQ is half right by chance, TruthfulQA asks about misconceptions, and RealTimeQA about news: not in here.
     Source("more/webqsp_gpt_family.jsonl.gz", "webqsp", "GPL-3.0"),
     Source("more/dba_multihop_ten_llms.jsonl.gz", "dba"),
     Source("more/faclens_nq_eq.jsonl.gz", "faclens"),
     Source("more/llm_eval_triviaqa.jsonl.gz", "llm-eval"),
-    Source("more/realtimeqa.jsonl.gz", "realtimeqa"),
     Source("more/when_to_retrieve_nq.jsonl.gz", "when-to-retrieve"),
     Source("more/sce_triviaqa_sciq.jsonl.gz", "sce", selected=True),
     Source("more/kalash_triviaqa_sciq.jsonl.gz", "kalash", selected=True),
@@ -136,6 +134,40 @@ class Label:
     group: str = ""
     weight: float = 1.0
     cluster: int = -1
+
+
+TABLE_NAMES = {
+    "ChatGPT-3.5": "gpt-3.5-turbo-0125",
+    "GPT-4": "gpt-4-0613",
+    "Gemma-2-27B-it": "gemma-2-27b-it",
+    "Gemma-2-2B-it": "gemma-2-2b-it",
+    "Gemma-2-9B-it": "gemma-2-9b-it",
+    "Llama-3-70B (base)": "llama-3-70b (base)",
+    "Llama-3-70B-Instruct": "llama-3-70b-instruct",
+    "Llama-3-8B-Instruct": "llama-3-8b-instruct",
+    "Llama-3.1-8B-Instruct": "llama-3.1-8b-instruct",
+    "Llama-3.3-70B-Instruct": "llama-3.3-70b-instruct",
+    "Phi-3.5-mini-instruct": "phi-3.5-mini-instruct",
+    "Qwen2.5-72B-Instruct": "qwen-2.5-72b-instruct",
+    "Qwen2.5-7B-Instruct": "qwen-2.5-7b-instruct",
+    "Qwen3-32B": "qwen3-32b",
+    "gpt-4o": "gpt-4o-2024-11-20",
+    "gpt-4o-mini": "gpt-4o-mini-2024-07-18",
+    "gpt-4t": "gpt-4-turbo-2024-04-09",
+    "gpt-5.1": "gpt-5-thinking",
+}
+"""LLMs that are spelled in other ways in ``strong/abilities.csv``; of GPT-5.1 there are no figures but of GPT-5."""
+TABLE = Path(__file__).parents[1] / "rgate_integrations" / "weights" / "abilities.json"
+
+
+def table_name(llm: str) -> str:
+    """Return the name that an LLM has in the table of abilities, by the name that labels give it."""
+    return TABLE_NAMES.get(llm, llm.lower())
+
+
+def read_abilities() -> dict[str, float]:
+    """Return the shipped abilities by `table_name`."""
+    return {name: line["theta"] for name, line in json.loads(TABLE.read_text(encoding="utf-8")).items()}
 
 
 def read_labels(data: Path, everything: bool = False) -> list[Label]:

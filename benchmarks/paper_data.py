@@ -128,8 +128,10 @@ def question_probe(states: np.ndarray, known: np.ndarray, groups: np.ndarray) ->
         groups: Data set of each, which get intercepts of their own.
     """
     nothing = np.full(len(known), "")
-    rows = HeadExamples(states, nothing, np.asarray(known, float), nothing, groups, np.ones(len(known)))
-    weight = fit_known(rows, LAYERS, HeadsRecipe()).weight
+    rows = HeadExamples(
+        states, nothing, np.asarray(known, float), np.zeros(len(known)), groups, np.ones(len(known))
+    )
+    weight, _ = fit_known(rows, LAYERS, HeadsRecipe())
     probe = Probe(weight)
     return Probe(weight, 1.0, -float(probe(states[:, None]).mean()))
 

@@ -1,4 +1,4 @@
-"""Fits the heads of a `heads` gate on hidden states of questions: kinds, and knowledge with LLMs' abilities."""
+"""Fits the heads of a `heads` gate on hidden states of questions: kinds, and how hard a question is to know."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HeadExamples:
         states: Pooled hidden states, shape (n, layers, hidden size), any float type.
         kinds: Kind of each request; empty where it is not known.
         known: P(the LLM answers rightly alone) in [0, 1], shape (n,); NaN where it is not labelled.
-        llms: The LLM of each label; empty for what holds for every LLM.
+        abilities: That of the LLM of each label, in logits; see `rgate_integrations.gates.ability`.
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
         weights: How much each row counts, shape (n,).
@@ -38,7 +38,7 @@ class HeadExamples:
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]
     kinds: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     known: Float64Array
-    llms: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
+    abilities: Float64Array
     groups: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     weights: Float64Array
 
@@ -47,7 +47,7 @@ class HeadExamples:
 
     def rows(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> HeadExamples:
         """Return some rows, by a mask or by positions."""
-        parts = (self.states, self.kinds, self.known, self.llms, self.groups, self.weights)
+        parts = (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights)
         return HeadExamples(*(part[chosen] for part in parts))
 
 
@@ -61,7 +61,7 @@ class HeadsRecipe:
         kind_penalty: Strength of the ridge penalty on the kinds' weights.
         known_penalty: That on the weights of the knowledge head.
         group_penalty: That on the level of a group: the higher it is, the more of what sets groups apart is put down
-            to their questions and LLMs.
+            to their questions.
         ability_sd: Standard deviation of the ability of an LLM that nothing is known of; its mean is the default's.
         knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
             request is in doubt, the knowledge head decides.
@@ -78,19 +78,6 @@ class HeadsRecipe:
     never_bias: float = 0.4
 
 
-@dataclass(frozen=True)
-class KnowledgeHead:
-    """What a question's difficulty is read with, and how much each LLM knows.
-
-    Attributes:
-        weight: On the states, shape (layers, hidden size).
-        intercepts: What is added for each LLM, by name.
-    """
-
-    weight: Float32Array
-    intercepts: dict[str, float]
-
-
 def fit_heads(
     examples: HeadExamples,
     layers: Sequence[PooledLayer],
@@ -98,7 +85,7 @@ def fit_heads(
     default_llm: str,
     base_model: str,
     recipe: HeadsRecipe | None = None,
-    known: KnowledgeHead | None = None,
+    known: tuple[Float32Array, float] | None = None,
 ) -> HeadsArtifact:
     """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
 
@@ -110,7 +97,7 @@ def fit_heads(
         examples: The rows.
         layers: Which hidden states they hold.
         kinds: The kinds; their biases are fitted.
-        default_llm: The LLM whose ability counts as 0. Rows without an LLM are taken for its own.
+        default_llm: The LLM that has ability 0.
         base_model: The proxy whose states they are.
         recipe: How to fit.
         known: What `fit_known` returned, if the knowledge head is fitted already.
@@ -133,15 +120,13 @@ def fit_heads(
         kind_bias += share * biases
     by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
     kind_bias += [by_serving[kind.served] for kind in kinds]
-    if known is None:
-        own = replace(labelled, llms=np.where(labelled.llms == "", default_llm, labelled.llms))
-        known = fit_known(own, layers, recipe)
+    known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     return HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
         kinds=tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, kind_bias, strict=True)),
         kind_weight=np.stack(kind_weights, axis=1).astype(np.float32),
-        known_weight=known.weight,
-        known_bias=known.intercepts[default_llm],
+        known_weight=known_weight,
+        known_bias=known_bias,
         ability_slope=1.0,
         default_llm=default_llm,
         default_ability=(0.0, recipe.ability_sd),
@@ -159,21 +144,20 @@ def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> He
     )
 
 
-def fit_known(examples: HeadExamples, layers: Sequence[PooledLayer], recipe: HeadsRecipe) -> KnowledgeHead:
-    """Fit the knowledge head alone: the question's difficulty and all LLMs' abilities together.
+def fit_known(
+    examples: HeadExamples, layers: Sequence[PooledLayer], recipe: HeadsRecipe
+) -> tuple[Float32Array, float]:
+    """Fit the knowledge head alone; returns its weights, shape (layers, hidden size), and bias.
 
     This is the one-parameter model of item response theory with difficulties that are linear in the states (De Boeck
-    and Wilson, "Explanatory Item Response Models", 2004): an intercept an LLM, and one a group that is drawn to 0.
+    and Wilson, "Explanatory Item Response Models", 2004); the abilities are given.
     """
-    weights = []
-    llms, numbers = np.unique(examples.llms, return_inverse=True)
-    total = np.zeros(len(llms))
+    weights, total = [], 0.0
     for layer, share in enumerate(_shares(layers)):
-        weight, intercepts = _fit_known_layer(examples, layer, np.eye(len(llms))[numbers], recipe)
+        weight, bias = _fit_known_layer(examples, layer, recipe)
         weights.append(share * weight)
-        total += share * intercepts
-    found = dict(zip(llms.tolist(), total.tolist(), strict=True))
-    return KnowledgeHead(np.stack(weights).astype(np.float32), found)
+        total += share * bias
+    return np.stack(weights).astype(np.float32), total
 
 
 def _shares(layers: Sequence[PooledLayer]) -> list[float]:
@@ -222,25 +206,22 @@ def _fit_kinds(
     return weight, bias + model.intercept_
 
 
-def _fit_known_layer(
-    examples: HeadExamples, layer: int, of_llm: Float64Array, recipe: HeadsRecipe
-) -> tuple[Float64Array, Float64Array]:
-    """Return one layer's weights, shape (hidden size,), and the intercept of each LLM."""
+def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
+    """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     found = _layer(examples, layer, recipe.components)
     of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
     of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
-    none = np.zeros(len(examples))
-    coefficients, intercepts = logistic(
+    coefficients, bias = logistic(
         np.hstack([found.values, of_group]),
-        of_llm,
+        np.ones((len(examples), 1)),
         examples.known,
         examples.weights,
         recipe.known_penalty,
-        none,
+        examples.abilities,
     )
     weight, shift = found.unfold(coefficients[None, : found.values.shape[1]])
-    return weight[0], intercepts + shift[0]
+    return weight[0], float(bias[0] + shift[0])
 
 
 def logistic(
