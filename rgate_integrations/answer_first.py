@@ -24,6 +24,8 @@ from rgate_integrations.proxy.kept import KeptAnswer, kept_answer
 
 _log = logging.getLogger("rgate_integrations")
 
+MOST_HELD = 4_096
+"""Chunks of a begun answer that are held back: an LLM that has written no text by then is retrieved for."""
 END: Final = object()
 """What `Chunks.next` gives when there are no more chunks."""
 
@@ -235,7 +237,7 @@ class Attempt(ABC):
 
     def holding(self, tokens: int) -> Flow[None]:
         """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
-        while self._goes_on() and self.written.count < tokens:
+        while self._goes_on() and self.written.count < tokens and len(self.held) < MOST_HELD:
             try:
                 chunk = yield self.chunks.next()
                 if chunk is END:

@@ -55,9 +55,13 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         The folder.
 
     Raises:
+        ConfigurationError: A name leads out of the folder, or a folder with something else in it is there.
         WriteError: It could not be written, such as on a full disk; what was there is as it was.
     """
     target = Path(folder)
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigurationError(f"{name!r} leads out of the folder.")
     made = _temporary(target)
     try:
         made.mkdir(parents=True)

@@ -1,6 +1,7 @@
 """The direct arm answers first: what it has begun is judged, and goes on or is stopped. LangChain."""
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
 
-from rgate_integrations.answer_first import AnswerFirst, Attempt, Chunks, Clock, Written, judging
+from rgate_integrations.answer_first import MOST_HELD, AnswerFirst, Attempt, Chunks, Clock, Written, judging
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
@@ -464,6 +465,27 @@ def test_the_decision_says_what_was_judged_and_spent(drive, question):
     assert decision.draft.source == "llm"
     assert (decision.beginning.tokens_held, decision.beginning.tokens_dropped) == (4, dropped)
     assert (decision.cost.model_calls, decision.cost.tokens_out) == (int(decision.retrieve), dropped)
+
+
+@pytest.mark.parametrize("drive", [run, lambda flow: asyncio.run(arun(flow))], ids=["run", "arun"])
+def test_an_answer_of_empty_chunks_is_not_held_without_end(drive):
+    class Empty(Attempt):
+        def read(self, chunk):
+            return True
+
+    async def endless():
+        while True:
+            yield ""
+
+    attempt = Empty("who?", Written(), Chunks(lambda: itertools.repeat(""), endless))
+
+    def decide(places, drafts):
+        raise AssertionError("there is nothing to judge")
+        yield
+
+    (outcome,) = drive(judging([attempt], AnswerFirst(tokens=4), decide, Clock()))
+    assert len(attempt.held) == MOST_HELD
+    assert isinstance(outcome, Exception) or outcome.retrieve
 
 
 # --- searching meanwhile -------------------------------------------------------------------------------------

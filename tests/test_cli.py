@@ -212,3 +212,26 @@ def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
     assert answered["beginning"]["tokens_held"] > 0
     assert 0 <= answered["signals"]["first_look"] <= 1
     assert answered["answer"].startswith(answered["draft"])
+
+
+def test_a_line_that_is_no_question_is_an_error_with_its_number():
+    """It was judged as a question, and skipped with P(known) 0.98."""
+    lines = 'who?\n{"q": 1}\n{"question": "what?"}\n{not json\nnot json{\n{"question": "where?"}\n'
+    done = rgate("decide", "--gate", "constant:never", "--json", stdin=lines)
+    found = objects(done)
+    assert [each["retrieve"] for each in found] == [False, True, False, True, True, False]
+    wrong = [each["error"]["message"] for each in found if "error" in each]
+    assert [message[:14] for message in wrong] == ["Line 2: no que", "Line 4: not JS", "Line 5: not JS"]
+    assert done.exit_code == 1
+    plain = rgate("decide", "--gate", "constant:never", stdin='{"q": 1}\n')
+    assert plain.exit_code == 1
+    assert "Line 1: no question. Each line is" in plain.stdout
+
+
+def test_ctrl_c_while_the_command_finishes_is_no_traceback():
+    finishing = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    command = [*RGATE[:2], f"{finishing}; {RGATE[2]}", "decide", "--gate", "constant:never", "who?"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "skip" in done.stdout
+    assert "Traceback" not in done.stderr

@@ -160,6 +160,13 @@ def test_a_first_line_that_was_torn_is_written_again(tmp_path):
     assert log.values() == [{"made_with": {}}]
 
 
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out"])
+def test_no_file_of_a_folder_is_written_outside_of_it(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="leads out of the folder"):
+        write_folder(tmp_path / "new" / "gate", {name: "x"})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     for name in ("chapter.md", "README.md"):

@@ -20,6 +20,9 @@ from rgate_integrations.saved import push_to_hub
 from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.saved.calibrated import save_calibrated
 from rgate_integrations.saved.folder import (
+    CARD,
+    CONFIG,
+    PROBE,
     TrainedOn,
     check_fingerprint,
     read_config,
@@ -326,3 +329,24 @@ def test_a_folder_that_is_named_like_a_gate_is_loaded_by_the_name_that_is_printe
     save_calibrated(never.config(), {}, 0.25, {}, Path(name))
     assert load_gate(loadable(name)).decide("who?").p_known == 1.0
     assert loadable(name) in (name, f"./{name}")
+
+
+def test_a_file_of_a_million_empty_tensors_is_refused_unread(artifact, tmp_path, monkeypatch):
+    """Its list of tensors took 21 s to be read, and was refused then."""
+    save_probe(artifact, tmp_path / "gate")
+    weights = (1 << 24).to_bytes(8, "little") + b"{" + b" " * (1 << 16)
+    (tmp_path / "gate" / PROBE).write_bytes(weights)
+    config = json.loads((tmp_path / "gate" / CONFIG).read_text())
+    config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    (tmp_path / "gate" / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="list of tensors is too long"):
+        load_gate(tmp_path / "gate").decide("who?")
+
+
+def test_the_name_of_an_llm_is_text_in_a_card(artifact, tmp_path):
+    sly = "<img src=x onerror=alert(1)>\n# Mine"
+    save_probe(dataclasses.replace(artifact, llm=sly), tmp_path / "gate")
+    card = (tmp_path / "gate" / CARD).read_text()
+    assert "&lt;img src=x onerror=alert(1)&gt; # Mine" in card
+    assert "<img" not in card
+    assert "\n# Mine" not in card

@@ -396,6 +396,18 @@ async def test_a_filter_that_cannot_be_meant_is_a_typed_error(store, wrong):
             await each.amax_marginal_relevance_search("a", filter=wrong)
 
 
+def test_what_is_nested_too_deeply_or_no_number_is_a_typed_error(store):
+    for name in ("$not", "$and", "n"):
+        deep = {"n": 1}
+        for _ in range(2_000):
+            deep = {"$and": [deep]} if name == "$and" else {name: deep}
+        with pytest.raises(ConfigurationError, match="more than 64 deep"):
+            store.similarity_search("a", filter=deep)
+    for k in ("3", 1.5, 0):
+        with pytest.raises(ConfigurationError, match="whole number"):
+            store.similarity_search("a", k=k)
+
+
 def test_an_unknown_operator_is_named_with_those_that_exist(store):
     with pytest.raises(ConfigurationError, match=r"\$gtt") as caught:
         store.similarity_search("a", filter={"n": {"$gtt": 1}})

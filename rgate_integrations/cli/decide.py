@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,9 +18,11 @@ from rgate_integrations.cli.options import (
     ThresholdOption,
 )
 from rgate_integrations.cli.output import Terminal, print_json
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import parsed_json
+
+Item = TypeVar("Item")
 
 
 def decide(
@@ -34,7 +36,7 @@ def decide(
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
 
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
-    and "popularity".
+    and "popularity"; then every line after it must be one. A line that is none is an error, and the others go on.
     """
     from rgate_integrations.loading import load_gate
 
@@ -42,15 +44,18 @@ def decide(
     console = Terminal()
     asked = skipped = 0
     failed = False
-    for lines in batched(typed_questions(questions), batch_size):
-        records = [_record(line) for line in lines]
-        decisions = loaded.decide_batch(
-            [record["question"] for record in records],
-            threshold=threshold,
-            drafts=[record.get("draft") for record in records],
-            popularity=[record.get("popularity") for record in records],
+    for records in batched(_records(typed_questions(questions)), batch_size):
+        good = [record for record in records if "error" not in record]
+        decisions = iter(
+            loaded.decide_batch(
+                [record["question"] for record in good],
+                threshold=threshold,
+                drafts=[record.get("draft") for record in good],
+                popularity=[record.get("popularity") for record in good],
+            )
         )
-        for record, decision in zip(records, decisions, strict=True):
+        for record in records:
+            decision = _unread(record) if "error" in record else next(decisions)
             failed = failed or decision.error is not None
             asked += 1
             skipped += not decision.retrieve
@@ -84,7 +89,7 @@ def typed_questions(arguments: list[str] | None) -> Iterator[str]:
         ) from error
 
 
-def batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     """Yield lists of at most ``size`` items."""
     iterator = iter(items)
     while batch := list(itertools.islice(iterator, size)):
@@ -100,16 +105,30 @@ def decision_as_json(asked: object, decision: Decision) -> dict[str, Any]:
     return found
 
 
-def _record(line: str) -> dict[str, Any]:
-    """Read a line: a JSON object with a question, or the question itself."""
-    if line.lstrip().startswith("{"):
+def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Read lines: JSON objects with a question, or questions themselves. What is neither has an ``error``."""
+    objects = False
+    for number, line in enumerate(lines, start=1):
+        objects = objects or line.lstrip().startswith("{")
+        if not objects:
+            yield {"question": line}
+            continue
         try:
             found = parsed_json(line)
-        except ValueError:
-            return {"question": line}
+        except ValueError as error:
+            yield {"question": line, "error": f"Line {number}: not JSON ({error})."}
+            continue
         if isinstance(found, dict) and "question" in found:
-            return found
-    return {"question": line}
+            yield {name: found.get(name) for name in ("question", "draft", "popularity")}
+        else:
+            yield {"question": line, "error": f"Line {number}: no question."}
+
+
+def _unread(record: dict[str, Any]) -> Decision:
+    """Return what is printed for a line that could not be read."""
+    hint = 'Each line is {"question": "…"}, or each is a question.'
+    failure = Failure.of(DataFormatError(record["error"], hint=hint))
+    return Decision(question=record["question"], retrieve=True, p_known=0.0, error=failure)
 
 
 def _print(console: Terminal, asked: object, decision: Decision) -> None:

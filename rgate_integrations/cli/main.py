@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Annotated
 
@@ -77,3 +79,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        # All is printed: a Ctrl-C while threads are waited for ends that, and is no traceback.
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))

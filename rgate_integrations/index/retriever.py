@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Protocol
 
 from rgate_integrations.errors import ConfigurationError
@@ -53,9 +54,18 @@ def check_search(queries: Sequence[str], k: int) -> None:
     """Refuse arguments of a search that cannot be meant.
 
     Raises:
-        ConfigurationError: ``queries`` is one string, or ``k`` is less than 1.
+        ConfigurationError: ``queries`` is one string, or ``k`` is no number of at least 1.
     """
     if isinstance(queries, str):
         raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
-    if k < 1:
-        raise ConfigurationError(f"k must be at least 1, not {k}.")
+    check_k(k)
+
+
+def check_k(k: int) -> None:
+    """Refuse a number of results that cannot be meant.
+
+    Raises:
+        ConfigurationError: It is no whole number of at least 1.
+    """
+    if not isinstance(k, Integral) or k < 1:
+        raise ConfigurationError(f"k must be a whole number, at least 1, not {k!r}.")

@@ -20,6 +20,7 @@ Filter: TypeAlias = Mapping[str, Any] | Callable[[Document], bool]
 
 _Test: TypeAlias = Callable[[Mapping[str, Any]], bool]
 _MISSING = object()
+_DEEPEST = 64
 
 
 def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
@@ -31,12 +32,22 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
     hold; so ``$ne``, ``$nin`` and ``$not`` do.
 
     Raises:
-        ConfigurationError: An operator is not known, or is given what it cannot take.
+        ConfigurationError: An operator is not known, or is given what it cannot take, or it is nested too deeply.
     """
     if given is None or callable(given):
         return given
+    if _is_deep(given, _DEEPEST):
+        raise ConfigurationError(f"A filter is nested more than {_DEEPEST} deep.")
     test = _of_mapping(given)
     return lambda document: test(document.metadata)
+
+
+def _is_deep(given: Any, levels: int) -> bool:
+    """Whether mappings and lists are nested in more than so many levels."""
+    if not isinstance(given, Mapping | list | tuple):
+        return False
+    inner = given.values() if isinstance(given, Mapping) else given
+    return levels == 0 or any(_is_deep(each, levels - 1) for each in inner)
 
 
 def _of_mapping(given: Any) -> _Test:

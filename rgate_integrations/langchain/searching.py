@@ -10,10 +10,9 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.index import PassageIndex
-from rgate_integrations.index.retriever import Hit
+from rgate_integrations.index.retriever import Hit, check_k
 from rgate_integrations.index.vectors import checked_vectors, normalised
 from rgate_integrations.langchain.distances import strategy_of
 from rgate_integrations.langchain.documents import as_document, as_names
@@ -177,7 +176,7 @@ class SearchedIndex(VectorStore):
         **ignored: Any,
     ) -> Flow[list[Scored]]:
         passes = as_predicate(filter)
-        _check_k(k)
+        check_k(k)
         if not queries:
             return []
         vectors = yield from self.index.embedding_queries(queries)
@@ -191,7 +190,7 @@ class SearchedIndex(VectorStore):
         passes: Callable[[Document], bool] | None,
         score_threshold: float | None = None,
     ) -> list[Scored]:
-        _check_k(k)
+        check_k(k)
         found = self._nearest(vectors, k) if passes is None else self._nearest_passing(vectors, k, passes)
         if score_threshold is None:
             return found
@@ -249,8 +248,3 @@ class SearchedIndex(VectorStore):
 
 def _without_scores(scored: Scored) -> list[Document]:
     return [document for document, _ in scored]
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise ConfigurationError(f"k must be at least 1, not {k}.")

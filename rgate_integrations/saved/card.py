@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,12 +34,12 @@ class ModelCard:
         """Return the card."""
         facts = self.provenance
         lines = [
-            f"# {self.name}",
+            f"# {plain(self.name)}",
             "",
             "A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).",
             "",
-            f"- **Base model**: {self.base_model}; reads the question and {self.reads}.",
-            f"- **Judges**: {self.llm}.",
+            f"- **Base model**: {plain(self.base_model)}; reads the question and {self.reads}.",
+            f"- **Judges**: {plain(self.llm)}.",
             f"- **Label**: {facts.get('label', 'unknown')}. **Seed**: {facts.get('seed')}.",
             f"- **Recipe**: {facts.get('recipe', 'unknown')}",
             f"- **Licence of the weights**: {facts.get('licence', 'that of the training data')}.",
@@ -50,6 +51,11 @@ class ModelCard:
             "",
         ]
         return "\n".join(lines)
+
+
+def plain(name: str) -> str:
+    """Return a name for Markdown: on one line, and without HTML of its own, which pages would run."""
+    return html.escape(" ".join(name.split()), quote=False)
 
 
 def _data(facts: dict[str, Any]) -> list[str]:

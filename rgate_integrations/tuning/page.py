@@ -14,6 +14,7 @@ from rgate_integrations.arrays import Float64Array
 from rgate_integrations.evaluation.report import report_page
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.saved.card import plain
 from rgate_integrations.tuning.costs import Costs, cost_notes, first_look_note
 from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.gates import LEAST, FittedGate
@@ -93,9 +94,9 @@ def page(
 def summary(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
     """Return the card of the folder, in Markdown."""
     lines = [
-        f"# {name}",
+        f"# {plain(name)}",
         "",
-        f"A retrieval gate of `rgate-integrations`, tuned on {llm}.",
+        f"A retrieval gate of `rgate-integrations`, tuned on {plain(llm)}.",
         "",
         f"- **Labels** ({labels.kind}): {labels.description}",
         f"- **Questions**: {len(labels.known)} with a label, {labels.unknown} without; {failed} calls failed.",
