@@ -112,7 +112,7 @@ figure.tight_layout()
 # ```
 # rgate collect   --questions questions.jsonl --llm MODEL --index DIR --out paired.jsonl
 # rgate calibrate --gate perplexity --data paired.jsonl --budget 0.8 --out my-gate
-# rgate evaluate  --gate my-gate --data paired.jsonl --json result.json
+# rgate evaluate  --gate my-gate --data paired.jsonl --out result.json
 # rgate report    result.json --html report.html
 # ```
 #

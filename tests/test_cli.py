@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.options import DEFAULT_GATE
+from rgate_integrations.cli.output import print_error
 from rgate_integrations.errors import ConfigurationError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.loading import load_gate
 
@@ -235,3 +236,17 @@ def test_ctrl_c_while_the_command_finishes_is_no_traceback():
     assert done.returncode == 130
     assert "skip" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_a_hint_stays_one_line_where_nothing_is_shown_on_a_terminal(capsys):
+    command = "rgate download " + " ".join(f"model-number-{number}" for number in range(20))
+    print_error(ModelLoadError("Something is missing. " * 10, hint=command))
+    message, hint = capsys.readouterr().err.splitlines()
+    assert message.startswith("error: Something")
+    assert hint == f"hint:  {command}"
+
+
+def test_every_command_knows_h():
+    for command in ((), ("decide",), ("index", "search")):
+        done = rgate(*command, "-h")
+        assert (done.exit_code, "Usage" in done.stdout) == (0, True)

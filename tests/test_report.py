@@ -115,7 +115,7 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path)
     assert done.exit_code == 0, done.output
     result = tmp_path / "r.json"
     options = ["evaluate", "--gate", str(tmp_path / "g"), "--data", data, "--draft", "none"]
-    options += ["--json", str(result)]
+    options += ["--out", str(result)]
     done = runner.invoke(app, options)
     assert done.exit_code == 0, done.output
     assert json.loads(result.read_text())["pooled"]["n"] == 24

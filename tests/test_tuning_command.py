@@ -222,3 +222,13 @@ def test_what_is_saved_is_told_at_the_users_prices(tmp_path, prior):
     rate = float((found.question.p < found.question.chosen.threshold).mean())
     spent = f"{rate * 500 + (1 - rate) * 100:.3g}"
     assert f"{spent} (your figures) a question instead of 500" in (found.folder / "README.md").read_text()
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(command, monkeypatch):
+    def stopped(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rgate_integrations.tuning.tune.tune", stopped)
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes")
+    assert "What was answered is kept: the same command goes on." in done.output
+    assert done.exit_code != 0

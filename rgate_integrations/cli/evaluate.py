@@ -47,7 +47,7 @@ def evaluate(
     times: Annotated[
         str | None, typer.Option(help="Milliseconds for the break-even: direct=…,rag=…,search=….")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""

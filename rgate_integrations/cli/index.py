@@ -58,4 +58,5 @@ def search(
             continue
         console.print(query, style="bold", markup=False)
         for hit in hits:
-            console.print(f"  {hit.score:.2f}  {hit.passage.title}: {hit.passage.text[:160]}", markup=False)
+            title = f"{hit.passage.title}: " if hit.passage.title else ""
+            console.print(f"  {hit.score:.2f}  {title}{hit.passage.text[:160]}", markup=False, soft_wrap=True)

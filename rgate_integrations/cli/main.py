@@ -30,6 +30,7 @@ app = typer.Typer(
     name="rgate",
     help="Retrieve only when the LLM does not know: gates, claims and passages on the command line.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

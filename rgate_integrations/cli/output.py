@@ -54,10 +54,11 @@ def print_error(error: RGateError) -> None:
     """Print an error and its hint to standard error."""
     console = Terminal(stderr=True)
     console.print("error:", style="bold red", end=" ")
-    console.print(error.message, markup=False)
+    # Not wrapped: in a pipe, a hint that is a command must stay one line.
+    console.print(error.message, markup=False, soft_wrap=True)
     if error.hint:
         console.print("hint:", style="bold", end="  ")
-        console.print(error.hint, markup=False)
+        console.print(error.hint, markup=False, soft_wrap=True)
 
 
 def advance(progress: Progress, task: TaskID, done: int) -> None:

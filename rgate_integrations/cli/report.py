@@ -14,7 +14,7 @@ from rgate_integrations.records import Record, read_records
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(help="What rgate evaluate --json wrote.")],
+    results: Annotated[list[Path], typer.Argument(help="What rgate evaluate --out wrote.")],
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
     texts: Annotated[
         bool, typer.Option(help="Whether questions and drafts are in the page, as examples.")

@@ -143,7 +143,12 @@ def tune(
         yes=yes,
     )
     console = Terminal()
-    _print(_tuned(asked, options, console), console)
+    try:
+        tuned = _tuned(asked, options, console)
+    except KeyboardInterrupt:
+        Terminal(stderr=True).print("Stopped. What was answered is kept: the same command goes on.")
+        raise
+    _print(tuned, console)
 
 
 def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:

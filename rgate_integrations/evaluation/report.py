@@ -11,12 +11,12 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.files import json_line, parsed_json
 from rgate_integrations.records import Record
 
-_HINT = "rgate evaluate … --json FILE"
+_HINT = "rgate evaluate … --out FILE"
 _NEEDED = ("gate", "sets", "pooled", "questions")
 
 
 def read_results(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """Read what ``rgate evaluate --json`` wrote.
+    """Read what ``rgate evaluate --out`` wrote.
 
     Raises:
         DataFormatError: A file cannot be read, or is something else; the message names it.
