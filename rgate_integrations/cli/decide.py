@@ -134,7 +134,11 @@ def _unread(record: dict[str, Any]) -> Decision:
 def _print(console: Terminal, asked: object, decision: Decision) -> None:
     if decision.error is not None:
         console.print("error   ", style="red", end=" ")
-        console.print(f"{str(asked)[:80]!r}: {decision.error.message} {decision.error.hint}", markup=False)
+        console.print(
+            f"{str(asked)[:80]!r}: {decision.error.message} {decision.error.hint}",
+            markup=False,
+            soft_wrap=True,
+        )
         return
     if decision.retrieve:
         console.print("retrieve", style="yellow", end=" ")

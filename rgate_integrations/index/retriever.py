@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Protocol
 
 from rgate_integrations.errors import ConfigurationError
@@ -67,5 +66,5 @@ def check_k(k: int) -> None:
     Raises:
         ConfigurationError: It is no whole number of at least 1.
     """
-    if not isinstance(k, Integral) or k < 1:
+    if not isinstance(k, int) or k < 1:
         raise ConfigurationError(f"k must be a whole number, at least 1, not {k!r}.")

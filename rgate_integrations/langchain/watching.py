@@ -168,8 +168,8 @@ class HeldEvents(BaseCallbackHandler):
             self._kept.append((name, values, options))
 
     def _note_whole(self, response: LLMResult, run_id: UUID) -> None:
-        """Note an answer of an LLM that does not stream, or that tells its tokens with its last chunk only."""
-        if run_id == self._writer and self.written.tokens:
+        """Note an answer of an LLM that does not stream; of one that does, each chunk has been noted."""
+        if run_id == self._writer:
             return
         for generations in response.generations[:1]:
             for generation in generations[:1]:

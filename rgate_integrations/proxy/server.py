@@ -166,8 +166,8 @@ class ServerConnection:
 
     async def _read(self, response: Any) -> bytes:
         """Read a body as it came. It is not unpacked: a megabyte of gzip can be gigabytes, and none was asked for."""
-        packed = response.headers.get("content-encoding", "identity")
-        if packed != "identity":
+        packed = response.headers.get("content-encoding", "")
+        if packed.strip().lower() not in ("", "identity"):
             said = self.credentials.redact(packed)[:_QUOTED]
             raise ServerError(f"The server at {self.url} packed its answer ({said}), unasked.")
         body = bytearray()
