@@ -1,6 +1,7 @@
 """The direct arm answers first: what it has begun is judged, and goes on or is stopped. LangChain."""
 
 import asyncio
+import gc
 import itertools
 import threading
 
@@ -556,6 +557,36 @@ async def test_an_asynchronous_caller_who_leaves_closes_the_stream():
     assert await anext(chunks) == "It "
     await chunks.aclose()
     assert await nothing_left(lambda: writer.ended == ["closed"])
+
+
+@pytest.mark.parametrize("look", [None, Reader({"a known one?": 0.95})], ids=["judged", "clearly known"])
+@pytest.mark.parametrize("token", range(1, 9))
+async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
+    """Whatever the state, and at once: nothing waits until garbage is collected."""
+    reached = asyncio.Event()
+
+    def pace(number):
+        if number == token:
+            reached.set()
+        return asyncio.sleep(0)
+
+    async def read():
+        async for _ in router.astream_events("a known one?", version="v2"):
+            pass
+
+    writer = Writer(pace=pace)
+    router = routed(spoken(writer), first_look=look)
+    gc.collect()
+    gc.disable()
+    try:
+        reading = asyncio.ensure_future(read())
+        await reached.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert await nothing_left(lambda: writer.ended)
+    finally:
+        gc.enable()
 
 
 async def test_callers_on_one_loop_do_not_wait_for_each_others_llm():

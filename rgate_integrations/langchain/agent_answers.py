@@ -226,7 +226,7 @@ class _Brought(Chunks):
         return Arrival()
 
     def _close(self) -> None:
-        self._answer.events.shut = True
+        self._answer.events.shut_down()
 
     async def _aclose(self) -> None:
         self._close()

@@ -418,7 +418,7 @@ class _ArmChunks(Chunks):
     def _close(self) -> None:
         # Closed while it waits, a synchronous parser reads what is left of its input, for its trace: the whole answer
         # would be written. So the LLM is stopped first, at its next token.
-        self._events.shut = True
+        self._events.shut_down()
         try:
             while self._events.writing and self._next() is not END:
                 pass
@@ -427,6 +427,7 @@ class _ArmChunks(Chunks):
             pass
 
     async def _aclose(self) -> None:
+        self._events.shut_down()
         await super()._aclose()
         # Of generators one within another, each inner one ends in a task that the loop starts when it is let go.
         for _ in range(_TURNS):

@@ -128,7 +128,7 @@ class HeldEvents(BaseCallbackHandler):
         written: Gets the tokens and log-probabilities of the LLM that answers.
 
     Attributes:
-        shut: Whether the next token raises `Stopped`.
+        shut: Whether the next token raises `Stopped`; `shut_down` sets it.
     """
 
     run_inline = True  # what happened first is told first
@@ -145,6 +145,15 @@ class HeldEvents(BaseCallbackHandler):
     def writing(self) -> bool:
         """Whether an LLM is writing."""
         return bool(self._open)
+
+    def shut_down(self) -> None:
+        """Stop the LLM at its next token, and tell nobody of what is left.
+
+        What is kept is forgotten now: an error among it would hold, by its traceback, the very generators of the arm,
+        and the LLM's stream stayed open until garbage is collected.
+        """
+        self.shut = True
+        self._kept.clear()
 
     def telling(self) -> Flow[None]:
         """Tell the listeners what was kept, in order."""
@@ -164,7 +173,7 @@ class HeldEvents(BaseCallbackHandler):
             self._open.discard(options["run_id"])
             if name == "on_llm_end":
                 self._note_whole(values[0], options["run_id"])
-        if self.listeners:
+        if self.listeners and not self.shut:
             self._kept.append((name, values, options))
 
     def _note_whole(self, response: LLMResult, run_id: UUID) -> None:
