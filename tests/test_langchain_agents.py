@@ -95,7 +95,7 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
     known = ask(call, agent, "known?", callbacks=[events])
     assert searched == []
     assert model.shown[-1] == ["add"]
-    assert known["retrieval_decision"]["retrieve"] is False
+    assert known["retrieval_decision"].retrieve is False
     if stubborn:
         assert "not needed" in known["messages"][-1].text
 
@@ -112,7 +112,7 @@ def test_a_failing_gate_hides_nothing(call):
     agent = create_agent(
         model, [search_docs, add], middleware=[RetrievalGateMiddleware(Judge(), tools=["search_docs"])]
     )
-    assert ask(call, agent, "RAISE")["retrieval_decision"]["retrieve"] is True
+    assert ask(call, agent, "RAISE")["retrieval_decision"].retrieve is True
     assert searched == ["q"]
 
 
@@ -186,7 +186,7 @@ class Without(AgentMiddleware):
 def test_a_tool_that_another_middleware_took_away_is_no_error(call):
     middleware = RetrievalGateMiddleware(Judge(), tools=[search_docs])
     agent = create_agent(Agent(), [search_docs, add], middleware=[Without("search_docs"), middleware])
-    assert ask(call, agent, "known?")["retrieval_decision"]["retrieve"] is False
+    assert ask(call, agent, "known?")["retrieval_decision"].retrieve is False
 
 
 NOBODY = {
@@ -203,7 +203,7 @@ def test_an_agent_without_a_human_message_keeps_its_tools(call, messages):
     middleware = RetrievalGateMiddleware(judge, tools=["search_docs"])
     agent = create_agent(model, [search_docs, add], middleware=[middleware, Greeting()])
     decision = call(agent, {"messages": messages})["retrieval_decision"]
-    assert (decision["retrieve"], decision["error"]["type"]) == (True, "InvalidQuestionError")
+    assert (decision.retrieve, decision.error.type) == (True, "InvalidQuestionError")
     assert model.shown[-1] == ["search_docs", "add"]
     assert judge.calls == []
 
@@ -231,11 +231,11 @@ def test_two_gates_hide_each_its_own_tools(call):
     ]
     found = ask(call, agent, "known?")
     assert model.shown[-1] == ["add", {"type": "web_search"}]
-    assert {name: d["retrieve"] for name, d in found["retrieval_decisions"].items()} == {
+    assert {name: d.retrieve for name, d in found["retrieval_decisions"].items()} == {
         "RetrievalGateMiddleware(search_docs)": False,
         "RetrievalGateMiddleware(web_search)": True,
     }
-    assert found["retrieval_decision"]["retrieve"] is True
+    assert found["retrieval_decision"].retrieve is True
 
 
 class Forcing(AgentMiddleware):
@@ -284,7 +284,7 @@ def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
     middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
     agent = create_agent(model, [search_docs, add], middleware=[middleware])
     found = call(agent, {"messages": turns}, {"callbacks": [events]})
-    assert found["retrieval_decision"]["warnings"] == [FOLLOW_UP]
+    assert found["retrieval_decision"].warnings == (FOLLOW_UP,)
     assert events.data[-1]["warnings"] == [FOLLOW_UP]
     assert "search_docs" in model.shown[-1]
 
@@ -294,7 +294,7 @@ def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
         model, [search_docs, add], middleware=[RetrievalGateMiddleware(gate, tools=["search_docs"])]
     )
     found = call(agent, {"messages": turns})
-    assert found["retrieval_decision"]["warnings"] == []
+    assert found["retrieval_decision"].warnings == ()
     assert model.shown[-1] == ["add"]
 
 
@@ -306,7 +306,7 @@ def test_outside_of_a_run_there_is_nobody_to_tell(style):
         update = middleware.before_agent(state, None)
     else:
         update = asyncio.run(middleware.abefore_agent(state, None))
-    assert update["retrieval_decision"]["retrieve"] is True
+    assert update["retrieval_decision"].retrieve is True
 
 
 @each(INVOKES)

@@ -137,8 +137,8 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_asked_for_again_with_tools
     assert [m.text.strip() for m in known["messages"][1:]] == [KNOWN]
     assert model.shown == [["add"]]
     assert model.ended == ["whole"]
-    assert known["retrieval_decision"]["retrieve"] is False
-    assert known["retrieval_decision"]["beginning"]["tokens_held"] == 4
+    assert known["retrieval_decision"].retrieve is False
+    assert known["retrieval_decision"].beginning.tokens_held == 4
     assert [d.text for (d,) in judge.drafts] == ["It is surely the"]
 
     model.shown.clear()
@@ -150,8 +150,41 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_asked_for_again_with_tools
     assert model.shown == [["add"], ["search_docs", "add"], ["search_docs", "add"]]
     assert model.written[:5] == ["Perhaps", "it", "is", "this", "Read"]
     assert model.ended[1] == "closed"
-    assert unknown["retrieval_decision"]["beginning"]["tokens_dropped"] == 4
+    assert unknown["retrieval_decision"].beginning.tokens_dropped == 4
     assert len(judge.calls) == 2
+
+
+@tool
+def search_web(query: str) -> str:
+    """Search the web."""
+    searched.append(f"web: {query}")
+    return "a page"
+
+
+@each(INVOKES)
+def test_each_of_two_middlewares_lets_the_model_answer_first(call):
+    judges = {"search_docs": Reader(), "search_web": Reader({UNSURE[:18]: 0.9})}
+    options = AnswerFirst(tokens=4, first_look=None)
+    middlewares = [
+        RetrievalGateMiddleware(RetrievalGate(judge), tools=[name], answer_first=options)
+        for name, judge in judges.items()
+    ]
+    model = Agent()
+    agent = create_agent(model, [search_docs, search_web, add], middleware=middlewares)
+    known = ask(call, agent, "a known one?")
+    assert known["messages"][-1].text.strip() == KNOWN
+    assert known["retrieval_decision"].retrieve is False
+    assert [d.retrieve for d in known["retrieval_decisions"].values()] == [False, False]
+    assert model.shown == [["add"]]
+
+    unknown = ask(call, agent, "an unknown one?")
+    assert searched == ["q"]
+    assert unknown["messages"][-1].text == "Read a passage . "
+    found = {name: d.retrieve for name, d in unknown["retrieval_decisions"].items()}
+    assert found == {
+        "RetrievalGateMiddleware(search_docs)": True,
+        "RetrievalGateMiddleware(search_web)": False,
+    }
 
 
 @each(MESSAGES)
@@ -231,7 +264,7 @@ def test_calls_of_other_tools_are_let_through_and_what_follows_is_judged(call):
     model.shown.clear()
     found = ask(call, agent, "an unknown sum?")
     assert model.shown == [["add"], ["add"], ["search_docs", "add"]]
-    assert found["retrieval_decision"]["retrieve"] is True
+    assert found["retrieval_decision"].retrieve is True
     assert [d.text for (d,) in judge.drafts] == ["It is surely the", "Perhaps it is this"]
 
 
@@ -241,8 +274,8 @@ def test_a_model_that_asks_for_a_search_itself_gets_it(call):
     found = ask(call, agent_of(model, judge=judge), "a known one?")
     assert searched == ["q"]
     assert found["messages"][-1].text == "Read a passage . "
-    assert found["retrieval_decision"]["retrieve"] is True
-    assert found["retrieval_decision"]["question"] == "a known one?"
+    assert found["retrieval_decision"].retrieve is True
+    assert found["retrieval_decision"].question == "a known one?"
     assert model.shown == [["add"], ["search_docs", "add"]]
     assert judge.calls == []
 
@@ -264,7 +297,7 @@ def test_the_first_look_shows_the_tools_at_once(call):
     agent = agent_of(model, first_look=look)
     found = ask(call, agent, "hopeless")
     assert model.shown == [["search_docs", "add"]] * 2
-    assert found["retrieval_decision"]["p_known"] == 0.05
+    assert found["retrieval_decision"].p_known == 0.05
     assert ask(call, agent, "open")["messages"][-1].text.strip() == KNOWN
     ask(call, agent, "a known sum?")
     assert look.calls == [["hopeless"], ["open"], ["a known sum?"]]  # once a turn
@@ -277,7 +310,7 @@ def test_a_model_is_not_judged_on_what_is_clearly_known(call):
     found = ask(call, agent, "unknown, or easy?")
     assert found["messages"][-1].text.strip() == UNSURE
     assert (judge.calls, model.shown) == ([], [["add"]])
-    assert (found["retrieval_decision"]["retrieve"], found["retrieval_decision"]["p_known"]) == (False, 0.9)
+    assert (found["retrieval_decision"].retrieve, found["retrieval_decision"].p_known) == (False, 0.9)
 
 
 # --- what fails ----------------------------------------------------------------------------------------------
@@ -288,8 +321,8 @@ def test_a_model_that_fails_before_it_is_judged_is_asked_with_tools(call):
     model = Agent(fails=1)
     found = ask(call, agent_of(model), "a known one?")
     assert searched == ["q"]
-    assert found["retrieval_decision"]["error"]["type"] == "OSError"
-    assert found["retrieval_decision"]["question"] == "a known one?"
+    assert found["retrieval_decision"].error.type == "OSError"
+    assert found["retrieval_decision"].question == "a known one?"
 
 
 @each(INVOKES)
@@ -315,7 +348,7 @@ def test_a_model_that_is_retried_is_judged_by_what_it_says_then(call):
 def test_a_gate_that_fails_shows_the_tools_or_raises(call):
     judge = Reader()
     agent = agent_of(Agent(), judge=judge)
-    assert ask(call, agent, "RAISE")["retrieval_decision"]["error"]["type"] == "RuntimeError"
+    assert ask(call, agent, "RAISE")["retrieval_decision"].error.type == "RuntimeError"
     assert searched == ["q"]
     judge.on_error = "raise"
     with pytest.raises(RuntimeError, match="gate down"):
@@ -326,7 +359,7 @@ def test_a_gate_that_fails_shows_the_tools_or_raises(call):
 def test_without_a_question_the_tools_are_shown(call):
     model = Agent()
     found = call(agent_of(model, first_look=Reader()), {"messages": [AIMessage("Hello, unknown.")]})
-    assert found["retrieval_decision"]["error"]["type"] == "InvalidQuestionError"
+    assert found["retrieval_decision"].error.type == "InvalidQuestionError"
     assert model.shown[-1] == ["search_docs", "add"]
 
 
@@ -367,10 +400,10 @@ def test_each_turn_is_decided_anew(call):
     model = Agent()
     agent = agent_of(model, agent={"checkpointer": InMemorySaver()})
     config = {"configurable": {"thread_id": "1"}}
-    assert ask(call, agent, "an unknown one?", **config)["retrieval_decision"]["retrieve"] is True
+    assert ask(call, agent, "an unknown one?", **config)["retrieval_decision"].retrieve is True
     model.shown.clear()
     found = ask(call, agent, "And a known one?", **config)
-    assert found["retrieval_decision"]["retrieve"] is False
+    assert found["retrieval_decision"].retrieve is False
     assert found["messages"][-1].text.strip() == KNOWN
     assert model.shown == [["add"]]
 
@@ -444,7 +477,7 @@ def test_a_model_that_fails_otherwise_is_not_asked_again_without_log_probabiliti
     model, judge = TellingAgent(fails=1), Reader()
     found = ask(call, agent_of(model, judge=judge), "a known one?")
     assert searched == ["q"]
-    assert found["retrieval_decision"]["retrieve"]
+    assert found["retrieval_decision"].retrieve
     assert ["logprobs" in kwargs for kwargs in model.calls] == [True, False, False]
 
 

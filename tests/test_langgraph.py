@@ -11,11 +11,12 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations import Decision
+from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import gate_node, route_edge
 from rgate_integrations.langchain.questions import FOLLOW_UP
-from tests.langchain_fakes import INVOKES, Chat, Judge, each, gathered
+from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered
 
 pytest.importorskip("langgraph")
 
@@ -175,6 +176,49 @@ def test_an_agents_custom_stream_tells_of_the_decision(call):
     assert event["retrieval_gate"]["retrieve"] is False
 
 
+EVENT_KEYS = {
+    "version",
+    "question",
+    "retrieve",
+    "p_known",
+    "threshold",
+    "reason",
+    "gate",
+    "error",
+    "warnings",
+    "beginning",
+    "p_helps",
+    "outcome",
+}
+ROUTERS = {
+    "question alone": {},
+    "answer first": {"answer_first": AnswerFirst(first_look=None)},
+    "look first": {"look_first": True},
+    "both": {"answer_first": AnswerFirst(first_look=None), "look_first": True},
+}
+
+
+@pytest.mark.parametrize("way", ROUTERS.values(), ids=list(ROUTERS))
+@pytest.mark.parametrize("called", ["as the node", "in the node"])
+@each(STREAMS)
+def test_a_router_in_a_node_tells_the_custom_stream_once_and_with_every_key(call, called, way):
+    answering = RunnableLambda(lambda found: {"path": ["read"]})
+    router = RetrievalGate(Judge()).route(
+        retrieve=Search() | answering, direct=RunnableLambda(lambda state: {"path": ["direct"]}), **way
+    )
+    if called == "in the node":
+        node = RunnableLambda(lambda state: router.invoke(state))
+    else:
+        node = router
+    builder = StateGraph(State)
+    builder.add_node("answer", node)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    (event,) = call(builder.compile(), {"question": "unknown?"}, stream_mode="custom")
+    assert event["retrieval_gate"].keys() == EVENT_KEYS
+    assert (event["retrieval_gate"]["version"], event["retrieval_gate"]["retrieve"]) == (1, True)
+
+
 def test_a_node_outside_of_a_graph_tells_nobody():
     assert gate_node(Judge()).invoke({"question": "known?"})["retrieval_decision"].retrieve is False
 
@@ -291,7 +335,7 @@ def test_an_agents_decision_is_in_its_checkpoint(call):
     middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
     agent = agents.create_agent(Agent(), [search_docs], middleware=[middleware], checkpointer=InMemorySaver())
     call(agent, {"messages": [HumanMessage("known?")]}, config)
-    assert agent.get_state(config).values["retrieval_decision"]["retrieve"] is False
+    assert agent.get_state(config).values["retrieval_decision"].retrieve is False
 
 
 @each(INVOKES)

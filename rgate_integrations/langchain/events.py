@@ -15,17 +15,27 @@ from rgate_integrations.flow import Call, Flow
 
 EVENT = "retrieval_gate"
 
-_SHOWN = {"question", "retrieve", "p_known", "threshold", "reason", "gate", "error", "warnings"}
+EVENT_VERSION = 1
+"""Version of what `event_of` returns: a key may be added at any time, a change of one makes a new version."""
+
+_SHOWN = {
+    "question",
+    "retrieve",
+    "p_known",
+    "threshold",
+    "reason",
+    "gate",
+    "error",
+    "warnings",
+    "beginning",
+    "p_helps",
+    "outcome",
+}
 
 
 def event_of(decision: Decision) -> dict[str, Any]:
-    """Return what the event says about a decision, as JSON values."""
-    shown = decision.model_dump(mode="json", include=_SHOWN)
-    if decision.beginning is not None:
-        shown["beginning"] = decision.beginning.model_dump(mode="json")
-    if decision.outcome is not None:
-        shown |= {"p_helps": decision.p_helps, "outcome": decision.outcome}
-    return shown
+    """Return what the event says about a decision, as JSON values; it has every key, whatever was decided how."""
+    return {"version": EVENT_VERSION, **decision.model_dump(mode="json", include=_SHOWN)}
 
 
 def announcing(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:

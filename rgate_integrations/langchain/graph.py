@@ -73,13 +73,13 @@ def route_edge(*, retrieve: str, direct: str, decision_key: str = DECISION_KEY) 
     """
 
     def route(state: Any) -> str:
-        retrieves = _retrieves(_mapping(state).get(decision_key))
-        if retrieves is None:
+        found = retrieves(_mapping(state).get(decision_key))
+        if found is None:
             raise ConfigurationError(
                 f"The state has no decision under {decision_key!r}.",
                 hint="Add gate_node(...) before this edge, and its key to the state.",
             )
-        return retrieve if retrieves else direct
+        return retrieve if found else direct
 
     # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
     route.__annotations__["return"] = Literal[retrieve, direct]
@@ -112,7 +112,7 @@ def _mapping(state: Any) -> Mapping[str, Any]:
     )
 
 
-def _retrieves(decision: Any) -> bool | None:
+def retrieves(decision: Any) -> bool | None:
     """Return what was decided, from a decision or its JSON; None where there is no decision."""
     if isinstance(decision, Mapping):
         decision = decision.get("retrieve")

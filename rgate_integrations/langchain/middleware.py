@@ -19,8 +19,9 @@ from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.langchain.agent_answers import AgentEvents, AsyncAgentEvents, BegunAnswers
 from rgate_integrations.langchain.answer_first import knows_logprobs
-from rgate_integrations.langchain.events import announcing, event_of
+from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.graph import retrieves
 from rgate_integrations.langchain.questions import question_of
 
 try:
@@ -38,15 +39,20 @@ ASKED = "The LLM asks for a search itself."
 _GENERIC_TYPES = ("function", "custom")
 
 
+def _later(earlier: Decision | None, later: Decision | None) -> Decision | None:
+    """Take the later of two decisions: several middlewares may decide in one step of the agent."""
+    return later
+
+
 class RetrievalGateState(AgentState[Any]):
-    """An agent's state with what was decided for the current user turn, as JSON values.
+    """An agent's state with what was decided for the current user turn.
 
     ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
     has each middleware's under its name. With ``answer_first`` it is None until there is one.
     """
 
-    retrieval_decision: NotRequired[dict[str, Any] | None]
-    retrieval_decisions: NotRequired[Annotated[dict[str, dict[str, Any] | None], operator.or_]]
+    retrieval_decision: NotRequired[Annotated[Decision | None, _later]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision | None], operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
@@ -54,7 +60,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     A call to a hidden tool that the model makes all the same is answered without searching, and a ``tool_choice``
     that forces one is dropped; put this after a middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
+    ``retrieval_decision``, a `Decision`, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
     nothing is hidden. An agent may have several, for different tools.
 
     With ``answer_first`` the model begins to answer without the tools, and its first tokens are held back and judged.
@@ -149,8 +155,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _update(self, decision: Decision | None) -> dict[str, Any]:
         """Return what a decision changes in the agent's state."""
-        shown = None if decision is None else event_of(decision)
-        return {"retrieval_decision": shown, "retrieval_decisions": {self.name: shown}}
+        return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
     def _asking(
         self, request: ModelRequest[Any], handler: Callable[[Any], Any], kind: type[AgentEvents]
@@ -219,8 +224,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _known(self, state: Any) -> bool:
         decisions = state.get("retrieval_decisions") if isinstance(state, dict) else None
-        decision = (decisions or {}).get(self.name)
-        return decision is not None and not decision["retrieve"]
+        return retrieves((decisions or {}).get(self.name)) is False
 
     def _check_names(self, tools: Sequence[Any]) -> None:
         """Look for the tools that were given by name among those of the agent, until each was seen once."""

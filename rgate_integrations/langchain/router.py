@@ -10,8 +10,6 @@ from typing import Any
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
     CallbackManagerForChainRun,
-    adispatch_custom_event,
-    dispatch_custom_event,
 )
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
@@ -27,7 +25,7 @@ from langchain_core.runnables.utils import (
 from rgate_integrations.decision import Decision
 from rgate_integrations.flow import Call, Each, Flow, arun, run
 from rgate_integrations.langchain.carried import carrying
-from rgate_integrations.langchain.events import EVENT, event_of
+from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 
 
@@ -37,7 +35,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
     other if ``max_concurrency`` limits them; the order is kept.
     Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``; the chosen arm's run has the tag ``retrieve`` or ``direct``.
+    ``retrieval_gate``, in a graph also in its custom stream; the chosen arm's run has the tag ``retrieve`` or ``direct``.
 
     Args:
         gate: Decides; a `RetrievalGate`.
@@ -166,9 +164,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         """Tell listeners what was decided for each input of a batch."""
         for place, (decision, config) in enumerate(zip(decisions, batch.children(), strict=True)):
             if isinstance(decision, Decision):
-                yield Call(
-                    dispatch_custom_event, adispatch_custom_event, EVENT, event_of(decision), config=config
-                )
+                yield from announcing(decision, config)
                 # What runs in the arm need not decide or draft again.
                 batch.configs[place] = carrying(
                     batch.configs[place], self.gate, batch.inputs[place], decision
