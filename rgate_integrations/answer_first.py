@@ -13,13 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.calling import OWN, DecidesBatches
 from rgate_integrations.decision import Beginning, Cost, Decision, Draft
 from rgate_integrations.drafting import says_unsupported
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
-from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.proxy.kept import KeptAnswer, kept_answer
 
 _log = logging.getLogger("rgate_integrations")
@@ -41,7 +40,9 @@ class AnswerFirst:
             question at the first look, and of a begun answer at a checkpoint. The last checkpoint has no band.
         first_look: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to the
             retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
-            back. None begins every answer, and judges it.
+            back. None begins every answer, and judges it. ``"own"`` is the gate of the same family as the one that
+            judges: the shipped one beside the default, the one for the question beside a tuned one; and none beside
+            any other gate, which nobody then overrules.
         prefetch: Whether the search of a single question starts when its answer is begun. That pays where searching
             takes long. Where the answer goes on, the search is cancelled or its result dropped, and what it raises is
             logged only. The retrieve arm must be one whose search can be told from the rest, as for looking first;
@@ -53,7 +54,7 @@ class AnswerFirst:
 
     tokens: int | tuple[int, ...] = 32
     band: tuple[float, float] = (0.3, 0.9)
-    first_look: DecidesBatches | str | None = DEFAULT_GATES["none"]
+    first_look: DecidesBatches | str | None = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
@@ -208,7 +209,7 @@ class Attempt(ABC):
     Attributes:
         held: The chunks that came so far.
         ended: Whether the answer is whole.
-        judgeable: Whether there is something to judge: a tool call or a parsed object is let through.
+        judgeable: Whether there is text to judge: of a tool call or a parsed object the question decides.
         error: What the arm raised.
     """
 
@@ -320,8 +321,11 @@ class Attempt(ABC):
 
 # --- judging -------------------------------------------------------------------------------------------------
 
-Deciding: TypeAlias = Callable[[list[int], list[Draft]], Flow[list[Decision | Exception]]]
-"""Decides for some attempts, by their places, and their drafts; an adapter's call of its gate."""
+Deciding: TypeAlias = Callable[[list[int], list[Draft | None]], Flow[list[Decision | Exception]]]
+"""Decides for some attempts, by their places, and their drafts; an adapter's call of its gate.
+
+A draft is None where there is no text to judge, since the arm calls a tool or fills in a form: the question decides.
+"""
 
 
 def judging(
@@ -355,20 +359,21 @@ def _judging(
         waiting = [place for place in range(len(attempts)) if place not in found]
         yield from together([attempts[place].holding(tokens) for place in waiting])
         decided: dict[int, Decision | Exception] = {}
-        drafts: dict[int, Draft] = {}
+        drafts: dict[int, Draft | None] = {}
         for place in waiting:
             readable = _readable(attempts[place])
-            if isinstance(readable, Draft):
-                drafts[place] = readable
-            else:
+            if isinstance(readable, Decision):
                 decided[place] = readable
+            else:
+                drafts[place] = readable
         if drafts:
             began = time.perf_counter()
             decisions = yield from decide(list(drafts), list(drafts.values()))
             clock.judging += _milliseconds(began)
             last = tokens == options.checkpoints[-1]
             for place, decision in zip(drafts, decisions, strict=True):
-                if last or attempts[place].ended or _is_clear(decision, options.band):
+                written = attempts[place]
+                if last or written.ended or not written.judgeable or _is_clear(decision, options.band):
                     decided[place] = _with_draft(decision, drafts[place])
         for place, outcome in decided.items():
             found[place] = _told(outcome, attempts[place], clock)
@@ -416,26 +421,56 @@ def _async_driver(flow: Flow[Any]) -> Callable[[], Any]:
     return lambda: arun(flow)
 
 
-def _readable(attempt: Attempt) -> Draft | Decision:
-    """Return what there is to judge; or the decision, where there is nothing."""
+def _readable(attempt: Attempt) -> Draft | Decision | None:
+    """Return what there is to judge, None where there is no text; or the decision of an arm that failed."""
     if not attempt.judgeable:
-        reason = "The direct arm calls a tool or fills in a form: there is no text to judge."
-        return Decision(question=attempt.question, retrieve=False, p_known=1.0, threshold=0.0, reason=reason)
+        return None
     try:
         if attempt.error is not None:
             raise attempt.error
         return attempt.draft()
     except Exception as error:
-        _log.warning("The direct arm wrote nothing to judge: %s: %s", type(error).__name__, error)
-        return retrieve_instead(error, question=attempt.question)
+        return _without_answer(error, attempt.question)
+
+
+def first_token(attempt: Attempt, decision: Decision) -> Flow[Decision]:
+    """Wait for the first token of an answer that is not judged, since its question is clearly known.
+
+    Returns:
+        The decision as it is; or one that retrieves, if the direct arm failed before.
+    """
+    yield from attempt.holding(1)
+    if attempt.error is None:
+        return decision
+    changed = {"cost": decision.cost, "warnings": decision.warnings, "beginning": decision.beginning}
+    return _without_answer(attempt.error, decision.question).model_copy(update=changed)
+
+
+def _without_answer(error: Exception, question: str) -> Decision:
+    _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
+    return retrieve_instead(error, question=question)
+
+
+def by_question(look: Decision, threshold: float | None) -> Decision:
+    """Return the decision by the question alone, of an answer without text to judge; its cost is not counted again.
+
+    Args:
+        look: The first look, which only retrieves for what is clearly unknown.
+        threshold: That of the gate that judges, or the one of the call; None if it is not known.
+    """
+    compared = 0.5 if threshold is None else threshold
+    reason = f"{look.reason} The direct arm calls a tool or fills in a form, so the question decides.".strip()
+    retrieve = look.p_known < compared
+    changed = {"threshold": compared, "retrieve": retrieve, "reason": reason, "cost": Cost()}
+    return look.model_copy(update=changed)
 
 
 def _is_clear(decision: Decision | Exception, band: tuple[float, float]) -> bool:
     return isinstance(decision, Exception) or not band[0] <= decision.p_known < band[1]
 
 
-def _with_draft(decision: Decision | Exception, draft: Draft) -> Decision | Exception:
-    if isinstance(decision, Exception) or decision.draft is not None:
+def _with_draft(decision: Decision | Exception, draft: Draft | None) -> Decision | Exception:
+    if isinstance(decision, Exception) or draft is None or decision.draft is not None:
         return decision
     return decision.model_copy(update={"draft": draft})
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rgate_integrations.answer import AnswerRequest, write_answers
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding
 from rgate_integrations.decision import Beginning, Cost, Decision, Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.failing import retrieve_instead
@@ -41,6 +41,9 @@ class AnswerFirstGate:
     judge: DecidesBatches = field(default_factory=lambda: load_gate(DEFAULT_GATES["llm"]))
     options: AnswerFirst = AnswerFirst()  # noqa: RUF009  it is frozen
 
+    def __post_init__(self) -> None:
+        answer_first_gates(self.judge, self.options.first_look)  # refuses a judge that cannot see an answer
+
     @property
     def threshold(self) -> float:
         """The judge's."""
@@ -65,8 +68,9 @@ class AnswerFirstGate:
     ) -> Flow[list[Decision]]:
         if drafts is not None:
             return (yield from deciding(self.judge, questions, threshold=threshold, drafts=drafts))
+        judge, first_look = answer_first_gates(self.judge, self.options.first_look)
         began = time.perf_counter()
-        decisions = yield from self._looking(questions)
+        decisions = yield from _looking(first_look, questions)
         looked = _milliseconds(began) / max(len(questions), 1)
         low = self.options.band[0]
         known_from = self.options.known_from(self.threshold if threshold is None else threshold)
@@ -74,25 +78,19 @@ class AnswerFirstGate:
         for place, decision in enumerate(decisions):
             if decision.error is not None:
                 continue
-            if self.options.first_look is None or low <= decision.p_known < known_from:
+            if first_look is None or low <= decision.p_known < known_from:
                 open_places.append(place)
             else:
                 decisions[place] = _clear(decision, looked, retrieve=decision.p_known < low)
         asked = [questions[place] for place in open_places]
         begun = yield Call(self._begin, None, asked)
         began = time.perf_counter()
-        judged = yield from deciding(self.judge, asked, threshold=threshold, drafts=begun)
+        judged = yield from deciding(judge, asked, threshold=threshold, drafts=begun)
         judging = _milliseconds(began) / max(len(asked), 1)
         for place, draft, decision in zip(open_places, begun, judged, strict=True):
-            look = None if self.options.first_look is None else decisions[place].p_known
+            look = None if first_look is None else decisions[place].p_known
             decisions[place] = _told(decision, draft, look, Beginning(first_look=looked, judging=judging))
         return decisions
-
-    def _looking(self, questions: Sequence[str]) -> Flow[list[Decision]]:
-        """Return the decisions of the first look; without one, whatever can be read is open."""
-        if self.options.first_look is None:
-            return [Decision(question=question, retrieve=True, p_known=0.0) for question in questions]
-        return (yield from deciding(as_gate(self.options.first_look), questions))
 
     def _begin(self, questions: Sequence[str]) -> list[Draft]:
         """Let the LLM write the beginning of its answers, as one batch."""
@@ -100,6 +98,13 @@ class AnswerFirstGate:
         requests = [AnswerRequest.closed_book(question, tokens) for question in questions]
         written = write_answers(self.llm, requests)
         return [draft.model_copy(update={"source": "llm"}) for draft in written]
+
+
+def _looking(first_look: DecidesBatches | None, questions: Sequence[str]) -> Flow[list[Decision]]:
+    """Return the decisions of the first look; without one, whatever can be read is open."""
+    if first_look is None:
+        return [Decision(question=question, retrieve=True, p_known=0.0) for question in questions]
+    return (yield from deciding(first_look, questions))
 
 
 def _clear(decision: Decision, looked: float, *, retrieve: bool) -> Decision:

@@ -12,6 +12,9 @@ from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.flow import Call, Flow, Step
 from rgate_integrations.request import valid_threshold
 
+OWN = "own"
+"""Stands for the first look of the gate that judges; see `answer_first_gates`."""
+
 
 @runtime_checkable
 class DecidesBatches(Protocol):
@@ -47,6 +50,42 @@ def as_gate(gate: Any = None) -> DecidesBatches:
         f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
     )
+
+
+def answer_first_gates(
+    gate: DecidesBatches, first_look: DecidesBatches | str | None = OWN
+) -> tuple[DecidesBatches, DecidesBatches | None]:
+    """Return the gate that judges begun answers for a given one, and the gate of the first look.
+
+    Args:
+        gate: The gate that an adapter was given. Where it reads the question alone, the gate for begun answers that
+            belongs to it judges.
+        first_look: A gate, or what `load_gate` takes; None for no first look; `OWN` for the one that belongs to the
+            gate, if there is one. The first look of another gate would overrule a gate of the user's own.
+
+    Raises:
+        ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
+    """
+    from rgate_integrations.engine import DecisionEngine
+    from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
+
+    judge: DecidesBatches | None = gate
+    own: DecidesBatches | None = None
+    if isinstance(gate, DecisionEngine):
+        found, question = answer_gate_of(gate.gate), question_gate_of(gate.gate)
+        judge = gate if found is gate.gate else None if found is None else gate.with_gate(found)
+        own = gate if question is gate.gate else None if question is None else gate.with_gate(question)
+    elif not _takes(gate.decide_batch, "drafts"):
+        judge = None
+    if judge is None:
+        name = gate.gate.name if isinstance(gate, DecisionEngine) else type(gate).__name__
+        raise ConfigurationError(
+            f"The gate {name!r} reads the question alone: it cannot judge an answer that was begun.",
+            hint="Leave the judging to the default gate, and let yours take the first look: "
+            "AnswerFirst(first_look=...). A gate of your own that judges takes drafts= in decide_batch.",
+        )
+    look = own if first_look == OWN else None if first_look is None else as_gate(first_look)
+    return judge, look
 
 
 def deciding(
@@ -107,13 +146,15 @@ def _by_threshold(
 def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Leave out what was not given, and what a user's own method does not take."""
     given = {name: value for name, value in options.items() if not _is_nothing(value)}
-    if not given:
-        return {}
-    parameters = inspect.signature(method).parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return given
-    names = {p.name for p in parameters}
-    return {name: value for name, value in given.items() if name in names}
+    return {name: value for name, value in given.items() if _takes(method, name)}
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    """Whether a method has a parameter of that name, or takes any."""
+    parameters = inspect.signature(method).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return True
+    return name in parameters
 
 
 def _is_nothing(value: Any) -> bool:

@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
 
+from rgate_integrations import load_gate
 from rgate_integrations.answer_first import MOST_HELD, AnswerFirst, Attempt, Chunks, Clock, Written, judging
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import arun, run
@@ -185,8 +186,54 @@ def test_the_default_gates_are_those_for_begun_answers():
     assert router.first_look.gate.gate.artifact == "default-heads"
     judge = router.judge.gate.gate
     assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
-    own = Reader()
-    assert RetrievalGate(own).route(retrieve=str, direct=str, answer_first=True).judge.gate is own
+
+
+@each(SINGLES)
+def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
+    judge, writer = Reader(), Writer()
+    router = RetrievalGate(judge).route(
+        retrieve=RunnableLambda(lambda question: "read"), direct=spoken(writer), answer_first=True
+    )
+    assert call(router, "What is my manager's phone number?") == WHOLE
+    assert router.judge.gate is judge
+    assert router.first_look is None
+    asked = Reader({"hopeless": 0.05})
+    explicit = RetrievalGate(judge).route(
+        retrieve=str, direct=spoken(writer), answer_first=AnswerFirst(first_look=asked)
+    )
+    assert explicit.first_look.gate is asked
+
+
+@pytest.mark.parametrize(
+    "gate", [load_gate(), load_gate("default-heads"), load_gate(threshold=0.4, on_error="raise", timeout=9.0)]
+)
+def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_the_one_that_belongs_to_it(gate):
+    router = RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)
+    judge = router.judge.gate
+    assert judge.gate.name == "begun"
+    assert judge.gate.question == gate.gate
+    assert (judge.threshold, judge.on_error, judge.timeout) == (gate.threshold, gate.on_error, gate.timeout)
+    assert router.first_look.gate is gate
+
+
+class QuestionsOnly:
+    """A gate of the user's own that takes no drafts."""
+
+    def decide_batch(self, questions):
+        return []
+
+    async def adecide_batch(self, questions):
+        return []
+
+
+@pytest.mark.parametrize("gate", ["default-question", "prompt", QuestionsOnly()], ids=str)
+def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(gate):
+    with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
+        RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)
+    assert "first_look=" in caught.value.hint
+    remedy = AnswerFirst(first_look=gate)
+    router = RetrievalGate().route(retrieve=str, direct=str, answer_first=remedy)
+    assert router.judge.gate.gate.name == "begun"
 
 
 # --- what fails ----------------------------------------------------------------------------------------------
@@ -201,6 +248,17 @@ def test_an_arm_that_fails_before_it_is_judged_retrieves(call):
 def test_an_arm_that_fails_after_its_release_is_the_callers(call):
     with pytest.raises(OSError, match="connection lost"):
         call(routed(spoken(Writer(fails_at=6))), "a known one?")
+
+
+@each(SINGLES)
+def test_an_arm_that_fails_before_its_first_token_retrieves_however_known_the_question(call):
+    look = Reader({"easy?": 0.95})
+    writer = Writer(fails_at=0)
+    told = Shown()
+    assert call(routed(spoken(writer), first_look=look), "easy?", {"callbacks": [told]}) == "read about easy?"
+    assert [(event["retrieve"], event["error"]["type"]) for event in told.events] == [(True, "OSError")]
+    with pytest.raises(OSError, match="connection lost"):
+        call(routed(spoken(Writer(fails_at=2)), first_look=look), "easy?")
 
 
 @each(BATCHES)
@@ -234,17 +292,39 @@ def test_an_arm_that_writes_nothing_retrieves(call):
     assert call(routed(RunnableLambda(lambda _: "  ")), "a known one?") == "read about a known one?"
 
 
-@each({name: SINGLES[name] for name in ("invoke", "ainvoke", "batch", "abatch")})
-def test_tool_calls_and_parsed_objects_are_let_through(call):
-    judge = Reader()
-    told = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
-    assert (
-        call(routed(RunnableLambda(lambda _: told), judge=judge), "unknown sum?").tool_calls
-        == told.tool_calls
-    )
-    parsed = RunnableLambda(lambda _: '{"a": [1, 2]}') | JsonOutputParser()
-    assert call(routed(parsed, judge=judge), "unknown?") == {"a": [1, 2]}
+WHOLE_ANSWERS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "batch", "abatch")}
+TOOL_CALL = {"name": "add", "args": {"a": 1}, "id": "1", "type": "tool_call"}
+TOLD = AIMessage("", tool_calls=[TOOL_CALL])
+WITHOUT_TEXT = {
+    "tool call": RunnableLambda(lambda _: TOLD),
+    "parsed object": RunnableLambda(lambda _: '{"a": [1, 2]}') | JsonOutputParser(),
+    "form with the raw message": RunnableLambda(
+        lambda _: {"raw": TOLD, "parsed": {"a": 1}, "parsing_error": None}
+    ),
+}
+
+
+@pytest.mark.parametrize("arm", WITHOUT_TEXT.values(), ids=list(WITHOUT_TEXT))
+@each(WHOLE_ANSWERS)
+def test_where_there_is_no_text_to_judge_the_question_decides(call, arm):
+    judge, look = Reader(), Reader({"easy form": 0.6, "hard form": 0.37})
+    router = routed(arm, judge=judge, first_look=look)
+    assert call(router, "easy form") == arm.invoke("")
+    assert call(router, "hard form") == "read about hard form"
     assert judge.calls == []
+    lower = {"configurable": {"retrieval_threshold": 0.3}}
+    assert call(router, "hard form", lower) == arm.invoke("")
+    without = routed(arm, judge=Reader({"easy form": 0.6, "hard form": 0.37}))
+    assert call(without, "easy form") == arm.invoke("")
+    assert call(without, "hard form") == "read about hard form"
+
+
+@each(WHOLE_ANSWERS)
+def test_the_text_of_a_raw_message_is_judged(call):
+    judge = Reader()
+    direct = RunnableLambda(lambda question: {"raw": AIMessage(f"Perhaps {question}"), "parsed": {"a": 1}})
+    assert call(routed(direct, judge=judge), "a form") == "read about a form"
+    assert [d.text for (d,) in judge.drafts] == ["Perhaps a form"]
 
 
 @each(SINGLES)

@@ -46,7 +46,16 @@ FULL = Decision(
 )
 FAILED = RetrievalGate(Judge()).invoke("RAISE")
 PLAN = ClaimQueryRewriter(Judge(draft="unknown Ada wrote programs."), plan=True).invoke("Who is unknown Ada?")
-VALUES = [FULL, FAILED, FULL.draft, FULL.cost, FULL.beginning, FULL.error, PLAN, {"deep": [FULL, {"in": FULL}]}]
+VALUES = [
+    FULL,
+    FAILED,
+    FULL.draft,
+    FULL.cost,
+    FULL.beginning,
+    FULL.error,
+    PLAN,
+    {"deep": [FULL, {"in": FULL}]},
+]
 
 
 def strict():

@@ -314,7 +314,7 @@ def test_the_question_is_read_in_any_input(search, value, call):
     assert search.queries == ["unknown?"]
 
 
-@pytest.mark.parametrize("value", [{"x": 1}, 3, {"question": 3}, []])
+@pytest.mark.parametrize("value", [{"x": 1}, 3, {"question": 3}, [], "", " ", {"question": ""}])
 @each(SINGLES)
 def test_an_input_without_a_question_is_an_error_and_never_searched(search, value, call):
     with pytest.raises(InvalidQuestionError):

@@ -145,7 +145,7 @@ def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_begun_answer(call
     ):
         routed = Routed()
         assert routed.ask(call, question) == WHOLE
-        assert "outcome" not in routed.event
+        assert routed.event["outcome"] is None
         (warning,) = routed.event["warnings"]
         assert error in warning
     assert Routed().ask(call, "empty unknown") == "<>"
@@ -256,7 +256,7 @@ def test_a_follow_up_is_judged_by_the_begun_answer_alone(call):
         look_first=LOOK,
     )
     assert call(router, conversation, {"callbacks": [routed.told]}) == "read"
-    assert "outcome" not in routed.event
+    assert routed.event["outcome"] is None
     assert routed.event["p_known"] == 0.2
     assert routed.shelf.queries == ["the unknown Zorba"]
 

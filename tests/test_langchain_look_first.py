@@ -81,6 +81,36 @@ def test_passages_that_hold_the_answer_are_read_even_where_the_llm_may_know(call
     assert shelf.queries == [question]  # searched once
 
 
+def document_without(metadata):
+    document = Document(page_content="Zorba wrote the quartet.")
+    document.metadata = metadata
+    return document
+
+
+ODD = {
+    "no metadata": document_without(None),
+    "metadata of another kind": document_without("a title"),
+    "a text": "Zorba wrote the quartet.",
+    "a mapping": {"page_content": "Zorba wrote the quartet.", "metadata": {"title": 3}},
+}
+
+
+@pytest.mark.parametrize("found", ODD.values(), ids=list(ODD))
+@each({name: SINGLES[name] for name in ("invoke", "ainvoke")})
+def test_documents_that_are_not_quite_documents_are_judged_by_their_text(call, found):
+    class Odd(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [found, None, 3]
+
+    routed = RetrievalGate(Judge()).route(
+        retrieve=Odd() | RunnableLambda(lambda documents: f"read {len(documents)}"),
+        direct=lambda asked: "direct",
+        look_first=LOOK,
+    )
+    assert call(routed, "who wrote the Zorba quartet") == "read 3"
+    assert call(routed, "what is the weather") == "direct"
+
+
 @each(SINGLES)
 def test_passages_that_do_not_help_are_not_read(call):
     shelf, told = Shelf(), Told()
@@ -123,7 +153,7 @@ def test_a_search_that_fails_leaves_it_to_the_question_alone(call):
         call(router(Shelf()), "broken unknown", {"callbacks": [told]})
     for event, retrieve in zip(told.events, [False, True], strict=True):
         assert event["retrieve"] is retrieve
-        assert "outcome" not in event
+        assert event["outcome"] is None
         assert event["warnings"] == ["The search failed (TimeoutError): the gate alone decided."]
 
 
@@ -224,7 +254,7 @@ def test_the_default_model_is_shipped():
 def test_decisions_without_a_look_are_as_before():
     told = Told()
     RetrievalGate(Judge()).route(retrieve=str, direct=str).invoke("known", {"callbacks": [told]})
-    assert "outcome" not in told.events[0]
+    assert told.events[0]["outcome"] is None
     decision = Decision(question="q", retrieve=True, p_known=0.2)
     assert (decision.p_helps, decision.outcome) == (None, None)
 

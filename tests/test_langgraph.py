@@ -206,12 +206,9 @@ def test_a_router_in_a_node_tells_the_custom_stream_once_and_with_every_key(call
     router = RetrievalGate(Judge()).route(
         retrieve=Search() | answering, direct=RunnableLambda(lambda state: {"path": ["direct"]}), **way
     )
-    if called == "in the node":
-        node = RunnableLambda(lambda state: router.invoke(state))
-    else:
-        node = router
+    nodes = {"as the node": router, "in the node": RunnableLambda(lambda state: router.invoke(state))}
     builder = StateGraph(State)
-    builder.add_node("answer", node)
+    builder.add_node("answer", nodes[called])
     builder.add_edge(START, "answer")
     builder.add_edge("answer", END)
     (event,) = call(builder.compile(), {"question": "unknown?"}, stream_mode="custom")

@@ -252,7 +252,10 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     guarded = GatedRetriever(inner, gate)
     assert len(call(guarded, "retrieve", "unknown?")) == 2
     (note,) = call(guarded, "retrieve", "known?")
-    assert note.node.metadata["rgate"] == {"retrieve": False, "p_known": 0.5, "reason": "because"}
+    engine = GatedQueryEngine.from_defaults(
+        vector_index().as_query_engine(llm=MockLLM()), gate, llm=MockLLM()
+    )
+    assert note.node.metadata["rgate"] == engine.query("known?").metadata["rgate"]
     assert note.node.get_content(metadata_mode="llm") == note.node.text
     assert call(GatedRetriever(inner, gate, note=None), "retrieve", "known?") == []
 

@@ -23,8 +23,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field
 
-from rgate_integrations import Decision
+from rgate_integrations import Decision, load_gate
 from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine, RetrievalGateEvent
 from tests.llama_index_parts import ask, both_ways, every_style
 from tests.patience import PATIENCE
@@ -301,7 +302,7 @@ def test_an_engine_that_does_not_stream_is_judged_whole(call):
 
 
 @both_ways
-def test_a_parsed_object_is_let_through(call):
+def test_of_a_parsed_object_the_question_decides(call):
     class Fact(BaseModel):
         name: str
 
@@ -312,10 +313,15 @@ def test_a_parsed_object_is_let_through(call):
         async def aquery(self, str_or_query_bundle):
             return PydanticResponse(Fact(name="Ada"))
 
-    judge = Reader()
-    engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=None))
-    assert call(engine, "query", "unknown?").response.name == "Ada"
+    judge, look = Reader(), Reader({"easy form": 0.6, "hard form": 0.37})
+    engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=look))
+    assert call(engine, "query", "easy form").response.name == "Ada"
+    assert str(call(engine, "query", "hard form")) == "read about hard form"
     assert judge.calls == []
+    assert call(engine.with_threshold(0.3), "query", "hard form").response.name == "Ada"
+    without = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=None))
+    assert call(without, "query", "a form").response.name == "Ada"
+    assert judge.calls == ["a form"]
 
 
 @both_ways
@@ -323,6 +329,16 @@ def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_cal
     assert str(call(gated(Writer(fails_at=2)), "query", "known")) == "read about known"
     with pytest.raises(OSError, match="connection lost"):
         call(gated(Writer(fails_at=6)), "query", "known")
+
+
+@both_ways
+def test_an_llm_that_fails_before_its_first_token_retrieves_however_known_the_question(call):
+    look = Reader({"easy?": 0.95})
+    response = call(gated(Writer(fails_at=0), first_look=look), "query", "easy?")
+    assert str(response) == "read about easy?"
+    assert response.metadata["rgate"]["error"]["type"] == "OSError"
+    with pytest.raises(OSError, match="connection lost"):
+        call(gated(Writer(fails_at=2), first_look=look), "query", "easy?")
 
 
 @both_ways
@@ -421,6 +437,23 @@ def test_the_default_gates_are_those_for_begun_answers():
     assert GatedQueryEngine.from_defaults(
         Rag(), llm=Writer(), answer_first=True, tokens=16
     ).first.options == AnswerFirst(tokens=16)
+
+
+@both_ways
+def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
+    judge = Reader()
+    engine = GatedQueryEngine.from_defaults(Rag(), judge, Writer(), streaming=False, answer_first=True)
+    assert str(call(engine, "query", "What is my manager's phone number?")) == KNOWN
+    assert (engine.first.gate, engine.first.first_look) == (judge, None)
+
+
+def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_another_or_is_refused():
+    gate = load_gate(threshold=0.4)
+    engine = GatedQueryEngine.from_defaults(Rag(), gate, Writer(), answer_first=True)
+    assert (engine.first.gate.gate.name, engine.first.gate.threshold) == ("begun", 0.4)
+    assert engine.first.first_look is gate
+    with pytest.raises(ConfigurationError, match="cannot judge an answer"):
+        GatedQueryEngine.from_defaults(Rag(), "prompt", Writer(), answer_first=True)
 
 
 @both_ways

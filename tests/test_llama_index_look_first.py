@@ -1,6 +1,7 @@
 """LlamaIndex: `GatedQueryEngine(look_first=True)` searches once, and reads what it found only where that helps."""
 
 import pytest
+from llama_index.core.base.response.schema import Response
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -59,6 +60,31 @@ def test_passages_that_hold_the_answer_are_read(style):
     assert (said["retrieve"], said["outcome"]) == (True, "passages")
     assert said["p_helps"] == said["threshold"] == pytest.approx(0.9, abs=0.001)
     assert shelf.queries == [question]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "found", ["Zorba wrote the quartet.", TextNode(text="Zorba wrote the quartet.")], ids=type
+)
+def test_what_is_not_quite_a_node_is_judged_by_its_text(call, found):
+    class Odd(CustomQueryEngine):
+        retriever: object = "there is one"
+
+        def custom_query(self, query_str):
+            return "read"
+
+        def retrieve(self, query_bundle):
+            return [found, None, 3]
+
+        def synthesize(self, query_bundle, nodes, additional_source_nodes=None):
+            return Response(f"read {len(nodes)}")
+
+        async def asynthesize(self, query_bundle, nodes, additional_source_nodes=None):
+            return self.synthesize(query_bundle, nodes)
+
+    engine = GatedQueryEngine.from_defaults(Odd(), ScriptedGate(), llm=MockLLM(), look_first=LOOK)
+    assert str(call(engine, "query", "who wrote the Zorba quartet")) == "read 3"
+    assert "what is the weather" in str(call(engine, "query", "what is the weather"))
 
 
 @every_style

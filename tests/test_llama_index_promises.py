@@ -254,11 +254,24 @@ def test_core_selectors_select_inside(gate, call):
 
 
 @both_ways
-@pytest.mark.parametrize("choice", [0, 3])
-def test_a_tool_that_there_is_not_is_an_error_and_not_the_last(gate, call, choice):
-    inner = LLMSingleSelector.from_defaults(llm=Says(f'[{{"choice": {choice}, "reason": "none fits"}}]'))
-    selector = RetrievalGateSelector(gate, retrieve=["a", "b"], inner=inner)
-    with pytest.raises(ConfigurationError, match=f"selected number {choice} of 2 tools"):
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ('[{"choice": 0, "reason": "none fits"}]', "selected 0 of 2 tools"),
+        ('[{"choice": 3, "reason": "none fits"}]', "selected 3 of 2 tools"),
+        ("[]", "selected none of 2 tools"),
+        ("I would take the first.", "failed"),
+    ],
+    ids=["none", "too many", "empty", "no JSON"],
+)
+def test_where_an_inner_selector_fails_the_first_retrieve_tool_is_taken(gate, call, said, why):
+    inner = LLMSingleSelector.from_defaults(llm=Says(said))
+    selector = RetrievalGateSelector(gate, retrieve=["b", "a"], inner=inner)
+    found = call(selector, "select", ["direct", "a", "b"], UNKNOWN)
+    assert found.inds == [2]
+    assert why in found.reasons[0]
+    gate.on_error = "raise"
+    with pytest.raises(Exception, match=r"selected|JSON|json|parse"):
         call(selector, "select", ["direct", "a", "b"], UNKNOWN)
 
 
@@ -490,7 +503,8 @@ def test_callbacks_hear_of_every_step(gate, call):
     guarded = GatedRetriever(retriever, gate)
     assert guarded.callback_manager is manager
     call(guarded, "retrieve", UNKNOWN)
-    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 2  # the guard and what it guards
+    call(guarded, "retrieve", KNOWN)
+    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1  # by what is guarded, where it retrieves
     engine = gated(gate, RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), callback_manager=manager))
     assert engine.callback_manager is manager
     call(engine, "query", UNKNOWN)
@@ -518,6 +532,21 @@ def test_events_of_a_query_come_in_order_and_in_a_span(gate, call):
     assert names[-1] == "QueryEndEvent"
     spans = dict(handler.found)
     assert "GatedQueryEngine" in spans["RetrievalGateEvent"]
+
+
+@both_ways
+def test_only_a_question_that_is_retrieved_for_begins_a_retrieval(gate, call):
+    handler, dispatcher = Names(found=[]), get_dispatcher()
+    guarded = GatedRetriever(vector_index().as_retriever(), gate)
+    dispatcher.add_event_handler(handler)
+    try:
+        call(guarded, "retrieve", KNOWN)
+        assert [name for name, _ in handler.found] == ["RetrievalGateEvent"]
+        call(guarded, "retrieve", UNKNOWN)
+    finally:
+        dispatcher.event_handlers.remove(handler)
+    names = [name for name, _ in handler.found]
+    assert (names.count("RetrievalStartEvent"), names.count("RetrievalEndEvent")) == (1, 1)
 
 
 def parts(gate):

@@ -47,12 +47,10 @@ def open_pipeline(
     """
     from rgate_integrations.answer_first_gate import AnswerFirstGate
     from rgate_integrations.calling import DecidesBatches
-    from rgate_integrations.loading import DEFAULT_GATES, load_gate
+    from rgate_integrations.loading import load_gate
     from rgate_integrations.pipeline import Pipeline
 
     begins = gate == DEFAULT_GATE if answer_first is None else answer_first
-    if begins and gate == DEFAULT_GATE:
-        gate = DEFAULT_GATES["llm"]
     loaded = load_gate(gate, proxy=proxy)
     answering = open_llm(llm, loaded.get_proxy(), notices)
     deciding: DecidesBatches = AnswerFirstGate(answering, loaded) if begins else loaded

@@ -86,6 +86,15 @@ class TunedGate(Gate):
         return HiddenSpec(self.trained.layers)
 
     @property
+    def _caveat(self) -> str:
+        """What it could not promise: then its threshold is above every P(known), or below."""
+        about = self.trained.provenance
+        if about.get("kept", True) or self.threshold != self.trained.threshold:
+            return ""
+        promise = str(about.get("promise", ""))
+        return f" But {promise[:1].lower()}{promise[1:]}"
+
+    @property
     def _draft(self) -> DraftSpec | None:
         return DraftSpec(self.trained.tokens, "llm") if self.trained.tokens else None
 
@@ -119,7 +128,7 @@ class TunedGate(Gate):
             draft, read = evidence[self._draft], "the question and the begun answer"
             logit += float(features_of(draft) @ trained.head)
         p = 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
-        reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}."
+        reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
         return Score(p, reason, draft, tuple(dict.fromkeys((*prior.warnings, *warnings))), prior.signals)
 
 

@@ -92,7 +92,7 @@ class BegunAnswers:
         return (yield from answer.answering(forms, refused))
 
     def judging(
-        self, messages: Sequence[BaseMessage], config: RunnableConfig, drafts: list[Draft] | None = None
+        self, messages: Sequence[BaseMessage], config: RunnableConfig, drafts: list[Draft | None]
     ) -> Flow[Decision | Exception]:
         """Judge a begun answer."""
         (found,) = yield BatchCall(self.judge, [list(messages)], [config], drafts=drafts)
@@ -211,7 +211,9 @@ class AgentAnswer(Attempt):
             yield from self.events.telling()
         return decided
 
-    def _deciding(self, places: list[int], drafts: list[Draft]) -> Flow[list[Decision | Exception]]:
+    def _deciding(self, places: list[int], drafts: list[Draft | None]) -> Flow[list[Decision | Exception]]:
+        if not self.judgeable:  # it calls another tool: what it says after that is judged
+            return [Decision(question=self.question, retrieve=False, p_known=1.0, threshold=0.0)]
         return [(yield from self.how.judging(self.messages, self.config, drafts))]
 
 

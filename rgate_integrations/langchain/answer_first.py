@@ -22,7 +22,10 @@ from rgate_integrations.answer_first import (
     Chunks,
     Clock,
     Written,
+    by_question,
+    first_token,
     judging,
+    together,
 )
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
@@ -216,16 +219,21 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             clock.looked()
         decided: dict[int, Decision | Exception] = {}
         begun: list[int] = []
+        known: dict[int, Decision] = {}  # clearly, so that nothing of their answers is to be judged
         for place, decision in enumerate(settled):
             if isinstance(decision, Decision):
                 decided[place] = clock.at_once(decision)
                 if not decision.retrieve:
                     answers[place] = self._unjudged(batch, place, decision)
+                    known[place] = clock.at_once(decision)
             elif isinstance(decision, Exception):
                 decided[place] = decision
             else:
                 answers[place] = self._begun(batch, place, looks[place])
                 begun.append(place)
+        if known:
+            first_tokens = [first_token(answers[place], clear) for place, clear in known.items()]
+            decided.update(zip(known, (yield from together(first_tokens)), strict=True))
         if begun:
             yield from ahead.begun()
             decide = partial(self._judging, batch, looks, begun, ahead)
@@ -256,20 +264,31 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         begun: Sequence[int],
         ahead: Ahead,
         chosen: Sequence[int],
-        drafts: Sequence[Draft],
+        drafts: Sequence[Draft | None],
     ) -> Flow[list[Decision | Exception]]:
         """Ask the gate once about several begun answers, those that are ``chosen`` among the ``begun``."""
-        configs = batch.children("gate")
         places = [begun[index] for index in chosen]
-        asked = []
-        for place in places:
+        judged: dict[int, Decision | Exception] = {}
+        asked: dict[int, Draft | None] = {}
+        for place, draft in zip(places, drafts, strict=True):
             look = looks[place]
-            asked.append(batch.inputs[place] if look is None else look.question)
-        found = yield BatchCall(self.judge, asked, [configs[place] for place in places], drafts=drafts)
-        judged = []
-        for place, decision in zip(places, found, strict=True):
-            judged.append(_with_first_look(decision, looks[place]))
-        return (yield from ahead.judged(places, judged))
+            if draft is None and look is not None:
+                decided = by_question(look, threshold_for(self.judge, batch.configs[place]))
+                judged[place] = _with_first_look(decided, look)
+            else:
+                asked[place] = draft
+        if asked:
+            configs = batch.children("gate")
+            inputs = []
+            for place in asked:
+                look = looks[place]
+                inputs.append(batch.inputs[place] if look is None else look.question)
+            found = yield BatchCall(
+                self.judge, inputs, [configs[place] for place in asked], drafts=list(asked.values())
+            )
+            for place, decision in zip(asked, found, strict=True):
+                judged[place] = _with_first_look(decision, looks[place])
+        return (yield from ahead.judged(places, [judged[place] for place in places]))
 
 
 class Ahead:

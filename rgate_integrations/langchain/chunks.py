@@ -8,7 +8,13 @@ from typing import Any
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.runnables import AddableDict
 
-_ANSWER_KEYS = ("answer", "output", "result", "text")
+_ANSWER_KEYS = (
+    "answer",
+    "output",
+    "result",
+    "text",
+    "raw",
+)  # the last: with_structured_output(include_raw=True)
 
 
 def text_of(chunk: Any) -> str | None:

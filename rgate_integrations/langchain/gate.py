@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.calling import DecidesBatches, answer_first_gates
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
@@ -101,8 +101,9 @@ class RetrievalGate(GateRunnable):
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
-                and is stopped if not. ``llm=`` is not asked then. The default gate takes the first look, and
-                ``begun:default-heads,default-begun`` judges; `AnswerFirst` has more to choose.
+                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for begun answers
+                that belongs to it, as there is beside the default and beside a tuned one; `AnswerFirst` has more
+                to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
                 `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change
@@ -110,7 +111,7 @@ class RetrievalGate(GateRunnable):
 
         Raises:
             ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and ``retrieve`` is neither a sequence of
-                steps nor a retriever.
+                steps nor a retriever; or ``answer_first``, and the gate reads the question alone.
         """
         options = AnswerFirst.of(answer_first)
         looking = LookFirst.of(look_first)
@@ -126,12 +127,16 @@ class RetrievalGate(GateRunnable):
         return RetrievalRouter(self, **arms)
 
     def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
-        """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one."""
-        # The default gate reads the question alone; there is one for answers that were begun.
-        is_default = self._gate_name == DEFAULT_GATE
-        judge = self._reading_alike(DEFAULT_GATES["llm"]) if is_default else self
-        look = None if options.first_look is None else self._reading_alike(options.first_look)
-        return judge, look
+        """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one.
+
+        Raises:
+            ConfigurationError: This one cannot see an answer, and no gate for begun answers belongs to it.
+        """
+        judge, look = answer_first_gates(self.gate, options.first_look)
+        return (
+            self if judge is self.gate else self._reading_alike(judge),
+            None if look is None else self._reading_alike(look),
+        )
 
     def _reading_alike(self, gate: DecidesBatches | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""

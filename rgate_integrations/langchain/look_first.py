@@ -183,7 +183,7 @@ class RetrieverRuns(BaseCallbackHandler):
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **facts: Any) -> None:
         """Note what it found."""
-        if run_id in self._found:
+        if run_id in self._found and isinstance(documents, Sequence):
             self._found[run_id] = list(documents)
 
 
@@ -197,11 +197,24 @@ def _passages(listener: RetrieverRuns, found: Any) -> list[FoundPassage] | Excep
     """Return what a search found: by its retrievers, or else the documents in what it returned."""
     if isinstance(found, Exception):
         return found
-    documents = listener.documents or list(_documents_in(found))
-    return [
-        FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
-        for document in documents
-    ]
+    documents: list[Any] = listener.documents or list(_documents_in(found))
+    passages = [_passage(document) for document in documents]
+    return [passage for passage in passages if passage is not None]
+
+
+def _passage(document: Any) -> FoundPassage | None:
+    """Return what can be read of a document; None if nothing can.
+
+    Retrievers of the user's own return texts, mappings and documents without metadata, which their arm can read.
+    """
+    if isinstance(document, str):
+        return FoundPassage(document)
+    fields = document if isinstance(document, Mapping) else getattr(document, "__dict__", {})
+    text, metadata = fields.get("page_content"), fields.get("metadata")
+    if not isinstance(text, str):
+        return None
+    title = metadata.get("title") if isinstance(metadata, Mapping) else None
+    return FoundPassage(text, str(title or ""))
 
 
 def _documents_in(value: Any) -> Iterator[Document]:

@@ -60,7 +60,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     A call to a hidden tool that the model makes all the same is answered without searching, and a ``tool_choice``
     that forces one is dropped; put this after a middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, a `Decision`, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
+    ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
     nothing is hidden. An agent may have several, for different tools.
 
     With ``answer_first`` the model begins to answer without the tools, and its first tokens are held back and judged.
@@ -75,8 +75,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself where another middleware may have taken it away by then.
-        answer_first: Let the model begin to answer, and judge that; `AnswerFirst` has more to choose. Only one of an
-            agent's middlewares may do so.
+        answer_first: Let the model begin to answer, and judge that; `AnswerFirst` has more to choose.
 
     Raises:
         ConfigurationError: ``tools`` is no list of tools, or empty.

@@ -99,7 +99,7 @@ class GatedRetriever(FlowRetriever):
 
     def deciding(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        found = yield from telling(self.gate, batch)
+        found = [_asked(each) for each in (yield from telling(self.gate, batch))]
         decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
         plans = yield from planning(
             list(decisions.values()),
@@ -186,6 +186,13 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
         return (yield from self.guarded.deciding(batch))
 
 
+def _asked(decision: Decision | Exception) -> Decision | Exception:
+    """Return the error of an empty question, as of an input without one: there is nothing to search for."""
+    if isinstance(decision, Exception) or decision.question.strip():
+        return decision
+    return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
+
+
 def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
     """Fuse what the queries of one question found; returns the exception of a search that failed."""
     marked = []
@@ -210,7 +217,7 @@ def _marked(query: Query, documents: Sequence[Document]) -> list[Document]:
     copies = []
     for rank, document in enumerate(documents, start=1):
         found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
-        copies.append(document.model_copy(update={"metadata": {**found_by, **document.metadata}}))
+        copies.append(document.model_copy(update={"metadata": {**found_by, **(document.metadata or {})}}))
     return copies
 
 

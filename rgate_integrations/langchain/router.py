@@ -35,7 +35,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
     other if ``max_concurrency`` limits them; the order is kept.
     Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``, in a graph also in its custom stream; the chosen arm's run has the tag ``retrieve`` or ``direct``.
+    ``retrieval_gate``, which LangGraph's custom stream has, too; the chosen arm's run has the tag ``retrieve`` or
+    ``direct``.
 
     Args:
         gate: Decides; a `RetrievalGate`.

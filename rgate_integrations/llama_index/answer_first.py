@@ -18,8 +18,18 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.answer_first import (
+    END,
+    AnswerFirst,
+    Attempt,
+    Chunks,
+    Clock,
+    Written,
+    by_question,
+    first_token,
+    judging,
+)
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.follow_up import understood
@@ -78,7 +88,7 @@ class DirectFirst:
 
     Args:
         direct: The engine for known questions.
-        gate: Judges what was begun.
+        gate: Judges what was begun, or the gate for begun answers that belongs to it.
         options: How much is held back, and how it is judged.
         streaming: Whether the response streams; if not, a stream is read to its end.
 
@@ -91,11 +101,10 @@ class DirectFirst:
         self, direct: BaseQueryEngine, gate: DecidesBatches, options: AnswerFirst, *, streaming: bool
     ) -> None:
         self.direct = direct
-        self.gate = gate
+        self.gate, self.first_look = answer_first_gates(gate, options.first_look)
         self.options = options
         self.streaming = streaming
         self.telling: LLM | None = None
-        self.first_look = None if options.first_look is None else as_gate(options.first_look)
 
     def answering(
         self, bundle: QueryBundle, threshold: float | None, ahead: Ahead
@@ -122,12 +131,10 @@ class DirectFirst:
         if self.first_look is not None:
             clock.looked()
         if settled is not None:
-            at_once = clock.at_once(settled)
-            announce(at_once)
-            return at_once, None if at_once.retrieve else (yield from self.asking(bundle))
+            return (yield from self._at_once(clock.at_once(settled), bundle))
         yield from ahead.begun()
         attempt = _DirectAnswer(self, bundle)
-        decide = partial(self._judging, question, threshold, ahead)
+        decide = partial(self._judging, question, threshold, ahead, look)
         (judged,) = yield from judging([attempt], self.options, decide, clock)
         if isinstance(judged, Exception):
             raise judged
@@ -146,14 +153,30 @@ class DirectFirst:
             raise attempt.error
         return (yield from attempt.response(streaming=self.streaming))
 
+    def _at_once(
+        self, decision: Decision, bundle: QueryBundle
+    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None]]:
+        """Answer what is clearly known; if the engine fails before its first token, it is retrieved for."""
+        attempt = _DirectAnswer(self, bundle)
+        if not decision.retrieve:
+            decision = yield from first_token(attempt, decision)
+        announce(decision)
+        if decision.retrieve:
+            return decision, None
+        return decision, (yield from attempt.response(streaming=self.streaming))
+
     def _judging(
         self,
         question: str,
         threshold: float | None,
         ahead: Ahead,
+        look: Decision | None,
         places: list[int],
-        drafts: list[Draft],
+        drafts: list[Draft | None],
     ) -> Flow[list[Decision | Exception]]:
+        if drafts == [None] and look is not None:
+            given = getattr(self.gate, "threshold", None) if threshold is None else threshold
+            return [ahead.judged(by_question(look, given))]
         found: list[Decision] = yield from deciding(self.gate, [question], drafts=drafts, threshold=threshold)
         return [ahead.judged(understood(question, decision)) for decision in found]
 

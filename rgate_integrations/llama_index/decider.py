@@ -41,6 +41,11 @@ class Decider:
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
         self.threshold: float | None = None
 
+    @property
+    def raises(self) -> bool:
+        """Whether failures are raised, and not answered by retrieval; the gate says so."""
+        return getattr(self.gate, "on_error", "retrieve") == "raise"
+
     def with_threshold(self, threshold: float | None) -> Decider:
         """Return a copy that decides at another threshold; None is the gate's own.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
@@ -124,7 +124,13 @@ class _SearchedAhead(Ahead):
 
 
 def passages_of(nodes: Sequence[NodeWithScore]) -> list[FoundPassage]:
-    """Return nodes as they are judged."""
-    return [
-        FoundPassage(each.node.get_content(), str(each.node.metadata.get("title") or "")) for each in nodes
-    ]
+    """Return nodes as they are judged; what a retriever of the user's own returns may have no text to judge."""
+    passages = []
+    for each in nodes:
+        node = getattr(each, "node", each)
+        if isinstance(node, str):
+            passages.append(FoundPassage(node))
+        elif isinstance(node, BaseNode):
+            title = (node.metadata or {}).get("title")
+            passages.append(FoundPassage(node.get_content(), str(title or "")))
+    return passages

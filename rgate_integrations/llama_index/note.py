@@ -29,11 +29,10 @@ class _Note(TextNode):
 
 
 def note_of(decision: Decision, text: str = KNOWN) -> NodeWithScore:
-    """Return the note for a decision: its ``metadata["rgate"]`` says why there are no passages."""
-    facts = {"retrieve": False, "p_known": decision.p_known, "reason": decision.reason}
+    """Return the note for a decision, which its ``metadata["rgate"]`` is, as in the metadata of a response."""
     node = _Note(
         text=text,
-        extra_info=_Metadata(rgate=facts),
+        extra_info=_Metadata(rgate=decision.model_dump(mode="json")),
         excluded_llm_metadata_keys=["rgate"],
         excluded_embed_metadata_keys=["rgate"],
     )

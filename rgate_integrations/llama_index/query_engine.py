@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches, as_gate
+from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Call, Flow, arun, run
@@ -28,7 +28,6 @@ from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
 from rgate_integrations.llama_index.watching import telling_logprobs
-from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.look_first import LookFirst
 
 
@@ -49,7 +48,7 @@ class GatedQueryEngine(BaseQueryEngine):
         draft_llm: Writes its first tokens, and the gate judges them; the gate's own drafts when None.
         tokens: Maximum number of tokens that it writes, at least 1.
         answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
-            stopped if not. It should stream. The default is then ``begun:default-heads,default-begun``;
+            stopped if not. It should stream. The gate judges, or the one for begun answers that belongs to it;
             `AnswerFirst` has more to choose. Give its LLM as ``draft_llm``, too: so what retrieves by claims takes
             what it had written.
         streaming: Whether an answer that was begun as a stream is given as one.
@@ -61,7 +60,7 @@ class GatedQueryEngine(BaseQueryEngine):
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
-            its retriever decides.
+            its retriever decides; or ``answer_first``, and the gate reads the question alone.
     """
 
     def __init__(
@@ -86,8 +85,7 @@ class GatedQueryEngine(BaseQueryEngine):
         self.decider = Decider(gate, draft_llm, tokens)
         self.first: DirectFirst | None = None
         if options is not None:
-            judge = as_gate(DEFAULT_GATES["llm"]) if gate is None else self.decider.gate
-            self.first = DirectFirst(direct, judge, options, streaming=streaming)
+            self.first = DirectFirst(direct, self.decider.gate, options, streaming=streaming)
         super().__init__(callback_manager)
 
     @classmethod

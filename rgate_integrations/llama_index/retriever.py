@@ -10,7 +10,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
 from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.flow import Call, Flow, arun, run
@@ -71,6 +71,17 @@ class GatedRetriever(BaseRetriever):
         changed.decider = self.decider.with_threshold(threshold)
         return changed
 
+    # LlamaIndex's own two methods say that a retrieval begins, before anything is decided. Here the guarded retriever
+    # says so, for the questions that reach it.
+
+    def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
+        """Return what the guarded retriever finds, or the note for a known question."""
+        return self._retrieve(_bundle(str_or_query_bundle))
+
+    async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
+        """Return what the guarded retriever finds, or the note for a known question."""
+        return await self._aretrieve(_bundle(str_or_query_bundle))
+
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self._retrieving(query_bundle))
 
@@ -126,6 +137,10 @@ def _node(hit: Hit) -> NodeWithScore:
     return NodeWithScore(
         node=TextNode(id_=hit.passage.id, text=hit.passage.text, metadata=metadata), score=hit.score
     )
+
+
+def _bundle(query: QueryType) -> QueryBundle:
+    return QueryBundle(query) if isinstance(query, str) else query
 
 
 def fresh(bundle: QueryBundle) -> QueryBundle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from copy import copy
 
@@ -17,6 +18,8 @@ from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.retriever import fresh
 
+_log = logging.getLogger("rgate_integrations")
+
 
 class RetrievalGateSelector(BaseSelector):
     """Selects the direct tool for known questions and a retrieve tool for the others.
@@ -24,14 +27,15 @@ class RetrievalGateSelector(BaseSelector):
     Args:
         gate: A gate, or what `load_gate` takes; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects.
+        retrieve: Name of the tool that retrieves, or of several, among which ``inner`` selects: the most general one
+            first, since it is taken where ``inner`` fails.
         inner: Selects one or more of several retrieve tools; it is given their metadata only.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
 
     Raises:
         ConfigurationError: There are several retrieve tools and no ``inner``; or, when it selects, no tool has a name
-            that was given here, or ``inner`` selects a tool that there is not.
+            that was given here.
     """
 
     def __init__(
@@ -85,18 +89,25 @@ class RetrievalGateSelector(BaseSelector):
         if self.inner is None or len(retrieve) == 1:
             return _result([(retrieve[0], reason)])
         tools = [choices[index] for index in retrieve]
-        with self.decider.carrying(decision, query):
-            chosen: SelectorResult = yield Call(self.inner.select, self.inner.aselect, tools, fresh(query))
-        selections = []
-        for each in chosen.selections:
+        try:
+            with self.decider.carrying(decision, query):
+                chosen: SelectorResult = yield Call(
+                    self.inner.select, self.inner.aselect, tools, fresh(query)
+                )
+            selections = chosen.selections
             # LLM selectors answer 0, and so select -1, where they find nothing fitting.
-            if not 0 <= each.index < len(retrieve):
+            if not selections or not all(0 <= each.index < len(retrieve) for each in selections):
+                numbers = ", ".join(str(each.index + 1) for each in selections) or "none"
                 raise ConfigurationError(
-                    f"{type(self.inner).__name__} selected number {each.index + 1} of {len(retrieve)} tools.",
+                    f"{type(self.inner).__name__} selected {numbers} of {len(retrieve)} tools.",
                     hint="Describe the tools better, or pass a selector that always selects one of them.",
                 )
-            selections.append((retrieve[each.index], f"{reason} {each.reason}"))
-        return _result(selections)
+        except Exception as error:  # an LLM's broken JSON, or its server, ends no query
+            if self.decider.raises:
+                raise
+            _log.warning("The inner selector failed, so the first retrieve tool is taken: %s", error)
+            return _result([(retrieve[0], f"{reason} The inner selector failed: {error}")])
+        return _result([(retrieve[each.index], f"{reason} {each.reason}") for each in selections])
 
     def _get_prompts(self) -> PromptDictType:
         return {}

@@ -25,6 +25,9 @@ from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
 PRIOR = "prior"
 """Sub-folder of the gate whose logit is corrected."""
 
+ANSWER_FIRST = "answer-first"
+"""Sub-folder of the gate that judges begun answers."""
+
 
 @dataclass(frozen=True)
 class TunedArtifact:

@@ -17,7 +17,7 @@ from rgate_integrations.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.locks import locked
 from rgate_integrations.proxy.base import PooledLayer, Proxy
 from rgate_integrations.saved.folder import read_config
-from rgate_integrations.saved.tuned import tuned_files
+from rgate_integrations.saved.tuned import ANSWER_FIRST, tuned_files
 from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.training.probe import middle_layers
@@ -37,9 +37,6 @@ from rgate_integrations.tuning.gates import (
 from rgate_integrations.tuning.labelling import LabelKind, Labels, label
 from rgate_integrations.tuning.page import Notes, page, summary
 from rgate_integrations.tuning.questions import Question, read_log, sampled
-
-ANSWER_FIRST = "answer-first"
-"""Sub-folder of the gate that judges a begun answer."""
 
 REPORT = "report.html"
 _CARD = "README.md"

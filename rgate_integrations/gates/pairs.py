@@ -1,0 +1,59 @@
+"""Which gates belong together under answer first: one reads the question, the other judges begun answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.begun import BegunGate
+from rgate_integrations.gates.constant import ConstantGate
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.registry import make_gate
+from rgate_integrations.gates.tuned import TunedGate
+from rgate_integrations.saved.config import CONFIG
+from rgate_integrations.saved.folder import saved_folder
+from rgate_integrations.saved.tuned import ANSWER_FIRST
+
+
+def answer_gate_of(gate: Gate) -> Gate | None:
+    """Return the gate that judges begun answers: this one, if it reads them, or else the one that belongs to it.
+
+    Returns:
+        The gate; None where there is none, since this one reads the question alone.
+    """
+    # A constant reads nothing: it is as good a baseline for begun answers as for questions.
+    if _reads_answers(gate) or isinstance(gate, ConstantGate):
+        return gate
+    if isinstance(gate, HeadsGate):
+        return BegunGate(question=gate, threshold=gate.threshold, proxy=gate.proxy)
+    if isinstance(gate, TunedGate):
+        return _tuned_in(_folder_of(gate) / ANSWER_FIRST, gate.proxy)
+    return None
+
+
+def question_gate_of(gate: Gate) -> Gate | None:
+    """Return the gate of the same family that reads the question alone; None where there is none."""
+    if isinstance(gate, BegunGate):
+        return gate.question
+    if isinstance(gate, TunedGate) and _reads_answers(gate):
+        return _tuned_in(_folder_of(gate).parent, gate.proxy)
+    return gate if isinstance(gate, HeadsGate | TunedGate) else None
+
+
+def _reads_answers(gate: Gate) -> bool:
+    return any(isinstance(spec, DraftSpec) and spec.tokens > 0 for spec in expanded_specs(gate.specs))
+
+
+def _folder_of(gate: TunedGate) -> Path:
+    return saved_folder(gate.artifact).resolve()
+
+
+def _tuned_in(folder: Path, proxy: str) -> Gate | None:
+    """Return the tuned gate in a folder, if there is one."""
+    if not os.path.isfile(folder / CONFIG):
+        return None
+    gate = make_gate(str(folder), proxy=proxy)
+    return gate if isinstance(gate, TunedGate) else None

@@ -1,0 +1,65 @@
+"""A gate that `rgate tune` made: what it says where its promise failed, and its pair under answer first."""
+
+import numpy as np
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.calling import answer_first_gates
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.files import write_folder
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.saved.probe import ProbeArtifact, save_probe
+from rgate_integrations.saved.tuned import ANSWER_FIRST, TunedArtifact, tuned_files
+
+LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
+PROMISE = (
+    "No threshold that skips can promise a loss of at most 2.0%. About 400 questions like these would do."
+)
+
+
+def tuned(folder, *, tokens=0, threshold=0.5, **provenance):
+    """Write a tuned gate into a folder; returns its name."""
+    weight = np.ones((2, 4), dtype=np.float32)
+    prior = ProbeArtifact(weight, -4.0, LAYERS, 0, "proxy", "scripted", "a test", provenance={"data": []})
+    head = np.zeros(5 if tokens else 0, dtype=np.float32)
+    artifact = TunedArtifact(
+        0.8, -1.0, weight, head, LAYERS, tokens, "scripted", "", "a test", threshold, provenance
+    )
+    return str(write_folder(folder, tuned_files(artifact, save_probe(prior, folder.parent / "prior"))))
+
+
+@pytest.fixture
+def pair(tmp_path):
+    tuned(tmp_path / "answers", tokens=4)
+    folder = tuned(tmp_path / "mine")
+    (tmp_path / "answers").rename(tmp_path / "mine" / ANSWER_FIRST)
+    return folder
+
+
+def test_a_gate_without_its_promise_says_why_it_always_retrieves(tmp_path, scripted):
+    name = tuned(tmp_path / "mine", threshold=1.01, kept=False, promise=PROMISE)
+    decision = load_gate(name, proxy=scripted).decide("who?")
+    assert decision.retrieve
+    assert decision.reason.endswith(f"But {PROMISE[0].lower()}{PROMISE[1:]}")
+    chosen = load_gate(name, proxy=scripted, threshold=0.0).decide("who?")
+    assert not chosen.retrieve
+    assert "promise" not in chosen.reason
+    kept = tuned(tmp_path / "kept", kept=True, promise="Loses at most 2.0%.")
+    assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
+
+
+def test_the_gates_of_a_tuned_folder_belong_together(pair):
+    question, answers = load_gate(pair), load_gate(f"{pair}/{ANSWER_FIRST}")
+    for given in (question, answers):
+        judge, look = answer_first_gates(given)
+        assert (judge.gate.trained.tokens, look.gate.trained.tokens) == (4, 0)
+    router = RetrievalGate(pair).route(retrieve=str, direct=str, answer_first=True)
+    assert router.judge.gate.gate == answers.gate
+    assert router.first_look.gate.gate == question.gate
+    assert answer_first_gates(question, None)[1] is None
+
+
+def test_a_tuned_gate_without_its_other_half_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot judge an answer"):
+        RetrievalGate(tuned(tmp_path / "mine")).route(retrieve=str, direct=str, answer_first=AnswerFirst())

@@ -1,0 +1,132 @@
+"""An OpenAI-compatible server on loopback that really calls tools, by rules instead of a model.
+
+It calls ``search_docs`` for a question with "unknown" in it and ``add`` for one with "sum", if it may; it fills in a
+form where one is asked for (a tool named `FORM`); and after a tool it says what the tool said. Else it writes `KNOWN`
+or `UNSURE`. A ReAct prompt it answers in that prompt's own format.
+"""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.begun_answers import KNOWN, UNSURE
+
+FORM = "Form"
+
+
+class Rules:
+    """What the server answers, and what it was asked.
+
+    Attributes:
+        requests: The body of each request.
+    """
+
+    def __init__(self):
+        self.requests = []
+
+    def answer(self, body):
+        """Return the text to write and the calls to make, ``(name, arguments)`` each."""
+        self.requests.append(body)
+        messages = body["messages"]
+        tools = [tool["function"]["name"] for tool in body.get("tools") or []]
+        question = [_text(message) for message in messages if message["role"] == "user"][-1]
+        if any("Action Input:" in _text(message) for message in messages if message["role"] == "system"):
+            return _react(question), []
+        if messages[-1]["role"] == "tool":
+            said = f"Read {_text(messages[-1])} ."
+            return ("", [(FORM, {"answer": said})]) if FORM in tools else (said, [])
+        if "unknown" in question and "search_docs" in tools:
+            return "", [("search_docs", {"query": question})]
+        if "sum" in question and "add" in tools:
+            return "", [("add", {"a": 1, "b": 2})]
+        text = UNSURE if "unknown" in question else KNOWN
+        return ("", [(FORM, {"answer": text})]) if FORM in tools else (text, [])
+
+
+@contextmanager
+def tool_server():
+    """Run the server; gives its URL and its `Rules`."""
+    rules = Rules()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"rules": rules}))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", rules
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    rules: Rules
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text, calls = self.rules.answer(body)
+        reason = "tool_calls" if calls else "stop"
+        self.send_response(200)
+        try:
+            if body.get("stream"):
+                self.send_header("Content-Type", "text/event-stream")
+                self.end_headers()
+                for delta in _deltas(text, calls):
+                    self._send_chunk(delta, None)
+                self._send_chunk({}, reason)
+                self.wfile.write(b"data: [DONE]\n\n")
+            else:
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                message = {"role": "assistant", "content": text or None}
+                if calls:
+                    message["tool_calls"] = [_call(place, *each) for place, each in enumerate(calls)]
+                choice = {"index": 0, "message": message, "finish_reason": reason}
+                self.wfile.write(json.dumps(_envelope("chat.completion", choice)).encode())
+        except (BrokenPipeError, ConnectionResetError):  # the answer was stopped
+            pass
+
+    def _send_chunk(self, delta, reason):
+        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+        line = f"data: {json.dumps(_envelope('chat.completion.chunk', choice))}\n\n"
+        self.wfile.write(line.encode())
+
+    def log_message(self, *args):
+        pass
+
+
+def _envelope(kind, choice):
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    found = {"id": "answer", "object": kind, "created": 0, "model": "rules", "choices": [choice]}
+    return found | ({"usage": usage} if kind == "chat.completion" else {})
+
+
+def _deltas(text, calls):
+    yield {"role": "assistant", "content": ""}
+    for word in text.split():
+        yield {"content": f"{word} "}
+    for place, (name, arguments) in enumerate(calls):
+        written = json.dumps(arguments)
+        begun = _call(place, name, {})
+        begun["function"]["arguments"] = ""
+        yield {"tool_calls": [{"index": place, **begun}]}
+        for part in (written[:5], written[5:]):  # a server writes the arguments bit by bit
+            yield {"tool_calls": [{"index": place, "function": {"arguments": part}}]}
+
+
+def _call(place, name, arguments):
+    return {
+        "id": f"call-{place}",
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
+
+
+def _react(said):
+    if said.startswith("Observation:"):
+        return f"Thought: I can answer.\nAnswer: Read {said.removeprefix('Observation:').strip()}"
+    arguments = json.dumps({"query": said})
+    return f"Thought: I need a tool.\nAction: search_docs\nAction Input: {arguments}"
+
+
+def _text(message):
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else " ".join(part.get("text", "") for part in content)
