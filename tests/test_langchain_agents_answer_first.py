@@ -378,18 +378,17 @@ class Fact(BaseModel):
 
 
 @each(INVOKES)
-def test_where_a_form_is_filled_in_nothing_is_hidden(call):
-    model, judge = Agent(), Reader()
-    agent = create_agent(
-        model,
-        [search_docs, add],
-        middleware=[RetrievalGateMiddleware(judge, tools=["search_docs"], answer_first=True)],
-        response_format=Fact,
-    )
-    with pytest.raises(Exception, match=r"."):
-        call(agent, {"messages": [HumanMessage("a known one?")]}, {"recursion_limit": 4})
-    assert "search_docs" in model.shown[0]
-    assert judge.calls == []
+def test_where_a_form_is_filled_in_the_question_decides(call):
+    look = Reader({"a known one?": 0.6, "an unknown one?": 0.37})
+    shown = []
+    for question in look.scores:
+        model, judge = Agent(), Reader()
+        agent = agent_of(model, judge=judge, first_look=look, agent={"response_format": Fact})
+        with pytest.raises(Exception, match=r"."):  # it fills in no form
+            call(agent, {"messages": [HumanMessage(question)]}, {"recursion_limit": 4})
+        shown.append("search_docs" in model.shown[0])
+        assert judge.calls == []
+    assert shown == [False, True]
 
 
 # --- turns and callers ---------------------------------------------------------------------------------------

@@ -24,7 +24,16 @@ from langchain_core.runnables.config import (
     var_child_runnable_config,
 )
 
-from rgate_integrations.answer_first import END, AnswerFirst, Attempt, Chunks, Clock, Written, judging
+from rgate_integrations.answer_first import (
+    END,
+    AnswerFirst,
+    Attempt,
+    Chunks,
+    Clock,
+    Written,
+    by_question,
+    judging,
+)
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.drafting import says_unsupported
 from rgate_integrations.errors import InvalidQuestionError
@@ -90,6 +99,21 @@ class BegunAnswers:
                 return (yield forms[-1]), look
         answer = AgentAnswer(self, messages, config, clock, kind)
         return (yield from answer.answering(forms, refused))
+
+    def deciding_by_question(self, messages: Sequence[BaseMessage]) -> Flow[Decision]:
+        """Decide by the question alone, and tell listeners."""
+        config, clock = ensure_config(), Clock()
+        look = yield from self._looking(messages, config, clock)
+        found: Decision | Exception
+        if look is None:
+            found = yield from self.judging(messages, config, [None])
+        else:
+            found = by_question(look, threshold_for(self.judge, config))
+            found = found.model_copy(update={"cost": look.cost})
+        if isinstance(found, Exception):
+            raise found
+        yield from announcing(found, config)
+        return found
 
     def judging(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, drafts: list[Draft | None]

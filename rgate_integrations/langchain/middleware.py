@@ -67,7 +67,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     Known: the answer goes on. Unknown: the model is stopped, and asked again with the tools, which stay for the rest
     of the turn. Nobody but tracers hears of an answer that was stopped. A call of another tool is let through, and
     what the model says after it is judged. Where a form is to be filled in (``response_format``) there is no text to
-    judge: nothing is hidden. Put such a middleware last: others see a stopped model as one that raised.
+    judge: the question decides. Put such a middleware last: others see a stopped model as one that raised.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need its ``condense`` or
@@ -163,6 +163,10 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             return (yield Call(handler, handler, self._visible(request)))
         self._check_names(request.tools)
         hiding = self._hiding(request)
+        if request.response_format is not None:  # a form is filled in: there is no text to judge
+            by_question = yield from self.first.deciding_by_question(request.messages)
+            response = yield Call(handler, handler, request if by_question.retrieve else hiding)
+            return ExtendedModelResponse(response, Command(update=self._update(by_question)))
         forms = [Call(handler, handler, form) for form in (*self._telling(hiding), hiding)]
         response, decision = yield from self.first.answering(
             request.messages, forms, kind, self._told_nothing
@@ -188,8 +192,6 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _is_open(self, request: ModelRequest[Any]) -> bool:
         """Whether it is still to be found out if the question of this turn is known."""
-        if request.response_format is not None:
-            return False
         state: Any = request.state
         decisions = state.get("retrieval_decisions") or {}
         return self.name in decisions and decisions[self.name] is None
