@@ -8,12 +8,14 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
+from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field, ValidationError
 
 from rgate_integrations import Decision
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import GatedRetriever, RetrievalGate
+from rgate_integrations.langchain.retriever import NOTE
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
 
 ASKED = ["unknown a", "b", "unknown c"]
@@ -312,6 +314,14 @@ def test_the_question_is_read_in_any_input(search, value, call):
     found = call(RetrievalGate(Judge()).guard(search), value)
     assert texts(found) == ["about unknown?", "shared"]
     assert search.queries == ["unknown?"]
+
+
+@pytest.mark.parametrize(("when_known", "said"), [("nothing", ""), ("note", NOTE)])
+def test_a_search_tool_says_something_of_a_known_question_only_with_a_note(search, when_known, said):
+    guarded = RetrievalGate(Judge()).guard(search, when_known=when_known)
+    searching = create_retriever_tool(guarded, "search_docs", "Search the documents.")
+    assert searching.invoke({"query": "known?"}) == said
+    assert searching.invoke({"query": "unknown?"}).startswith("about unknown?")
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, 3, {"question": 3}, [], "", " ", {"question": ""}])
