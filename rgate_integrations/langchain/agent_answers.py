@@ -108,7 +108,7 @@ class BegunAnswers:
         if look is None:
             found = yield from self.judging(messages, config, [None])
         else:
-            found = by_question(look, threshold_for(self.judge, config))
+            found = by_question(look, threshold_for(self.first_look, config))
             found = found.model_copy(update={"cost": look.cost})
         if isinstance(found, Exception):
             raise found

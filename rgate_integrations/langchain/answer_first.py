@@ -273,7 +273,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         for place, draft in zip(places, drafts, strict=True):
             look = looks[place]
             if draft is None and look is not None:
-                decided = by_question(look, threshold_for(self.judge, batch.configs[place]))
+                decided = by_question(look, threshold_for(self.first_look, batch.configs[place]))
                 judged[place] = _with_first_look(decided, look)
             else:
                 asked[place] = draft

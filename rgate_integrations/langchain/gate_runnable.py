@@ -111,7 +111,7 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         return value
 
 
-def threshold_for(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
+def threshold_for(gate: Runnable[Any, Decision] | None, config: RunnableConfig) -> float | None:
     """Return the threshold of a gate for an input: the one given for it, or else the gate's own; None if unknown."""
     if not isinstance(gate, GateRunnable):
         return None

@@ -175,7 +175,7 @@ class DirectFirst:
         drafts: list[Draft | None],
     ) -> Flow[list[Decision | Exception]]:
         if drafts == [None] and look is not None:
-            given = getattr(self.gate, "threshold", None) if threshold is None else threshold
+            given = getattr(self.first_look, "threshold", None) if threshold is None else threshold
             return [ahead.judged(by_question(look, given))]
         found: list[Decision] = yield from deciding(self.gate, [question], drafts=drafts, threshold=threshold)
         return [ahead.judged(understood(question, decision)) for decision in found]
