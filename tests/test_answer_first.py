@@ -205,16 +205,15 @@ def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
     assert explicit.first_look.gate is asked
 
 
-@pytest.mark.parametrize(
-    "gate", [load_gate(), load_gate("default-heads"), load_gate(threshold=0.4, on_error="raise", timeout=9.0)]
-)
-def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_the_one_that_belongs_to_it(gate):
+@pytest.mark.parametrize("options", [{}, {"threshold": 0.4, "on_error": "raise", "timeout": 9.0}])
+def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_the_one_that_belongs_to_it(options):
+    gate = load_gate(**options)
     router = RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)
     judge = router.judge.gate
     assert judge.gate.name == "begun"
     assert judge.gate.question == gate.gate
-    chosen = gate.threshold if gate.threshold == 0.4 else load_gate(DEFAULT_GATES["llm"]).threshold
-    assert (judge.threshold, judge.on_error, judge.timeout) == (chosen, gate.on_error, gate.timeout)
+    threshold = options.get("threshold", load_gate(DEFAULT_GATES["llm"]).threshold)
+    assert (judge.threshold, judge.on_error, judge.timeout) == (threshold, gate.on_error, gate.timeout)
     assert router.first_look.gate is gate
 
 

@@ -303,9 +303,9 @@ def test_a_router_combines_several_selections(gate, call):
 
 
 @both_ways
-def test_a_router_without_a_selection_fails(gate, call):
-    with pytest.raises(ValueError, match="Failed to select"):
-        call(router(gate, Picks()), "query", UNKNOWN)
+def test_a_router_without_a_selection_asks_the_first_retrieve_tool(gate, call):
+    response = call(router(gate, Picks()), "query", UNKNOWN)
+    assert response.metadata["selector_result"].ind == 1
 
 
 @both_ways
