@@ -32,17 +32,23 @@ class AnswerFirstGate:
 
     Attributes:
         llm: The LLM that answers.
-        judge: Judges begun answers.
+        judge: Judges begun answers: the gate that was given, or the one for begun answers that belongs to it.
         options: How many tokens are begun (the last checkpoint), for which P(known) the first look is clear, and
             which gate takes it.
+        first_look: That gate; None begins every answer.
     """
 
     llm: Proxy
     judge: DecidesBatches = field(default_factory=lambda: load_gate(DEFAULT_GATES["llm"]))
     options: AnswerFirst = AnswerFirst()  # noqa: RUF009  it is frozen
+    first_look: DecidesBatches | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        answer_first_gates(self.judge, self.options.first_look)  # refuses a judge that cannot see an answer
+        judge, first_look = answer_first_gates(self.judge, self.options.first_look)
+        object.__setattr__(
+            self, "judge", judge
+        )  # the one that belongs to it, if a gate for questions was given
+        object.__setattr__(self, "first_look", first_look)
 
     @property
     def threshold(self) -> float:
@@ -68,9 +74,8 @@ class AnswerFirstGate:
     ) -> Flow[list[Decision]]:
         if drafts is not None:
             return (yield from deciding(self.judge, questions, threshold=threshold, drafts=drafts))
-        judge, first_look = answer_first_gates(self.judge, self.options.first_look)
         began = time.perf_counter()
-        decisions = yield from _looking(first_look, questions)
+        decisions = yield from self._looking(questions)
         looked = _milliseconds(began) / max(len(questions), 1)
         low = self.options.band[0]
         known_from = self.options.known_from(self.threshold if threshold is None else threshold)
@@ -78,19 +83,25 @@ class AnswerFirstGate:
         for place, decision in enumerate(decisions):
             if decision.error is not None:
                 continue
-            if first_look is None or low <= decision.p_known < known_from:
+            if self.first_look is None or low <= decision.p_known < known_from:
                 open_places.append(place)
             else:
                 decisions[place] = _clear(decision, looked, retrieve=decision.p_known < low)
         asked = [questions[place] for place in open_places]
         begun = yield Call(self._begin, None, asked)
         began = time.perf_counter()
-        judged = yield from deciding(judge, asked, threshold=threshold, drafts=begun)
+        judged = yield from deciding(self.judge, asked, threshold=threshold, drafts=begun)
         judging = _milliseconds(began) / max(len(asked), 1)
         for place, draft, decision in zip(open_places, begun, judged, strict=True):
-            look = None if first_look is None else decisions[place].p_known
+            look = None if self.first_look is None else decisions[place].p_known
             decisions[place] = _told(decision, draft, look, Beginning(first_look=looked, judging=judging))
         return decisions
+
+    def _looking(self, questions: Sequence[str]) -> Flow[list[Decision]]:
+        """Return the decisions of the first look; without one, whatever can be read is open."""
+        if self.first_look is None:
+            return [Decision(question=question, retrieve=True, p_known=0.0) for question in questions]
+        return (yield from deciding(self.first_look, questions))
 
     def _begin(self, questions: Sequence[str]) -> list[Draft]:
         """Let the LLM write the beginning of its answers, as one batch."""
@@ -98,13 +109,6 @@ class AnswerFirstGate:
         requests = [AnswerRequest.closed_book(question, tokens) for question in questions]
         written = write_answers(self.llm, requests)
         return [draft.model_copy(update={"source": "llm"}) for draft in written]
-
-
-def _looking(first_look: DecidesBatches | None, questions: Sequence[str]) -> Flow[list[Decision]]:
-    """Return the decisions of the first look; without one, whatever can be read is open."""
-    if first_look is None:
-        return [Decision(question=question, retrieve=True, p_known=0.0) for question in questions]
-    return (yield from deciding(first_look, questions))
 
 
 def _clear(decision: Decision, looked: float, *, retrieve: bool) -> Decision:

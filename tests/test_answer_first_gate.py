@@ -128,9 +128,10 @@ def test_what_is_clearly_known_is_not_judged(gate, decide):
     assert strict.draft.text == "perhaps it"
 
 
-def test_without_a_first_look_every_answer_is_begun(gate, decide):
-    object.__setattr__(gate, "options", AnswerFirst(tokens=2, first_look=None))
-    (clear,) = decide(["clear 0.1"])
+@pytest.mark.parametrize("first_look", [None, "own"])
+def test_without_a_first_look_every_answer_is_begun(first_look):
+    gate = AnswerFirstGate(Writer(), Judge(), AnswerFirst(tokens=2, first_look=first_look))
+    (clear,) = gate.decide_batch(["clear 0.1"])
     assert clear.draft.text == "perhaps it"
     assert clear.signals == {}
 
