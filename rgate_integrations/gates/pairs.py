@@ -28,9 +28,9 @@ def answer_gate_of(gate: Gate) -> Gate | None:
     if _reads_answers(gate) or isinstance(gate, ConstantGate):
         return gate
     if isinstance(gate, HeadsGate):
+        begun = BegunGate(question=gate, proxy=gate.proxy)
         # Each has a threshold of its own, but one that the caller chose holds for both.
-        chosen = {} if gate.threshold == gate.trained.threshold else {"threshold": gate.threshold}
-        return BegunGate(question=gate, proxy=gate.proxy, **chosen)
+        return begun if gate.threshold == gate.trained.threshold else begun.changed(threshold=gate.threshold)
     if isinstance(gate, TunedGate):
         return _tuned_in(_folder_of(gate) / ANSWER_FIRST, gate.proxy)
     return None

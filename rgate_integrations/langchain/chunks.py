@@ -8,13 +8,8 @@ from typing import Any
 from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
 from langchain_core.runnables import AddableDict
 
-_ANSWER_KEYS = (
-    "answer",
-    "output",
-    "result",
-    "text",
-    "raw",
-)  # the last: with_structured_output(include_raw=True)
+# The last is that of `with_structured_output(include_raw=True)`.
+_ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 
 def text_of(chunk: Any) -> str | None:
