@@ -73,7 +73,7 @@ def test_a_rewriter_that_fails(call):
 
 @each(SINGLES)
 def test_every_query_is_searched(call):
-    chain = ClaimQueryRewriter(Judge(draft=DRAFT)) | Search().map()
+    chain = ClaimQueryRewriter(Judge(draft=DRAFT), filter_claims=True) | Search().map()
     found = call(chain, "Who is unknown Ada?")
     assert [documents[0].page_content for documents in found] == [
         "about Who is unknown Ada?",
