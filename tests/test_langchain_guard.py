@@ -72,7 +72,8 @@ def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search, 
 @each(BATCHES)
 def test_the_claims_of_a_batch_are_judged_and_searched_together(search, call):
     judge = Judge(draft="unknown Ada wrote programs.")
-    call(RetrievalGate(judge).guard(search), ["Who is unknown Ada?", "b", "What did unknown Ada do?"])
+    guarded = RetrievalGate(judge).guard(search, filter_claims=True)
+    call(guarded, ["Who is unknown Ada?", "b", "What did unknown Ada do?"])
     assert [len(questions) for questions in judge.calls] == [3, 2]
     assert [len(queries) for queries in search.batches] == [4]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.documents import Document
@@ -141,7 +141,9 @@ class GatedRetriever(FlowRetriever):
         for place, plan in plans.items():
             queries += [query.text for query in plan.queries]
             query_configs += [configs[place]] * len(plan.queries)
-        results = iter((yield BatchCall(self.retriever, queries, query_configs, **batch.options)))
+        results: Iterator[Any] = iter(())
+        if queries:
+            results = iter((yield BatchCall(self.retriever, queries, query_configs, **batch.options)))
         limit = batch.options.get("k", self.k)
         found: dict[int, list[Document] | Exception] = {}
         for place, plan in plans.items():
