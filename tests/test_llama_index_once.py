@@ -102,26 +102,31 @@ def drafted(llm):
 
 
 def engine_and_claims(gate, llm, streaming):
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm)
+    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
     return gated(over(fusion, streaming), gate, llm)
 
 
 def engine_and_claims_of_the_gate(gate, llm, streaming):
     """The claims are those of whatever draft there is: no LLM is given for them."""
-    return gated(over(ClaimFusionRetriever([Listed()], gate), streaming), gate, llm)
+    return gated(over(ClaimFusionRetriever([Listed()], gate, filter_claims=True), streaming), gate, llm)
 
 
 def engine_transform_and_claims(gate, llm, streaming):
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm)
+    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
     return gated(TransformQueryEngine(over(fusion, streaming), Same()), gate, llm)
 
 
 def guard_and_claims(gate, llm, streaming):
-    return over(GatedRetriever(ClaimFusionRetriever([Listed()], gate, llm=llm), gate, llm=llm), streaming)
+    return over(
+        GatedRetriever(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True), gate, llm=llm),
+        streaming,
+    )
 
 
 def router_and_claims(gate, llm, streaming):
-    return router(gate, llm, over(ClaimFusionRetriever([Listed()], gate, llm=llm), streaming))
+    return router(
+        gate, llm, over(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True), streaming)
+    )
 
 
 def router_and_guard(gate, llm, streaming):
@@ -205,7 +210,9 @@ def test_another_gate_decides_on_the_draft_that_is_there(gate, llm, call):
 @both_ways
 def test_claims_are_those_of_the_draft_that_is_there_whichever_gate_judged_it(gate, llm, call):
     other = ScriptedGate()
-    call(gated(over(ClaimFusionRetriever([Listed()], other)), gate, llm), "query", QUESTION)
+    call(
+        gated(over(ClaimFusionRetriever([Listed()], other, filter_claims=True)), gate, llm), "query", QUESTION
+    )
     assert gate.questions == [[QUESTION]]
     assert other.questions == [["unknown is"]]  # the claim of the two tokens
     assert drafted(llm) == 1
@@ -214,7 +221,7 @@ def test_claims_are_those_of_the_draft_that_is_there_whichever_gate_judged_it(ga
 @both_ways
 def test_another_llm_writes_a_draft_of_its_own(gate, llm, call):
     better = ScriptedLLM()
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=better)
+    fusion = ClaimFusionRetriever([Listed()], gate, llm=better, filter_claims=True)
     call(gated(over(fusion), gate, llm), "query", QUESTION)
     assert drafted(llm) == drafted(better) == 1
     assert gate.questions[:2] == [[QUESTION], [QUESTION]]
@@ -246,7 +253,9 @@ def test_another_threshold_inside_is_a_decision_of_its_own(call):
 
 @both_ways
 def test_an_agents_tool_carries_its_decision_too(gate, llm, call):
-    tool = QueryEngineTool.from_defaults(over(ClaimFusionRetriever([Listed()], gate, llm=llm)))
+    tool = QueryEngineTool.from_defaults(
+        over(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True))
+    )
     call(GatedTool(tool, gate, llm=llm), "call", QUESTION)
     assert gate.questions == [[QUESTION], ["unknown is me"]]  # the second is the claim
     assert drafted(llm) == 1
