@@ -117,10 +117,8 @@ def engine_transform_and_claims(gate, llm, streaming):
 
 
 def guard_and_claims(gate, llm, streaming):
-    return over(
-        GatedRetriever(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True), gate, llm=llm),
-        streaming,
-    )
+    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
+    return over(GatedRetriever(fusion, gate, llm=llm), streaming)
 
 
 def router_and_claims(gate, llm, streaming):
@@ -234,7 +232,11 @@ def test_gates_that_were_made_alike_are_one_gate(call):
     def gate(threshold=1.0):
         return load_gate("ik", proxy=proxy, threshold=threshold)
 
-    call(gated(over(ClaimFusionRetriever([Listed()], gate())), gate()), "query", "Who wrote Hamlet?")
+    call(
+        gated(over(ClaimFusionRetriever([Listed()], gate(), filter_claims=True)), gate()),
+        "query",
+        "Who wrote Hamlet?",
+    )
     assert proxy.calls == ["generate", "score", "score"]  # the draft, the question, and all claims
     proxy.calls.clear()
     call(gated(over(GatedRetriever(Listed(), gate(0.9))), gate()), "query", "Who wrote Hamlet?")
