@@ -107,6 +107,18 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
 
 
 @each(INVOKES)
+def test_garbage_in_the_state_is_a_typed_error(call):
+    middleware = RetrievalGateMiddleware(RetrievalGate(Judge()), tools=["search_docs"])
+    agent = create_agent(Agent(), [search_docs], middleware=[middleware])
+    for garbage in ("abc", 5, ["a"]):
+        with pytest.raises(ConfigurationError, match="no decisions by name"):
+            call(agent, {"messages": [HumanMessage("known?")], "retrieval_decisions": garbage})
+    wrong = {middleware.name: {"retrieve": "perhaps"}, "other": object()}
+    found = call(agent, {"messages": [HumanMessage("known?")], "retrieval_decisions": wrong})
+    assert found["retrieval_decision"].retrieve is False
+
+
+@each(INVOKES)
 def test_a_failing_gate_hides_nothing(call):
     model = Agent()
     agent = create_agent(

@@ -71,7 +71,7 @@ def _shipped_gates() -> list[dict[str, Any]]:
                 "name": name,
                 "proxy": config["base_model"],
                 "reads": reads,
-                "llm": config.get("llm") or config["llms"][0]["name"],
+                "llm": config.get("llm") or config["default_llm"],
                 "auc_mean": round(provenance["metrics"]["auc_mean"], 3),
                 "licence": provenance["licence"],
             }

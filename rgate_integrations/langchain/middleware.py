@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -44,6 +43,20 @@ def _later(earlier: Decision | None, later: Decision | None) -> Decision | None:
     return later
 
 
+def _together(earlier: Any, later: Any) -> dict[str, Decision | None]:
+    """Add decisions to those in a state, by the names of their middlewares.
+
+    Raises:
+        ConfigurationError: One of both is something else, such as what an application put into its input.
+    """
+    if not isinstance(earlier, dict) or not isinstance(later, dict):
+        raise ConfigurationError(
+            "The state's retrieval_decisions are no decisions by name.",
+            hint="The middleware writes them: leave them out of the input.",
+        )
+    return {**earlier, **later}
+
+
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with what was decided for the current user turn.
 
@@ -52,7 +65,7 @@ class RetrievalGateState(AgentState[Any]):
     """
 
     retrieval_decision: NotRequired[Annotated[Decision | None, _later]]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision | None], operator.or_]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision | None], _together]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
