@@ -6,6 +6,7 @@ or `UNSURE`. A ReAct prompt it answers in that prompt's own format.
 """
 
 import json
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -101,8 +102,8 @@ def _envelope(kind, choice):
 
 def _deltas(text, calls):
     yield {"role": "assistant", "content": ""}
-    for word in text.split():
-        yield {"content": f"{word} "}
+    for word in re.findall(r"\S+\s*", text):  # line breaks stay: a ReAct agent reads the lines
+        yield {"content": word}
     for place, (name, arguments) in enumerate(calls):
         written = json.dumps(arguments)
         begun = _call(place, name, {})
