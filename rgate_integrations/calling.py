@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.flow import Call, Flow, Step
+from rgate_integrations.follow_up import retrieve_unread, why_unread
 from rgate_integrations.request import valid_threshold
 
 OWN = "own"
@@ -126,6 +127,61 @@ def deciding(
         decisions = [retrieve_instead(error, question=q, gate=name) for q in asked]
         log_failures(decisions, name)
         return decisions
+
+
+def deciding_in_turn(
+    gate: DecidesBatches,
+    messages: Sequence[str],
+    histories: Sequence[Sequence[str]],
+    *,
+    drafting: Generator[Step, Any, Any] | None = None,
+    drafts: Sequence[Draft | None] | None = None,
+    threshold: Sequence[float | None] | None = None,
+) -> Flow[list[Decision]]:
+    """Decide for messages of conversations: what the gate cannot understand is retrieved for.
+
+    Args:
+        gate: The gate; it gets the ``histories`` if it reads them.
+        messages: The messages.
+        histories: The turns before each, as lines; none where it is the first.
+        drafting: See `deciding`. Of a message that is not understood, the draft still says what to search for.
+        drafts: The drafts, where they are written already.
+        threshold: The threshold of each; None for the gate's own.
+
+    Returns:
+        One decision a message, in order.
+    """
+    reads = reads_history(gate)
+    reasons = []
+    for message, history in zip(messages, histories, strict=True):
+        reasons.append(why_unread(message, history, reads_history=reads))
+    # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
+    has_draft = drafting is not None or drafts is not None
+    places = [place for place, reason in enumerate(reasons) if has_draft or not reason]
+    decided = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
+    if places:
+        found = yield from deciding(
+            gate,
+            [messages[place] for place in places],
+            drafting=drafting,
+            drafts=drafts,
+            threshold=None if threshold is None else [threshold[place] for place in places],
+            histories=[histories[place] or None for place in places] if reads else None,
+        )
+        for place, decision in zip(places, found, strict=True):
+            decided[place] = decision
+    return [
+        retrieve_unread(decision, reason) if reason else decision
+        for decision, reason in zip(decided, reasons, strict=True)
+    ]
+
+
+def reads_history(gate: DecidesBatches) -> bool:
+    """Whether a gate reads the turns before a message: it says so, or its method takes ``histories`` by name."""
+    stated = getattr(gate, "reads_history", None)
+    if stated is not None:
+        return bool(stated)
+    return "histories" in inspect.signature(gate.decide_batch).parameters
 
 
 def _by_threshold(

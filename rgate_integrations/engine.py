@@ -17,8 +17,9 @@ from rgate_integrations.batching import Batcher, Later
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evidence.base import Drafter, Inputs
-from rgate_integrations.evidence.collector import Sources
+from rgate_integrations.evidence.collector import Sources, expanded_specs
 from rgate_integrations.failing import log_failures, retrieve_instead
+from rgate_integrations.follow_up import retrieve_unread
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.judging import Begun, Judged, judge_together, look_first, look_on
 from rgate_integrations.proxy.base import Proxy
@@ -89,6 +90,11 @@ class DecisionEngine:
     def threshold(self) -> float:
         """The gate's threshold: retrieve iff p_known is below it."""
         return self.gate.threshold
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the gate judges a question in the light of the turns before it."""
+        return any(spec.reads_history for spec in expanded_specs(self.gate.specs))
 
     @property
     def proxy(self) -> str:
@@ -166,6 +172,7 @@ class DecisionEngine:
         threshold: float | None = None,
         draft: Draft | str | None = None,
         popularity: float | None = None,
+        history: Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question.
@@ -175,13 +182,15 @@ class DecisionEngine:
             threshold: Used instead of the gate's own, at least 0.
             draft: A draft to judge instead of writing one: the LLM's own first tokens, or recorded text.
             popularity: Popularity score of the question's entity, for gates that use one.
+            history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
+                ``assistant: Shakespeare.`` A gate that does not read it retrieves; see `reads_history`.
             timeout: Used instead of the gate's own, in seconds: without a decision by then it retrieves.
 
         Raises:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
-        asked = [self._request(question, threshold, draft, popularity)]
+        asked = [self._request(question, threshold, draft, popularity, history)]
         patience = self._patience(timeout)
         parts = _parts(asked, [self.gate])
         found = results(self._submit(parts), patience)
@@ -194,10 +203,11 @@ class DecisionEngine:
         threshold: float | None = None,
         draft: Draft | str | None = None,
         popularity: float | None = None,
+        history: Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
-        asked = [self._request(question, threshold, draft, popularity)]
+        asked = [self._request(question, threshold, draft, popularity, history)]
         patience = self._patience(timeout)
         parts = _parts(asked, [self.gate])
         found = await aresults(self._submit(parts), patience)
@@ -210,6 +220,7 @@ class DecisionEngine:
         threshold: float | Sequence[float | None] | None = None,
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
+        histories: Sequence[Sequence[str] | None] | None = None,
         timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch of questions.
@@ -222,6 +233,7 @@ class DecisionEngine:
             threshold: Used instead of the gate's own: one for all, or one a question; at least 0.
             drafts: Drafts to judge instead of writing them, one a question; None where there is none.
             popularity: Popularity scores, one a question.
+            histories: What was said before each question; None where it is the first.
             timeout: Used instead of the gate's own, in seconds, for all questions together: those without a
                 decision by then retrieve.
 
@@ -232,7 +244,7 @@ class DecisionEngine:
             ConfigurationError: A threshold is not a number of at least 0, the timeout is not one above 0, or the
                 numbers of items differ.
         """
-        asked = checked_batch(questions, threshold, drafts, popularity, default=self.threshold)
+        asked = checked_batch(questions, threshold, drafts, popularity, histories, default=self.threshold)
         patience = self._patience(timeout)
         parts = _parts(asked, [self.gate])
         found = results(self._submit(parts), patience)
@@ -245,10 +257,11 @@ class DecisionEngine:
         threshold: float | Sequence[float | None] | None = None,
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
+        histories: Sequence[Sequence[str] | None] | None = None,
         timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch without blocking the event loop; see `decide_batch`."""
-        asked = checked_batch(questions, threshold, drafts, popularity, default=self.threshold)
+        asked = checked_batch(questions, threshold, drafts, popularity, histories, default=self.threshold)
         patience = self._patience(timeout)
         parts = _parts(asked, [self.gate])
         found = await aresults(self._submit(parts), patience)
@@ -256,8 +269,10 @@ class DecisionEngine:
 
     # --- to the worker -------------------------------------------------------------------------------------
 
-    def _request(self, question: object, threshold: object, draft: object, popularity: object) -> Request:
-        asked = checked(question, threshold, draft, popularity, default=self.threshold)
+    def _request(
+        self, question: object, threshold: object, draft: object, popularity: object, history: object
+    ) -> Request:
+        asked = checked(question, threshold, draft, popularity, history, default=self.threshold)
         if isinstance(asked.inputs, InvalidQuestionError):  # in a batch it is an error of its item
             raise asked.inputs
         return asked
@@ -311,7 +326,7 @@ class DecisionEngine:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
         score = judged if isinstance(judged, Exception) else judged.score
         if isinstance(judged, Judged) and isinstance(score, Score):
-            return Decision(
+            decision = Decision(
                 question=judged.question,
                 retrieve=score.p_known < request.threshold,
                 p_known=score.p_known,
@@ -323,6 +338,8 @@ class DecisionEngine:
                 warnings=judged.warnings,
                 signals=dict(score.signals),
             )
+            has_history = isinstance(request.inputs, Inputs) and bool(request.inputs.history)
+            return retrieve_unread(decision) if has_history and not self.reads_history else decision
         error = score if isinstance(score, Exception) else RuntimeError("The gate gave no score.")
         if self.on_error == "raise":
             raise error

@@ -1,12 +1,18 @@
-"""Questions that cannot be understood alone: follow-ups such as "And how tall is he?"."""
+"""Messages that cannot be understood alone: follow-ups such as "And how tall is he?".
+
+One rule for all that decides: where the gate reads the turns before a message, it decides; where there are turns that
+it does not read, it retrieves; without any, a message that refers back retrieves.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rgate_integrations.decision import Decision
 
 REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
+UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
 
 _LONGEST = 400  # characters: a longer question brings along what it is about
 _AFTERTHOUGHT = re.compile(
@@ -39,12 +45,12 @@ _SOMEWHERE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # quoted, a number, or a capital that begins no sentence
 
 
-def refers_back(question: str) -> bool:
+def is_follow_up(question: str) -> bool:
     """Whether a question refers to something that it does not name, as a follow-up does.
 
     It looks at English wording alone, so it misses some, and takes some whole questions for follow-ups.
 
-    >>> refers_back("And how tall is he?"), refers_back("How tall is Napoleon, and when did he die?")
+    >>> is_follow_up("And how tall is he?"), is_follow_up("How tall is Napoleon, and when did he die?")
     (True, False)
     """
     text = question.strip()
@@ -55,16 +61,32 @@ def refers_back(question: str) -> bool:
     return any(_is_open(text, pronoun) for pronoun in _PRONOUN.finditer(text))
 
 
-def understood(question: str, decision: Decision) -> Decision:
-    """Return the decision; one that would skip a question which refers back retrieves, and its `warnings` say why."""
-    if decision.retrieve or not refers_back(question):
-        return decision
+def why_unread(question: str, history: Sequence[str] | None, *, reads_history: bool) -> str:
+    """Return why a gate cannot understand a message; empty if it can.
+
+    Args:
+        question: The message.
+        history: The turns before it, if they are known.
+        reads_history: Whether the gate reads them.
+    """
+    if history:
+        return "" if reads_history else UNREAD
+    return REFERS_BACK if is_follow_up(question) else ""
+
+
+def retrieve_unread(decision: Decision, why: str = UNREAD) -> Decision:
+    """Return a decision that retrieves, and says in its `warnings` what the gate has not understood."""
     changed = {
         "retrieve": True,
-        "reason": f"It retrieves: {REFERS_BACK[0].lower()}{REFERS_BACK[1:]}",
-        "warnings": (*decision.warnings, REFERS_BACK),
+        "reason": f"It retrieves: {why[0].lower()}{why[1:]}",
+        "warnings": (*decision.warnings, why),
     }
     return decision.model_copy(update=changed)
+
+
+def is_unread(decision: Decision) -> bool:
+    """Whether a decision retrieves since the gate has not understood the question."""
+    return not {UNREAD, REFERS_BACK}.isdisjoint(decision.warnings)
 
 
 def _is_open(text: str, pronoun: re.Match[str]) -> bool:

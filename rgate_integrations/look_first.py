@@ -16,7 +16,7 @@ import numpy as np
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES, FoundPassage, search_features
-from rgate_integrations.follow_up import REFERS_BACK
+from rgate_integrations.follow_up import is_follow_up, is_unread
 from rgate_integrations.saved.helps import HelpsModel, read_helps
 
 _log = logging.getLogger("rgate_integrations")
@@ -92,7 +92,7 @@ def looked(
     """
     if isinstance(found, Exception):
         return _noting(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
-    if decision.error is not None or REFERS_BACK in decision.warnings:
+    if decision.error is not None or is_unread(decision) or is_follow_up(decision.question):
         return decision
     if not found:
         return _noting(decision, "The search found nothing to judge: the gate alone decided.")

@@ -28,7 +28,13 @@ class Request:
 
 
 def checked(
-    question: object, threshold: object, draft: object, popularity: object, *, default: float
+    question: object,
+    threshold: object,
+    draft: object,
+    popularity: object,
+    history: object = None,
+    *,
+    default: float,
 ) -> Request:
     """Check what a caller gives with one question.
 
@@ -37,6 +43,7 @@ def checked(
         threshold: A number of at least 0, or None.
         draft: A `Draft`, a string, or None.
         popularity: A number, or None.
+        history: The turns before, as lines; or None.
         default: The threshold where none is given.
 
     Raises:
@@ -44,7 +51,12 @@ def checked(
     """
     compared = default if threshold is None else valid_threshold(threshold)
     try:
-        inputs = Inputs(valid_question(question), _valid_draft(draft), _valid_popularity(popularity))
+        inputs = Inputs(
+            valid_question(question),
+            _valid_draft(draft),
+            _valid_popularity(popularity),
+            _valid_history(history),
+        )
     except (InvalidQuestionError, EvidenceError) as error:
         return Request(error, compared)
     return Request(inputs, compared)
@@ -55,6 +67,7 @@ def checked_batch(
     threshold: float | Sequence[float | None] | None,
     drafts: Sequence[Draft | str | None] | None,
     popularity: Sequence[float | None] | None,
+    histories: Sequence[Sequence[str] | None] | None = None,
     *,
     default: float,
 ) -> list[Request]:
@@ -74,6 +87,7 @@ def checked_batch(
         "thresholds": thresholds,
         "drafts": [None] * n if drafts is None else list(drafts),
         "popularity scores": [None] * n if popularity is None else list(popularity),
+        "histories": [None] * n if histories is None else list(histories),
     }
     for name, values in given.items():
         if len(values) != n:
@@ -147,3 +161,21 @@ def _valid_popularity(popularity: object) -> float | None:
         return float(popularity)
     except OverflowError as error:  # JSON has whole numbers of any length
         raise EvidenceError("A popularity score must be a number that a float can hold.") from error
+
+
+def _valid_history(history: object) -> tuple[str, ...]:
+    if history is None:
+        return ()
+    # A string is a sequence of strings, too, but its letters are no turns.
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise EvidenceError(f"A history must be a list of strings, not a {type(history).__name__}.")
+    turns = []
+    for turn in history:
+        if not isinstance(turn, str):
+            raise EvidenceError(
+                f"A turn of a history must be a string, not a {type(turn).__name__}.",
+                hint='Write it as "user: ..." or "assistant: ...".',
+            )
+        if turn.strip():
+            turns.append(valid_question(turn))
+    return tuple(turns)

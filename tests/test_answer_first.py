@@ -394,11 +394,29 @@ TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did.")]
 
 
 @each(SINGLES)
-def test_a_follow_up_is_judged_by_what_the_llm_begins_to_say(call):
-    writer, look = Writer(), Reader()
+def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(call):
+    writer, look, judge = Writer(), Reader(), Reader()
+    router = routed(spoken(writer), first_look=look, judge=judge, retrieve=RunnableLambda(lambda _: "read"))
+    assert call(router, [*TURNS, ("human", "And where was he born?")]) == "read"
+    assert call(router, "And where was he born?") == "read"
+    assert writer.calls == look.calls == judge.calls == []
+
+
+class ReadsHistory(Reader):
+    """Reads the turns before a question, too."""
+
+    def decide_batch(self, questions, *, histories=None, **options):
+        self.histories = [*getattr(self, "histories", []), *(histories or [])]
+        return super().decide_batch(questions, **options)
+
+
+@each(SINGLES)
+def test_a_follow_up_that_the_gate_reads_is_answered_first(call):
+    writer, look, judge = Writer(), ReadsHistory(), ReadsHistory()
     router = routed(
         spoken(writer),
         first_look=look,
+        judge=judge,
         retrieve=RunnableLambda(lambda messages: f"read about {messages[-1][1]}"),
     )
     assert call(router, [*TURNS, ("human", "And where was he born?")]) == WHOLE
@@ -406,7 +424,8 @@ def test_a_follow_up_is_judged_by_what_the_llm_begins_to_say(call):
         call(router, [*TURNS, ("human", "And his unknown sister?")]) == "read about And his unknown sister?"
     )
     assert len(writer.calls) == 2
-    assert look.calls == []
+    turns = ("user: Who wrote Hamlet?", "assistant: Shakespeare did.")
+    assert look.histories == judge.histories == [turns, turns]
 
 
 @each(SINGLES)

@@ -5,15 +5,20 @@ import pickle
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from rgate_integrations import load_gate
+from rgate_integrations import Gate, load_gate
 from rgate_integrations.batching import Batcher
 from rgate_integrations.calibration import Budget, calibrate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evaluation.paired import Paired, PairedFile
+from rgate_integrations.evidence.base import EvidenceSpec, Piece
+from rgate_integrations.follow_up import UNREAD
+from rgate_integrations.gates import Score
 from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -257,6 +262,62 @@ def test_a_wrapping_gate_decides_by_the_inner_threshold_and_proxy(probe):
     assert (calibrated.threshold, calibrated.proxy) == (0.3, "scripted")
     assert load_gate("calibrated", inner=inner, threshold=0.6).threshold == 0.6
     assert load_gate("calibrated", inner=calibrated).proxy == "scripted", "however deep it stands"
+
+
+# --- conversations ---------------------------------------------------------------------------------------------
+
+EARLIER = ["user: Who wrote Hamlet?", "assistant: Shakespeare."]
+
+
+@dataclass(frozen=True)
+class TurnsSpec(EvidenceSpec[int]):
+    """The number of turns before a question."""
+
+    reads_model: ClassVar[bool] = False
+    reads_history: ClassVar[bool] = True
+
+    def compute(self, context):
+        return [Piece(len(inputs.history)) for inputs in context.inputs]
+
+
+class CountsTurns(Gate):
+    """Knows what follows something."""
+
+    @property
+    def specs(self):
+        return (TurnsSpec(),)
+
+    def score(self, evidence):
+        return Score(0.9 if evidence[TurnsSpec()] else 0.1, "")
+
+
+def test_a_gate_that_reads_the_turns_before_gets_them():
+    engine = load_gate(CountsTurns())
+    assert engine.reads_history
+    assert engine.decide("And when?", history=EARLIER).retrieve is False
+    assert asyncio.run(engine.adecide("And when?", history=EARLIER)).retrieve is False
+    for found in (
+        engine.decide_batch(["And when?"] * 3, histories=[EARLIER, None, ["", " "]]),
+        asyncio.run(engine.adecide_batch(["And when?"] * 3, histories=[EARLIER, None, []])),
+    ):
+        assert [d.retrieve for d in found] == [False, True, True]
+
+
+def test_a_gate_that_does_not_read_the_turns_before_retrieves_and_says_so():
+    engine = load_gate("constant:never")
+    assert not engine.reads_history
+    decision = engine.decide("And when?", history=EARLIER)
+    assert (decision.retrieve, decision.warnings, decision.error) == (True, (UNREAD,), None)
+    assert [d.retrieve for d in engine.decide_batch(["a", "b"], histories=[None, EARLIER])] == [False, True]
+
+
+@pytest.mark.parametrize("history", ["user: Who?", [3], [("user", "Who?")], 3, ["a\0b"]])
+def test_what_is_no_history_is_an_error_of_its_question(history):
+    found = load_gate("constant:never").decide_batch(["a", "b"], histories=[history, None])
+    assert [d.retrieve for d in found] == [True, False]
+    assert found[0].error.type in ("EvidenceError", "InvalidQuestionError")
+    with pytest.raises(ConfigurationError, match="2 questions do not match 1 histories"):
+        load_gate("constant:never").decide_batch(["a", "b"], histories=[EARLIER])
 
 
 def test_options_of_the_engine_are_checked():

@@ -1,9 +1,16 @@
-"""Which questions refer to something said before, and what becomes of a decision to skip them."""
+"""Which messages a gate cannot understand, and what becomes of a decision to skip them."""
 
 import pytest
 
 from rgate_integrations import Decision
-from rgate_integrations.follow_up import REFERS_BACK, refers_back, understood
+from rgate_integrations.follow_up import (
+    REFERS_BACK,
+    UNREAD,
+    is_follow_up,
+    is_unread,
+    retrieve_unread,
+    why_unread,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,8 +36,8 @@ from rgate_integrations.follow_up import REFERS_BACK, refers_back, understood
     ],
 )
 def test_follow_ups(question):
-    assert refers_back(question)
-    assert refers_back(f"  {question.lower()} ")
+    assert is_follow_up(question)
+    assert is_follow_up(f"  {question.lower()} ")
 
 
 @pytest.mark.parametrize(
@@ -61,25 +68,34 @@ def test_follow_ups(question):
     ],
 )
 def test_whole_questions(question):
-    assert not refers_back(question)
+    assert not is_follow_up(question)
 
 
-def decision_for(question, **fields):
-    return Decision(question=question, p_known=0.9, **fields)
+HISTORY = ("user: Who was Napoleon?", "assistant: An emperor.")
 
 
-def test_a_decision_to_skip_a_follow_up_retrieves_and_says_why():
-    skipped = decision_for("How tall is he?", retrieve=False, warnings=("cut",), reason="known")
-    found = understood("How tall is he?", skipped)
+@pytest.mark.parametrize(
+    ("question", "history", "reads", "why"),
+    [
+        ("How tall is he?", (), True, REFERS_BACK),
+        ("How tall is he?", (), False, REFERS_BACK),
+        ("How tall is he?", HISTORY, True, ""),
+        ("How tall is he?", HISTORY, False, UNREAD),
+        ("Who wrote Hamlet?", HISTORY, False, UNREAD),  # its words do not say that it needs no other turn
+        ("Who wrote Hamlet?", None, False, ""),
+    ],
+)
+def test_the_one_rule(question, history, reads, why):
+    assert why_unread(question, history, reads_history=reads) == why
+
+
+def test_a_decision_to_skip_what_is_not_understood_retrieves_and_says_why():
+    skipped = Decision(
+        question="How tall is he?", p_known=0.9, retrieve=False, warnings=("cut",), reason="known"
+    )
+    found = retrieve_unread(skipped, REFERS_BACK)
     assert found.retrieve
     assert found.p_known == 0.9
     assert found.warnings == ("cut", REFERS_BACK)
     assert "said before" in found.reason
-    assert not skipped.retrieve
-
-
-def test_other_decisions_stay_as_they_are():
-    retrieves = decision_for("How tall is he?", retrieve=True)
-    whole = decision_for("How tall is Napoleon?", retrieve=False)
-    assert understood("How tall is he?", retrieves) is retrieves
-    assert understood("How tall is Napoleon?", whole) is whole
+    assert (is_unread(found), is_unread(skipped)) == (True, False)

@@ -12,8 +12,8 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.questions import FOLLOW_UP
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
 from tests.scripted_proxy import ScriptedProxy
 
@@ -231,7 +231,7 @@ TURNS = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMess
 @each(BATCHES)
 def test_follow_ups_are_marked_and_retrieved_for(gate, call):
     marked, plain = call(RetrievalGate(gate), [{"messages": TURNS}, TURNS[:1]])
-    assert (marked.retrieve, marked.warnings) == (True, (FOLLOW_UP,))
+    assert (marked.retrieve, marked.warnings) == (True, (UNREAD,))
     assert (plain.retrieve, plain.warnings) == (False, ())
 
 

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from rgate_integrations.langchain.questions import FOLLOW_UP
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
@@ -296,8 +296,8 @@ def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
     middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
     agent = create_agent(model, [search_docs, add], middleware=[middleware])
     found = call(agent, {"messages": turns}, {"callbacks": [events]})
-    assert found["retrieval_decision"].warnings == (FOLLOW_UP,)
-    assert events.data[-1]["warnings"] == [FOLLOW_UP]
+    assert found["retrieval_decision"].warnings == (UNREAD,)
+    assert events.data[-1]["warnings"] == [UNREAD]
     assert "search_docs" in model.shown[-1]
 
     condense = RunnableLambda(lambda messages: "When was Hamlet written?")

@@ -11,9 +11,10 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.flow import arun, run
+from rgate_integrations.follow_up import REFERS_BACK, UNREAD
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.judging import judging
-from rgate_integrations.langchain.questions import FOLLOW_UP, FOLLOW_UP_DRAFT, asked_in
+from rgate_integrations.langchain.questions import UNCONDENSED, asked_in
 from rgate_integrations.langchain.runnable import RunBatch
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Stored, each
 
@@ -38,8 +39,8 @@ def test_a_question_with_a_history_beside_it_is_a_follow_up(call, history, key):
     judge = Judge()
     decision = call(RetrievalGate(judge), {"input": "And when?", key: history})
     assert (decision.question, decision.retrieve, decision.p_known) == ("And when?", True, 0.0)
-    assert decision.warnings == (FOLLOW_UP,)
-    assert decision.error.type == "InvalidQuestionError"
+    assert decision.warnings == (UNREAD,)
+    assert decision.error is None, "it is no failure"
     assert judge.calls == [], "the gate has nothing to judge"
 
 
@@ -52,12 +53,12 @@ def test_the_turns_of_a_history_in_any_form(history):
 @each(INVOKES)
 def test_a_transcript_is_a_history(call):
     value = {"question": "And when?", "history": "Human: Who wrote Hamlet?\nAI: Shakespeare."}
-    assert call(RetrievalGate(Judge()), value).warnings == (FOLLOW_UP,)
+    assert call(RetrievalGate(Judge()), value).warnings == (UNREAD,)
 
 
 @each(INVOKES)
 def test_a_history_under_a_name_of_its_own(call):
-    value = {"input": "And when?", "past": EARLIER}
+    value = {"input": "known?", "past": EARLIER}
     assert call(RetrievalGate(Judge(), history_key="past"), value).retrieve is True
     assert call(RetrievalGate(Judge()), value).retrieve is False
     assert call(RetrievalGate(Judge(), history_key="past"), {"input": "known?"}).retrieve is False
@@ -73,7 +74,7 @@ def test_a_first_question_is_no_follow_up(call, nothing):
 @each(INVOKES)
 def test_an_answer_to_the_llms_own_question_is_a_follow_up(call):
     greeted = [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")]
-    assert call(RetrievalGate(Judge()), greeted).warnings == (FOLLOW_UP,)
+    assert call(RetrievalGate(Judge()), greeted).warnings == (UNREAD,)
     instructed = [SystemMessage("Be brief."), HumanMessage("known?")]
     assert call(RetrievalGate(Judge()), instructed).warnings == ()
 
@@ -82,7 +83,7 @@ def test_an_answer_to_the_llms_own_question_is_a_follow_up(call):
 def test_messages_beside_the_question_they_end_in_are_its_history(call):
     messages = [*EARLIER, HumanMessage("And when?")]
     raw = {"question": "And when?", "messages": messages}
-    assert call(RetrievalGate(Judge()), raw).warnings == (FOLLOW_UP,)
+    assert call(RetrievalGate(Judge()), raw).warnings == (UNREAD,)
     rewritten = {"question": "When was Hamlet written?", "messages": messages}
     assert call(RetrievalGate(Judge()), rewritten).warnings == ()
 
@@ -116,6 +117,79 @@ def test_a_router_in_a_chain_with_message_history(call, keys):
     answers = [call(chain, question, config).text for question in asked]
     assert answers == ["from memory", "from passages"]
     assert judge.questions == ["Who wrote Hamlet?"]
+
+
+# --- read by the gate ---------------------------------------------------------------------------------------------
+
+LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
+
+
+class ReadsHistory(Judge):
+    """A gate that reads the turns before a question."""
+
+    def __init__(self):
+        super().__init__()
+        self.histories = []
+
+    def decide_batch(self, questions, *, histories=None, **options):
+        self.histories += list(histories or [None] * len(questions))
+        return super().decide_batch(questions, **options)
+
+
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
+@each(INVOKES)
+def test_a_gate_that_reads_the_turns_before_decides(call, history):
+    judge = ReadsHistory()
+    decision = call(RetrievalGate(judge), {"input": "And when?", "chat_history": history})
+    assert (decision.retrieve, decision.warnings) == (False, ())
+    assert judge.histories == [LINES]
+    assert call(RetrievalGate(judge), {"input": "And unknown?", "chat_history": history}).retrieve is True
+
+
+@each(BATCHES)
+def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
+    judge = ReadsHistory()
+    inputs = ["a?", {"input": "And when?", "chat_history": EARLIER}, "And when?", "unknown?"]
+    decisions = call(RetrievalGate(judge), inputs)
+    assert [d.retrieve for d in decisions] == [False, False, True, True]
+    assert decisions[2].warnings == (REFERS_BACK,), "it follows something, but nobody says what"
+    assert judge.calls == [["a?", "And when?", "unknown?"]]
+    assert judge.histories == [None, LINES, None]
+
+
+def test_a_gate_that_takes_any_option_does_not_read_the_turns():
+    seen = []
+
+    class Anything(Judge):
+        def decide_batch(self, questions, **options):
+            seen.append(options)
+            return super().decide_batch(questions, **options)
+
+    gate = RetrievalGate(Anything())
+    assert gate.invoke({"input": "And when?", "chat_history": EARLIER}).warnings == (UNREAD,)
+    assert gate.invoke("known?").retrieve is False
+    assert seen == [{}]
+
+
+def test_a_gate_may_say_whether_it_reads_the_turns():
+    judge = ReadsHistory()
+    judge.reads_history = False
+    assert RetrievalGate(judge).invoke([*EARLIER, HumanMessage("And when?")]).warnings == (UNREAD,)
+
+
+@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
+@each(INVOKES)
+def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history(call):
+    judge, stored = ReadsHistory(), Stored()
+    router = RetrievalGate(judge).route(
+        retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
+    )
+    chain = RunnableWithMessageHistory(router, lambda session_id: stored)
+    config = {"configurable": {"session_id": "1"}}
+    asked = [HumanMessage("Who wrote Hamlet?"), HumanMessage("And when?"), HumanMessage("unknown, too?")]
+    answers = [call(chain, question, config).text for question in asked]
+    assert answers == ["from memory", "from memory", "from passages"]
+    assert judge.histories[1] == ("user: Who wrote Hamlet?", "assistant: from memory")
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------
@@ -164,7 +238,7 @@ def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, e
     )
     assert (decision.question, decision.retrieve) == ("And when?", True)
     assert decision.error.type == error
-    assert decision.warnings == ("The follow-up could not be condensed.",)
+    assert decision.warnings == (UNCONDENSED,)
     assert judge.calls == []
 
 
@@ -196,7 +270,8 @@ def test_the_draft_sees_the_history(call):
         ("ai", "Shakespeare."),
         ("human", "And when?"),
     ]
-    assert (decision.retrieve, decision.warnings) == (False, (FOLLOW_UP_DRAFT,))
+    assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
+    assert decision.draft is not None, "it says what to search for"
 
 
 @each(SINGLES)
@@ -211,8 +286,7 @@ def test_a_condensed_question_is_drafted_alone(call):
 def test_a_follow_up_without_its_draft_is_retrieved_for(call):
     llm = Chat(errors=[TimeoutError("slow")])
     decision = call(RetrievalGate(Judge(), llm=llm), [*EARLIER, HumanMessage("And when?")])
-    assert (decision.retrieve, decision.p_known, decision.warnings) == (True, 0.0, (FOLLOW_UP,))
-    assert "earlier turns" in decision.error.message
+    assert (decision.retrieve, decision.warnings) == (True, (UNREAD,))
 
 
 @each({"run": run, "arun": lambda flow: asyncio.run(arun(flow))})
@@ -225,8 +299,8 @@ def test_a_begun_answer_is_judged_instead_of_a_draft(call):
         found = call(judging(gate, batch, [None, 0.9, None], drafts=begun))
         assert isinstance(found[0], InvalidQuestionError)
         assert [d.draft.text for d in found[1:]] == ["It is", "In 1601"]
-        assert [d.retrieve for d in found[1:]] == [True, False]
-        assert found[2].warnings == (FOLLOW_UP_DRAFT,)
+        assert [d.retrieve for d in found[1:]] == [True, True]
+        assert [d.warnings for d in found[1:]] == [(), (UNREAD,)]
     assert llm.seen == []
 
 
@@ -241,4 +315,4 @@ class Deaf(Judge):
 def test_a_gate_that_ignores_the_draft_does_not_skip_a_follow_up(call):
     gate = RetrievalGate(Deaf(), llm=Chat())
     assert call(gate, [*EARLIER, HumanMessage("And when?")]).retrieve is True
-    assert call(gate, "And when?").retrieve is False
+    assert call(gate, "When was Hamlet written?").retrieve is False

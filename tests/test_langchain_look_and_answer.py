@@ -245,7 +245,7 @@ async def test_a_slow_search_is_waited_for_and_leaves_the_loop_free(answer_first
 
 
 @each(SINGLES)
-def test_a_follow_up_is_judged_by_the_begun_answer_alone(call):
+def test_a_follow_up_that_the_gate_does_not_read_reads_what_was_found(call):
     routed = Routed()
     conversation = [HumanMessage("Who is Zorba?"), AIMessage("A Greek."), HumanMessage("Is he unknown?")]
     chain = RunnableLambda(lambda messages: "the unknown Zorba") | routed.shelf | (lambda found: "read")
@@ -257,7 +257,8 @@ def test_a_follow_up_is_judged_by_the_begun_answer_alone(call):
     )
     assert call(router, conversation, {"callbacks": [routed.told]}) == "read"
     assert routed.event["outcome"] is None
-    assert routed.event["p_known"] == 0.2
+    assert routed.event["p_known"] == 0.0
+    assert routed.writer.calls == []
     assert routed.shelf.queries == ["the unknown Zorba"]
 
 

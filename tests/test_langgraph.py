@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from rgate_integrations import Decision
 from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import gate_node, route_edge
-from rgate_integrations.langchain.questions import FOLLOW_UP
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered
 
 pytest.importorskip("langgraph")
@@ -97,7 +97,7 @@ def test_the_question_of_a_conversation(call):
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
     found = call(graph, {"messages": turns})
     assert found["path"] == ["search", "answer"]
-    assert found["retrieval_decision"].warnings == (FOLLOW_UP,)
+    assert found["retrieval_decision"].warnings == (UNREAD,)
     gate = RetrievalGate(judge, condense=RunnableLambda(lambda messages: "When was Hamlet written?"))
     assert call(graph_of(gate, Chatting), {"messages": turns})["path"] == ["answer"]
 

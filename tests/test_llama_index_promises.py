@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import pickle
+from typing import ClassVar
 
 import pytest
 from llama_index.core import PromptTemplate
@@ -18,6 +19,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
+from llama_index.core.memory import ChatMemoryBuffer, Memory
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -458,6 +460,25 @@ def test_a_follow_up_that_no_engine_condensed_retrieves_and_says_why(style):
     finally:
         dispatcher.event_handlers.remove(handler)
     assert [(d.retrieve, d.warnings) for d in decisions] == [(False, ()), (True, (REFERS_BACK,))]
+
+
+@pytest.mark.parametrize("make", [ChatMemoryBuffer, Memory])
+@pytest.mark.parametrize("style", ["query", "aquery"])
+def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(style, make):
+    class ReadsHistory(ScriptedGate):
+        histories: ClassVar[list] = []
+
+        def decide_batch(self, questions, *, histories=None, **options):
+            self.histories += histories or [None]
+            return super().decide_batch(questions, **options)
+
+    gate, memory = ReadsHistory(), make.from_defaults()
+    gate.histories.clear()
+    guarded = GatedRetriever(vector_index().as_retriever(), gate, memory=memory)
+    engine = ContextChatEngine.from_defaults(guarded, llm=Condenses(), memory=memory)
+    first, _ = asyncio.run(chatted(engine, [KNOWN, "And how old is she?"], style))
+    assert gate.questions == [[KNOWN], ["And how old is she?"]]
+    assert gate.histories == [None, (f"user: {KNOWN}", f"assistant: {first}".strip())]
 
 
 # --- prompts, callbacks, events, copies -------------------------------------------------------------------------

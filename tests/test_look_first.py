@@ -16,7 +16,7 @@ from rgate_integrations.evidence.search import (
     weight_of,
     words_of,
 )
-from rgate_integrations.follow_up import REFERS_BACK
+from rgate_integrations.follow_up import REFERS_BACK, UNREAD
 from rgate_integrations.look_first import LookFirst, decided, looked, p_helps_of, settled
 from rgate_integrations.saved.helps import HelpsModel, read_helps, save_helps
 
@@ -199,8 +199,14 @@ def test_a_gate_that_failed_retrieves_whatever_was_found():
     assert looked(failed, [FoundPassage("text")], LookFirst()) == failed
 
 
-def test_a_question_that_refers_back_is_retrieved_for_whatever_was_found():
-    made = decision(0.8).model_copy(update={"retrieve": True, "warnings": (REFERS_BACK,)})
+@pytest.mark.parametrize("why", [REFERS_BACK, UNREAD])
+def test_what_the_gate_has_not_understood_is_retrieved_for_whatever_was_found(why):
+    made = decision(0.8).model_copy(update={"retrieve": True, "warnings": (why,)})
+    assert looked(made, [FoundPassage("text")], LookFirst()) == made
+
+
+def test_the_words_of_a_follow_up_that_the_gate_has_understood_are_not_compared():
+    made = decision(0.8).model_copy(update={"question": "And when?"})
     assert looked(made, [FoundPassage("text")], LookFirst()) == made
 
 

@@ -27,11 +27,14 @@ class Inputs:
         question: The question, validated and cut to the allowed length.
         draft: A given draft, or None.
         popularity: A popularity score, or None.
+        history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
+            ``assistant: Shakespeare.``
     """
 
     question: str
     draft: Draft | None = None
     popularity: float | None = None
+    history: tuple[str, ...] = ()
 
 
 class MadeBy(NamedTuple):
@@ -128,9 +131,11 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     Attributes:
         reads_model: Whether a model reads the question, which is then cut to a length that models take.
+        reads_history: Whether it is computed in the light of `Inputs.history`.
     """
 
     reads_model: ClassVar[bool] = True
+    reads_history: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:

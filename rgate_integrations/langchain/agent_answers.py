@@ -39,7 +39,7 @@ from rgate_integrations.drafting import says_unsupported
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.failing import retrieve_instead
 from rgate_integrations.flow import Arrival, Fed, Flow, Step, arun, run
-from rgate_integrations.langchain.answer_first import STOPPED, is_unread
+from rgate_integrations.langchain.answer_first import STOPPED
 from rgate_integrations.langchain.chunks import text_of
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate_runnable import threshold_for
@@ -133,7 +133,7 @@ class BegunAnswers:
         look = _retrieving(found)
         if isinstance(look, Exception):
             raise look
-        return None if is_unread(look) else clock.at_once(look)
+        return clock.at_once(look)
 
 
 class AgentAnswer(Attempt):

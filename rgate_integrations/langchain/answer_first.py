@@ -31,7 +31,6 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.gate_runnable import threshold_for
-from rgate_integrations.langchain.questions import FOLLOW_UP
 from rgate_integrations.langchain.retrieve_arm import Search, split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -212,8 +211,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             configs = batch.children("first_look")
             low, _ = self.options.band
             found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
-            # A follow-up is not understood by itself: the LLM, which has seen the earlier turns, begins to answer it.
-            looks = [None if is_unread(look) else look for look in found]
+            looks = list(found)
         settled = yield from ahead.settling(looks, [self._known_from(config) for config in batch.configs])
         if self.first_look is not None:
             clock.looked()
@@ -279,10 +277,12 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
                 asked[place] = draft
         if asked:
             configs = batch.children("gate")
+            condensed = getattr(self.judge, "condense", None) is not None
             inputs = []
             for place in asked:
                 look = looks[place]
-                inputs.append(batch.inputs[place] if look is None else look.question)
+                # What the first look has condensed is not condensed again; else the judge reads the earlier turns, too.
+                inputs.append(look.question if look is not None and condensed else batch.inputs[place])
             found = yield BatchCall(
                 self.judge, inputs, [configs[place] for place in asked], drafts=list(asked.values())
             )
@@ -487,11 +487,6 @@ def _retrieving(tasks: Mapping[int, Task]) -> BatchCall:
     asked = list(tasks.values())
     inputs = [task.input for task in asked]
     return BatchCall(asked[0].arm, inputs, [task.config for task in asked], **asked[0].options)
-
-
-def is_unread(look: Decision | Exception) -> bool:
-    """Whether a first look could not understand a follow-up; the LLM, which sees the earlier turns, can."""
-    return isinstance(look, Decision) and FOLLOW_UP in look.warnings
 
 
 def _with_first_look(decision: Decision | Exception, look: Decision | None) -> Decision | Exception:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
 from rgate_integrations.flow import Flow, arun, run
@@ -38,8 +38,8 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
     The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
-    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does any gate
-    for a follow-up, of which it would see the last question alone.
+    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does one
+    that does not read the earlier turns for a follow-up.
 
     Attributes:
         gate: A `Gate`, what `load_gate` takes, or None for the default gate.
@@ -79,9 +79,7 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
         read = Questions.read([state])
-        read.retrieve_follow_ups()
-        asked = list(read.texts.values())
-        judged = (yield from deciding(self.gate, asked)) if asked else []
+        judged = yield from deciding_in_turn(self.gate, list(read.texts.values()), read.lines)
         (decision,) = read.results(judged)
         if isinstance(decision, Exception):
             raise decision

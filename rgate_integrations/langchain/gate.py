@@ -46,9 +46,9 @@ class RetrievalGate(GateRunnable):
             which LangGraph hides, and ``rgate_draft``. The draft is a call of its own for every question, and a
             known one is then answered by another; ``route(..., answer_first=True)`` costs neither.
         tokens: Maximum number of tokens it writes, at least 1.
-        condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a follow-up
-            is judged only by a draft of ``llm``, which sees the earlier turns; else it is retrieved for. When it
-            fails, the follow-up is retrieved for. Either way the decision carries a warning.
+        condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a gate that
+            reads the earlier turns decides; for one that does not, a follow-up is retrieved for, with a warning. So
+            it is when ``condense`` fails.
         history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
         drafter: Made from ``llm`` and ``tokens``; leave it out.
         name: The name of its runs in traces.

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable
 
-from rgate_integrations.calling import DecidesBatches, deciding
+from rgate_integrations.calling import DecidesBatches, deciding_in_turn
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.carried import carried_decision
@@ -49,8 +49,6 @@ def judging(
     if drafts is None:
         _take_carried(judge, questions, batch, thresholds)
     yield from _condensing(judge, questions, batch)
-    if judge.drafter is None and drafts is None:
-        questions.retrieve_follow_ups()
     places = list(questions.texts)
     if not places:
         return questions.results([])
@@ -60,9 +58,10 @@ def judging(
         children = batch.children()
         histories = [questions.histories.get(place, []) for place in places]
         drafting = judge.drafter.drafting(asked, [children[place] for place in places], histories)
-    decisions = yield from deciding(
+    decisions = yield from deciding_in_turn(
         judge.gate,
         asked,
+        questions.lines,
         drafting=drafting,
         drafts=None if drafts is None else [drafts[place] for place in places],
         threshold=[thresholds[place] for place in places],

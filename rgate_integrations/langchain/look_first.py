@@ -17,7 +17,6 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.flow import Call, Each, Flow
 from rgate_integrations.langchain.gate_runnable import THRESHOLD_KEY
-from rgate_integrations.langchain.questions import FOLLOW_UP_DRAFT
 from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -131,8 +130,6 @@ class BatchSearch:
             options: How what was found is judged.
             has_threshold: Whether the caller chose the decision's threshold.
         """
-        if FOLLOW_UP_DRAFT in decision.warnings:  # its own words say too little of what passages should hold
-            return decision
         known_from = decision.threshold if has_threshold else None
         return looked(decision, self.passages(place), options, known_from=known_from)
 

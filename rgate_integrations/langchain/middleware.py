@@ -83,8 +83,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     judge: the question decides. Put such a middleware last: others see a stopped model as one that raised.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need its ``condense`` or
-            ``llm``: without either they are retrieved for.
+        gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need one that reads the turns
+            before, or its ``condense``: without either they are retrieved for.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself where another middleware may have taken it away by then.

@@ -19,10 +19,7 @@ _log = logging.getLogger("rgate_integrations")
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
-FOLLOW_UP = (
-    "The question follows earlier turns, which the gate did not see: give RetrievalGate(condense=...)."
-)
-FOLLOW_UP_DRAFT = "The question follows earlier turns, which only the LLM's draft took into account."
+UNCONDENSED = "The follow-up could not be condensed."
 
 
 @dataclass(frozen=True)
@@ -134,21 +131,20 @@ class Questions:
                     self.histories.pop(place)
                     self.errors[place] = error
                 else:
-                    self._retrieve(place, error, "The follow-up could not be condensed.")
+                    decision = retrieve_instead(error, question=self.texts[place])
+                    self.decide(place, decision.model_copy(update={"warnings": (UNCONDENSED,)}))
             else:
                 self.texts[place] = condensed
                 self.histories.pop(place)
 
-    def retrieve_follow_ups(self) -> None:
-        """Decide to retrieve for the follow-ups that are left, which a gate cannot judge by the question alone."""
-        for place in list(self.histories):
-            self._retrieve(place, _unread(), FOLLOW_UP)
+    @property
+    def lines(self) -> list[tuple[str, ...]]:
+        """The earlier turns of each of `texts`, as gates read them."""
+        return [_lines(self.histories.get(place, ())) for place in self.texts]
 
     def results(self, decisions: Sequence[Decision]) -> list[Decision | Exception]:
         """Put the decisions, one for each of `texts`, in the places of their inputs, with all others in theirs."""
         judged = dict(zip(self.texts, decisions, strict=True))
-        for place in self.histories:
-            judged[place] = _of_follow_up(judged[place])
         found: dict[int, Decision | Exception] = {**self.errors, **self.decided, **judged}
         return [found[place] for place in range(len(found))]
 
@@ -158,30 +154,13 @@ class Questions:
         self.histories.pop(place, None)
         self.decided[place] = decision
 
-    def _retrieve(self, place: int, error: Exception, warning: str) -> None:
-        decision = retrieve_instead(error, question=self.texts[place])
-        self.decide(place, decision.model_copy(update={"warnings": (warning,)}))
 
-
-def _of_follow_up(decision: Decision) -> Decision:
-    """Return what was decided for a follow-up as it stands: a skip needs a draft that saw the history."""
-    draft = decision.draft
-    if draft is not None and draft.source == "llm":
-        return decision.model_copy(update={"warnings": (*decision.warnings, FOLLOW_UP_DRAFT)})
-    warnings = (*decision.warnings, FOLLOW_UP)
-    if decision.retrieve:
-        return decision.model_copy(update={"warnings": warnings})
-    unread = retrieve_instead(
-        _unread(), question=decision.question, threshold=decision.threshold, gate=decision.gate
-    )
-    return unread.model_copy(update={"draft": draft, "cost": decision.cost, "warnings": warnings})
-
-
-def _unread() -> InvalidQuestionError:
-    return InvalidQuestionError(
-        "The question follows earlier turns, which the gate did not see.",
-        hint="Give RetrievalGate condense=, or llm= for drafts that take the earlier turns into account.",
-    )
+def _lines(turns: Iterable[BaseMessage]) -> tuple[str, ...]:
+    found = []
+    for turn in turns:
+        role = "user" if isinstance(turn, HumanMessage) else "assistant"
+        found.append(f"{role}: {turn.text}")
+    return tuple(found)
 
 
 def _condensed(value: Any) -> str:

@@ -29,10 +29,9 @@ from rgate_integrations.answer_first import (
     first_token,
     judging,
 )
-from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding_in_turn
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Background, Call, Flow, Start
-from rgate_integrations.follow_up import understood
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.watching import Notes, noting
@@ -124,8 +123,7 @@ class DirectFirst:
         if self.first_look is not None:
             low, _ = self.options.band
             low = low if threshold is None else min(low, threshold)
-            (look,) = yield from deciding(self.first_look, [question], threshold=low)
-            look = understood(question, look)
+            (look,) = yield from deciding_in_turn(self.first_look, [question], [()], threshold=[low])
         judged_from = getattr(self.gate, "threshold", None) if threshold is None else threshold
         settled = yield from ahead.settling(look, self.options.known_from(judged_from))
         if self.first_look is not None:
@@ -177,8 +175,8 @@ class DirectFirst:
         if drafts == [None] and look is not None:
             given = getattr(self.first_look, "threshold", None) if threshold is None else threshold
             return [ahead.judged(by_question(look, given))]
-        found: list[Decision] = yield from deciding(self.gate, [question], drafts=drafts, threshold=threshold)
-        return [ahead.judged(understood(question, decision)) for decision in found]
+        found = yield from deciding_in_turn(self.gate, [question], [()], drafts=drafts, threshold=[threshold])
+        return [ahead.judged(decision) for decision in found]
 
 
 class _DirectAnswer(Attempt):

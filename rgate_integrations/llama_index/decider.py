@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 
-from llama_index.core.llms import LLM
+from llama_index.core.llms import LLM, ChatMessage, MessageRole
+from llama_index.core.memory.types import BaseMemory
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine import DecisionEngine
-from rgate_integrations.flow import Flow
-from rgate_integrations.follow_up import understood
+from rgate_integrations.flow import Call, Flow
 from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
@@ -32,13 +32,21 @@ class Decider:
         gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
         llm: Writes the drafts; None leaves them to the gate.
         tokens: Maximum number of tokens that it writes, at least 1.
+        memory: Has the turns before the question, where it is not condensed.
     """
 
-    def __init__(self, gate: DecidesBatches | str | None, llm: LLM | None = None, tokens: int = 32) -> None:
+    def __init__(
+        self,
+        gate: DecidesBatches | str | None,
+        llm: LLM | None = None,
+        tokens: int = 32,
+        memory: BaseMemory | None = None,
+    ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
         self.gate = as_gate(gate)
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
+        self.memory = memory
         self.threshold: float | None = None
 
     @property
@@ -62,8 +70,8 @@ class Decider:
     ) -> Flow[Decision]:
         """Decide, as a flow.
 
-        A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that refers to
-        something said before.
+        A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that the gate
+        cannot understand without what was said before.
 
         Args:
             bundle: The question.
@@ -77,8 +85,10 @@ class Decider:
         drafting = None
         if self.drafter is not None:
             drafting = _drafting(self.drafter, question, carried)
-        found = yield from deciding(self.gate, [question], drafting=drafting, threshold=self.threshold)
-        decision = understood(question, found[0])
+        history = yield from self._history(question)
+        (decision,) = yield from deciding_in_turn(
+            self.gate, [question], [history], drafting=drafting, threshold=[self.threshold]
+        )
         if then is not None:
             decision = yield from then(decision)
         announce(decision)
@@ -118,6 +128,19 @@ class Decider:
         if carried is not None and carried.maker is self:
             return None  # left by an earlier request with the same bundle
         return carried
+
+    def _history(self, question: str) -> Flow[tuple[str, ...]]:
+        """Return the turns before the question, as gates read them."""
+        if self.memory is None:
+            return ()
+        messages: list[ChatMessage] = yield Call(self.memory.get, self.memory.aget)
+        turns = []
+        for message in messages:
+            if message.role in (MessageRole.USER, MessageRole.ASSISTANT) and message.content:
+                turns.append(f"{message.role.value}: {message.content}")
+        if turns and turns[-1] == f"user: {question}":  # some engines note the question before they retrieve
+            turns.pop()
+        return tuple(turns)
 
     def _takes(self, carried: Carried) -> bool:
         """Whether this decider would only repeat what was done for a decision that came with the request."""

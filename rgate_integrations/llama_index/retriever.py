@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
+from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
@@ -36,6 +37,8 @@ class GatedRetriever(BaseRetriever):
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
+        memory: The memory of a chat engine that hands on messages as they are, such as ``ContextChatEngine``: the
+            gate reads the turns before them. None for engines that condense.
         note: Text of the note; None finds nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
     """
@@ -47,11 +50,12 @@ class GatedRetriever(BaseRetriever):
         *,
         llm: LLM | None = None,
         tokens: int = 32,
+        memory: BaseMemory | None = None,
         note: str | None = KNOWN,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
     ) -> None:
         self.retriever = retriever
-        self.decider = Decider(gate, llm, tokens)
+        self.decider = Decider(gate, llm, tokens, memory)
         self.note = note
         self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
