@@ -136,7 +136,7 @@ def deciding_in_turn(
     *,
     drafting: Generator[Step, Any, Any] | None = None,
     drafts: Sequence[Draft | None] | None = None,
-    threshold: Sequence[float | None] | None = None,
+    threshold: float | Sequence[float | None] | None = None,
 ) -> Flow[list[Decision]]:
     """Decide for messages of conversations: what the gate cannot understand is retrieved for.
 
@@ -146,7 +146,7 @@ def deciding_in_turn(
         histories: The turns before each, as lines; none where it is the first.
         drafting: See `deciding`. Of a message that is not understood, the draft still says what to search for.
         drafts: The drafts, where they are written already.
-        threshold: The threshold of each; None for the gate's own.
+        threshold: The threshold, one for all or one a message; None for the gate's own.
 
     Returns:
         One decision a message, in order.
@@ -159,13 +159,15 @@ def deciding_in_turn(
     has_draft = drafting is not None or drafts is not None
     places = [place for place, reason in enumerate(reasons) if has_draft or not reason]
     decided = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
+    if isinstance(threshold, Sequence):
+        threshold = [threshold[place] for place in places]
     if places:
         found = yield from deciding(
             gate,
             [messages[place] for place in places],
             drafting=drafting,
             drafts=drafts,
-            threshold=None if threshold is None else [threshold[place] for place in places],
+            threshold=threshold,
             histories=[histories[place] or None for place in places] if reads else None,
         )
         for place, decision in zip(places, found, strict=True):

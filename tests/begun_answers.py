@@ -126,6 +126,22 @@ class Reader:
         return Decision(question=question, retrieve=retrieve, p_known=known, threshold=threshold, draft=draft)
 
 
+class TurnReader(Reader):
+    """Reads the turns before a question, too.
+
+    Attributes:
+        histories: The turns that it was given, of all calls.
+    """
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.histories = []
+
+    def decide_batch(self, questions, *, histories=None, **options):
+        self.histories += histories or []
+        return super().decide_batch(questions, **options)
+
+
 WHOLE = KNOWN + " "
 
 

@@ -18,7 +18,7 @@ from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.carried import KEY
 from rgate_integrations.loading import DEFAULT_GATES
-from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, Writer
+from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, TurnReader, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each
 from tests.patience import PATIENCE
 
@@ -402,17 +402,9 @@ def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(call):
     assert writer.calls == look.calls == judge.calls == []
 
 
-class ReadsHistory(Reader):
-    """Reads the turns before a question, too."""
-
-    def decide_batch(self, questions, *, histories=None, **options):
-        self.histories = [*getattr(self, "histories", []), *(histories or [])]
-        return super().decide_batch(questions, **options)
-
-
 @each(SINGLES)
 def test_a_follow_up_that_the_gate_reads_is_answered_first(call):
-    writer, look, judge = Writer(), ReadsHistory(), ReadsHistory()
+    writer, look, judge = Writer(), TurnReader(), TurnReader()
     router = routed(
         spoken(writer),
         first_look=look,

@@ -17,7 +17,7 @@ from rgate_integrations.answer_first import AnswerFirst
 from rgate_integrations.errors import UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.answer_first import STOPPED
-from tests.begun_answers import KNOWN, UNSURE, Reader, Runs, Writer
+from tests.begun_answers import KNOWN, UNSURE, Reader, Runs, TurnReader, Writer
 from tests.langchain_fakes import INVOKES, each, gathered
 from tests.patience import PATIENCE
 
@@ -397,7 +397,8 @@ def test_where_a_form_is_filled_in_the_question_decides(call):
 @each(INVOKES)
 def test_each_turn_is_decided_anew(call):
     model = Agent()
-    agent = agent_of(model, agent={"checkpointer": InMemorySaver()})
+    judge = TurnReader()
+    agent = agent_of(model, judge=judge, agent={"checkpointer": InMemorySaver()})
     config = {"configurable": {"thread_id": "1"}}
     assert ask(call, agent, "an unknown one?", **config)["retrieval_decision"].retrieve is True
     model.shown.clear()
@@ -405,6 +406,16 @@ def test_each_turn_is_decided_anew(call):
     assert found["retrieval_decision"].retrieve is False
     assert found["messages"][-1].text.strip() == KNOWN
     assert model.shown == [["add"]]
+    assert judge.histories[-1][0] == "user: an unknown one?"
+
+
+@each(INVOKES)
+def test_a_later_turn_that_the_gate_does_not_read_shows_the_tools_at_once(call):
+    model = Agent()
+    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And a known one?")]
+    found = call(agent_of(model, first_look=Reader()), {"messages": turns})
+    assert found["retrieval_decision"]["retrieve"] is True
+    assert "search_docs" in model.shown[0]
 
 
 def test_the_default_gates_are_those_for_begun_answers():

@@ -143,7 +143,7 @@ def test_an_edge_without_a_decision_is_an_error(state):
 
 def test_a_key_of_ones_own():
     node = gate_node("constant:never", decision_key="known")
-    update = node.invoke({"question": "who?"})
+    update = node.invoke({"question": "who wrote hamlet?"})
     assert list(update) == ["known"]
     assert route_edge(retrieve="a", direct="b", decision_key="known")(update) == "b"
 

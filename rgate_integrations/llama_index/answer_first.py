@@ -123,7 +123,7 @@ class DirectFirst:
         if self.first_look is not None:
             low, _ = self.options.band
             low = low if threshold is None else min(low, threshold)
-            (look,) = yield from deciding_in_turn(self.first_look, [question], [()], threshold=[low])
+            (look,) = yield from deciding_in_turn(self.first_look, [question], [()], threshold=low)
         judged_from = getattr(self.gate, "threshold", None) if threshold is None else threshold
         settled = yield from ahead.settling(look, self.options.known_from(judged_from))
         if self.first_look is not None:
@@ -175,7 +175,7 @@ class DirectFirst:
         if drafts == [None] and look is not None:
             given = getattr(self.first_look, "threshold", None) if threshold is None else threshold
             return [ahead.judged(by_question(look, given))]
-        found = yield from deciding_in_turn(self.gate, [question], [()], drafts=drafts, threshold=[threshold])
+        found = yield from deciding_in_turn(self.gate, [question], [()], drafts=drafts, threshold=threshold)
         return [ahead.judged(decision) for decision in found]
 
 

@@ -87,7 +87,7 @@ class Decider:
             drafting = _drafting(self.drafter, question, carried)
         history = yield from self._history(question)
         (decision,) = yield from deciding_in_turn(
-            self.gate, [question], [history], drafting=drafting, threshold=[self.threshold]
+            self.gate, [question], [history], drafting=drafting, threshold=self.threshold
         )
         if then is not None:
             decision = yield from then(decision)
