@@ -281,7 +281,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             inputs = []
             for place in asked:
                 look = looks[place]
-                # What the first look has condensed is not condensed again; else the judge reads the earlier turns, too.
+                # What the first look has condensed is not condensed again; else the judge reads the turns, too.
                 inputs.append(look.question if look is not None and condensed else batch.inputs[place])
             found = yield BatchCall(
                 self.judge, inputs, [configs[place] for place in asked], drafts=list(asked.values())
