@@ -414,7 +414,7 @@ def test_a_later_turn_that_the_gate_does_not_read_shows_the_tools_at_once(call):
     model = Agent()
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And a known one?")]
     found = call(agent_of(model, first_look=Reader()), {"messages": turns})
-    assert found["retrieval_decision"]["retrieve"] is True
+    assert found["retrieval_decision"].retrieve is True
     assert "search_docs" in model.shown[0]
 
 
