@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
@@ -12,6 +12,9 @@ from rgate_integrations.failing import log_failures, retrieve_instead
 from rgate_integrations.flow import Call, Flow, Step
 from rgate_integrations.follow_up import retrieve_unread, why_unread
 from rgate_integrations.request import valid_threshold
+
+if TYPE_CHECKING:
+    from rgate_integrations.rules import RuleOrRules
 
 OWN = "own"
 """Stands for the first look of the gate that judges; see `answer_first_gates`."""
@@ -30,23 +33,33 @@ class DecidesBatches(Protocol):
         """The same, to be awaited."""
 
 
-def as_gate(gate: Any = None) -> DecidesBatches:
+def as_gate(gate: Any = None, *, always: RuleOrRules = (), never: RuleOrRules = ()) -> DecidesBatches:
     """Return what an adapter's ``gate=`` argument stands for.
 
     Args:
         gate: An object with both methods as it is; a `Gate`, `load_gate`'s argument or None as `load_gate` takes it.
+        always: Rules for what always retrieves, as `load_gate` takes them.
+        never: Rules for what never does.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is none of these, or there are rules and it is an object of the user's own.
         UnknownNameError: No gate has that name.
     """
+    from rgate_integrations.engine import DecisionEngine
     from rgate_integrations.gates.base import Gate
     from rgate_integrations.loading import load_gate
 
+    if isinstance(gate, DecisionEngine) and (always or never):
+        return gate.with_options(always=always or None, never=never or None)
     if isinstance(gate, DecidesBatches):
+        if always or never:
+            raise ConfigurationError(
+                f"Rules need a gate of this package, not a {type(gate).__name__}.",
+                hint="Make a Gate of it, or let it apply the rules itself.",
+            )
         return gate
     if gate is None or isinstance(gate, str | Gate):
-        return load_gate(gate)
+        return load_gate(gate, always=always, never=never)
     raise ConfigurationError(
         f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
@@ -137,6 +150,7 @@ def deciding_in_turn(
     drafting: Generator[Step, Any, Any] | None = None,
     drafts: Sequence[Draft | None] | None = None,
     threshold: float | Sequence[float | None] | None = None,
+    metadata: Sequence[Mapping[str, Any] | None] | None = None,
 ) -> Flow[list[Decision]]:
     """Decide for messages of conversations: what the gate cannot understand is retrieved for.
 
@@ -147,6 +161,7 @@ def deciding_in_turn(
         drafting: See `deciding`. Of a message that is not understood, the draft still says what to search for.
         drafts: The drafts, where they are written already.
         threshold: The threshold, one for all or one a message; None for the gate's own.
+        metadata: What is known of each request, for a gate whose rules look at it.
 
     Returns:
         One decision a message, in order.
@@ -161,6 +176,9 @@ def deciding_in_turn(
     decided = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
     if isinstance(threshold, Sequence):
         threshold = [threshold[place] for place in places]
+    if metadata is not None:
+        takes = "metadata" in inspect.signature(gate.decide_batch).parameters
+        metadata = [metadata[place] for place in places] if takes else None
     if places:
         found = yield from deciding(
             gate,
@@ -168,6 +186,7 @@ def deciding_in_turn(
             drafting=drafting,
             drafts=drafts,
             threshold=threshold,
+            metadata=metadata,
             histories=[histories[place] or None for place in places] if reads else None,
         )
         for place, decision in zip(places, found, strict=True):

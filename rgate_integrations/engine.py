@@ -6,7 +6,7 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +24,7 @@ from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.judging import Begun, Judged, judge_together, look_first, look_on
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.request import Request, checked, checked_batch, valid_timeout
+from rgate_integrations.rules import RuledGate, RuleOrRules, Rules
 from rgate_integrations.several import Parts, hardest, parts_of
 from rgate_integrations.waiting import aresults, results
 
@@ -49,6 +50,8 @@ class DecisionEngine:
         timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
             is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
             first call loads the model, which counts too: decide something beforehand.
+        always: Rules for what always retrieves: examples, patterns, and functions; see `rgate_integrations.rules`.
+        never: Rules for what never does.
 
     Raises:
         ConfigurationError: An argument is out of its range.
@@ -62,12 +65,16 @@ class DecisionEngine:
         llm: Drafter | None = None,
         on_error: OnError = "retrieve",
         timeout: float | None = None,
+        always: RuleOrRules = (),
+        never: RuleOrRules = (),
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
         if proxy is not None:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
+        self.rules = Rules.of(always, never)
+        self._asked = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules) if self.rules else gate
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
@@ -83,7 +90,7 @@ class DecisionEngine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
-        given = (self.gate, self._proxy, self._llm, self.on_error, self.timeout)
+        given = (self.gate, self._proxy, self._llm, self.on_error, self.timeout, self.rules)
         return _engine, given
 
     @property
@@ -130,11 +137,15 @@ class DecisionEngine:
         llm: Drafter | None = None,
         on_error: OnError | None = None,
         timeout: float | None = None,
+        always: RuleOrRules | None = None,
+        never: RuleOrRules | None = None,
         **parameters: Any,
     ) -> Self:
         """Return a copy with other options, or with other parameters of its gate."""
         gate = self.gate.changed(**parameters) if parameters else self.gate
-        return self.with_gate(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
+        return self.with_gate(
+            gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
+        )
 
     def with_gate(
         self,
@@ -144,6 +155,8 @@ class DecisionEngine:
         llm: Drafter | None = None,
         on_error: OnError | None = None,
         timeout: float | None = None,
+        always: RuleOrRules | None = None,
+        never: RuleOrRules | None = None,
     ) -> Self:
         """Return a copy with another gate; what is not given stays as it is, the models too."""
         same_model = proxy is None and gate.proxy == self.gate.proxy
@@ -153,11 +166,14 @@ class DecisionEngine:
             llm=self._llm if llm is None else llm,
             on_error=on_error or self.on_error,
             timeout=self.timeout if timeout is None else timeout,
+            always=self.rules.always if always is None else always,
+            never=self.rules.never if never is None else never,
         )
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options, as JSON values."""
-        return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout}
+        rules = {"rules": self.rules.config()} if self.rules else {}
+        return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout, **rules}
 
     def to_json(self) -> str:
         """Return `config` as JSON; `rgate_integrations.loading.gate_from_json` reads it."""
@@ -173,6 +189,7 @@ class DecisionEngine:
         draft: Draft | str | None = None,
         popularity: float | None = None,
         history: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question.
@@ -184,15 +201,16 @@ class DecisionEngine:
             popularity: Popularity score of the question's entity, for gates that use one.
             history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
                 ``assistant: Shakespeare.`` A gate that does not read it retrieves; see `reads_history`.
+            metadata: What rules that are functions may look at.
             timeout: Used instead of the gate's own, in seconds: without a decision by then it retrieves.
 
         Raises:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
-        asked = [self._request(question, threshold, draft, popularity, history)]
+        asked = [self._request(question, threshold, draft, popularity, history, metadata)]
         patience = self._patience(timeout)
-        parts = _parts(asked, [self.gate])
+        parts = _parts(asked, [self._asked])
         found = results(self._submit(parts), patience)
         return self._decisions(asked, _joined(parts, found))[0]
 
@@ -204,12 +222,13 @@ class DecisionEngine:
         draft: Draft | str | None = None,
         popularity: float | None = None,
         history: Sequence[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
-        asked = [self._request(question, threshold, draft, popularity, history)]
+        asked = [self._request(question, threshold, draft, popularity, history, metadata)]
         patience = self._patience(timeout)
-        parts = _parts(asked, [self.gate])
+        parts = _parts(asked, [self._asked])
         found = await aresults(self._submit(parts), patience)
         return self._decisions(asked, _joined(parts, found))[0]
 
@@ -221,6 +240,7 @@ class DecisionEngine:
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
         histories: Sequence[Sequence[str] | None] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
         timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch of questions.
@@ -234,6 +254,7 @@ class DecisionEngine:
             drafts: Drafts to judge instead of writing them, one a question; None where there is none.
             popularity: Popularity scores, one a question.
             histories: What was said before each question; None where it is the first.
+            metadata: What rules that are functions may look at, one mapping a question.
             timeout: Used instead of the gate's own, in seconds, for all questions together: those without a
                 decision by then retrieve.
 
@@ -244,9 +265,11 @@ class DecisionEngine:
             ConfigurationError: A threshold is not a number of at least 0, the timeout is not one above 0, or the
                 numbers of items differ.
         """
-        asked = checked_batch(questions, threshold, drafts, popularity, histories, default=self.threshold)
+        asked = checked_batch(
+            questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
+        )
         patience = self._patience(timeout)
-        parts = _parts(asked, [self.gate])
+        parts = _parts(asked, [self._asked])
         found = results(self._submit(parts), patience)
         return self._decisions(asked, _joined(parts, found))
 
@@ -258,21 +281,22 @@ class DecisionEngine:
         drafts: Sequence[Draft | str | None] | None = None,
         popularity: Sequence[float | None] | None = None,
         histories: Sequence[Sequence[str] | None] | None = None,
+        metadata: Sequence[Mapping[str, Any] | None] | None = None,
         timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch without blocking the event loop; see `decide_batch`."""
-        asked = checked_batch(questions, threshold, drafts, popularity, histories, default=self.threshold)
+        asked = checked_batch(
+            questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
+        )
         patience = self._patience(timeout)
-        parts = _parts(asked, [self.gate])
+        parts = _parts(asked, [self._asked])
         found = await aresults(self._submit(parts), patience)
         return self._decisions(asked, _joined(parts, found))
 
     # --- to the worker -------------------------------------------------------------------------------------
 
-    def _request(
-        self, question: object, threshold: object, draft: object, popularity: object, history: object
-    ) -> Request:
-        asked = checked(question, threshold, draft, popularity, history, default=self.threshold)
+    def _request(self, *given: object) -> Request:
+        asked = checked(*given, default=self.threshold)
         if isinstance(asked.inputs, InvalidQuestionError):  # in a batch it is an error of its item
             raise asked.inputs
         return asked
@@ -301,13 +325,13 @@ class DecisionEngine:
     def _look_first(self, batch: Sequence[Inputs]) -> list[Judged | Later]:
         """Score what needs no slow evidence; runs in a worker."""
         with _judging(self):
-            found = look_first(self.gate, batch, self._sources())
+            found = look_first(self._asked, batch, self._sources())
         return [Later(each) if isinstance(each, Begun) else each for each in found]
 
     def _look_on(self, batch: Sequence[Begun]) -> list[Judged]:
         """Score the others; runs in another worker."""
         with _judging(self):
-            return look_on(self.gate, batch, self._sources())
+            return look_on(self._asked, batch, self._sources())
 
     def _patience(self, timeout: float | None) -> float | None:
         return self.timeout if timeout is None else valid_timeout(timeout)
@@ -379,7 +403,7 @@ def decide_together(
     sources = Sources(engines[0].get_proxy, next(iter(llms.values()), None), {})
     found = []
     asked = checked_batch(questions, None, drafts, popularity, default=0.5)
-    gates = [engine.gate for engine in engines]
+    gates = [engine._asked for engine in engines]
     parts = _parts(asked, gates)
     readable = [inputs for group in parts if isinstance(group, Parts) for inputs in group.inputs]
     judged = judge_together(gates, readable, sources)
@@ -436,6 +460,15 @@ def _engine(
     llm: Drafter | None,
     on_error: OnError,
     timeout: float | None,
+    rules: Rules,
 ) -> DecisionEngine:
     """Make an engine again from what was pickled."""
-    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
+    return DecisionEngine(
+        gate,
+        proxy=proxy,
+        llm=llm,
+        on_error=on_error,
+        timeout=timeout,
+        always=rules.always,
+        never=rules.never,
+    )

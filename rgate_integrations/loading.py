@@ -11,6 +11,7 @@ from rgate_integrations.files import parsed_json
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.registry import gate_from_config, make_gate
 from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.rules import RuleOrRules, Rules
 
 DEFAULT_GATE = "default-heads"
 _FOR_BEGUN_ANSWERS = f"begun:{DEFAULT_GATE},default-begun"
@@ -30,6 +31,8 @@ def load_gate(
     llm: Drafter | None = None,
     on_error: OnError = "retrieve",
     timeout: float | None = None,
+    always: RuleOrRules = (),
+    never: RuleOrRules = (),
     **parameters: Any,
 ) -> DecisionEngine:
     """Return a gate that decides. No model is loaded until its first decision.
@@ -42,6 +45,9 @@ def load_gate(
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
+        always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
+            question and its metadata; one or several.
+        never: Rules for what never does.
         **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
 
     Raises:
@@ -55,7 +61,9 @@ def load_gate(
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
-    return DecisionEngine(gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout)
+    return DecisionEngine(
+        gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
+    )
 
 
 def gate_from_json(text: str) -> DecisionEngine:
@@ -70,5 +78,11 @@ def gate_from_json(text: str) -> DecisionEngine:
         raise ConfigurationError(f"This is not JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigurationError("A gate's JSON must be an object.")
-    on_error = config.get("on_error", "retrieve")
-    return DecisionEngine(gate_from_config(config), on_error=on_error, timeout=config.get("timeout"))
+    rules = Rules.from_config(config.get("rules", {}))
+    return DecisionEngine(
+        gate_from_config(config),
+        on_error=config.get("on_error", "retrieve"),
+        timeout=config.get("timeout"),
+        always=rules.always,
+        never=rules.never,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -33,6 +33,7 @@ def checked(
     draft: object,
     popularity: object,
     history: object = None,
+    metadata: object = None,
     *,
     default: float,
 ) -> Request:
@@ -44,6 +45,7 @@ def checked(
         draft: A `Draft`, a string, or None.
         popularity: A number, or None.
         history: The turns before, as lines; or None.
+        metadata: A mapping, or None.
         default: The threshold where none is given.
 
     Raises:
@@ -56,6 +58,7 @@ def checked(
             _valid_draft(draft),
             _valid_popularity(popularity),
             _valid_history(history),
+            _valid_metadata(metadata),
         )
     except (InvalidQuestionError, EvidenceError) as error:
         return Request(error, compared)
@@ -68,6 +71,7 @@ def checked_batch(
     drafts: Sequence[Draft | str | None] | None,
     popularity: Sequence[float | None] | None,
     histories: Sequence[Sequence[str] | None] | None = None,
+    metadata: Sequence[Mapping[str, Any] | None] | None = None,
     *,
     default: float,
 ) -> list[Request]:
@@ -88,6 +92,7 @@ def checked_batch(
         "drafts": [None] * n if drafts is None else list(drafts),
         "popularity scores": [None] * n if popularity is None else list(popularity),
         "histories": [None] * n if histories is None else list(histories),
+        "mappings of metadata": [None] * n if metadata is None else list(metadata),
     }
     for name, values in given.items():
         if len(values) != n:
@@ -179,3 +184,11 @@ def _valid_history(history: object) -> tuple[str, ...]:
         if turn.strip():
             turns.append(valid_question(turn))
     return tuple(turns)
+
+
+def _valid_metadata(metadata: object) -> Mapping[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise EvidenceError(f"Metadata must be a mapping, not a {type(metadata).__name__}.")
+    return metadata

@@ -85,7 +85,7 @@ LAYERS = [
     {"index"},
     {"saved"},
     {"evidence"},
-    {"gates"},
+    {"gates", "rules"},
     {
         "request",
         "judging",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -31,16 +32,23 @@ def decide(
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help='JSON file of rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
 
-    A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft"
-    and "popularity"; then every line after it must be one. A line that is none is an error, and the others go on.
+    A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft",
+    "popularity" and "history", a list of turns; then every line after it must be one. A line that is none is an
+    error, and the others go on.
     """
     from rgate_integrations.loading import load_gate
+    from rgate_integrations.rules import Rules
 
-    loaded = load_gate(gate, proxy=proxy)
+    own = Rules() if rules is None else Rules.read(rules)
+    loaded = load_gate(gate, proxy=proxy, always=own.always, never=own.never)
     console = Terminal()
     asked = skipped = 0
     failed = False
@@ -52,6 +60,7 @@ def decide(
                 threshold=threshold,
                 drafts=[record.get("draft") for record in good],
                 popularity=[record.get("popularity") for record in good],
+                histories=[record.get("history") for record in good],
             )
         )
         for record in records:

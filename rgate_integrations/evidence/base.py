@@ -29,12 +29,14 @@ class Inputs:
         popularity: A popularity score, or None.
         history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.``
+        metadata: What the caller knows of the request, for rules of the user's own.
     """
 
     question: str
     draft: Draft | None = None
     popularity: float | None = None
     history: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class MadeBy(NamedTuple):

@@ -39,7 +39,7 @@ _GATES = {
     "token_probability": "token_probability:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }
-_OF_THE_ENGINE = ("on_error", "timeout")
+_OF_THE_ENGINE = ("on_error", "timeout", "rules")
 
 
 def gate_class(name: str) -> type[Gate]:

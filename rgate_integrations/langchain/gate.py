@@ -20,6 +20,7 @@ from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.look_first import LookFirst
+from rgate_integrations.rules import RuleOrRules
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -51,6 +52,9 @@ class RetrievalGate(GateRunnable):
             it is when ``condense`` fails.
         history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
         drafter: Made from ``llm`` and ``tokens``; leave it out.
+        always: Rules for what always retrieves: examples, patterns, and functions of the question and of the call's
+            ``config["metadata"]``; see `rgate_integrations.rules`.
+        never: Rules for what never does.
         name: The name of its runs in traces.
 
     Example:
@@ -71,6 +75,8 @@ class RetrievalGate(GateRunnable):
         condense: RunnableLike[Any, Any] | None = None,
         history_key: str | None = None,
         drafter: ChatDrafter | None = None,
+        always: RuleOrRules = (),
+        never: RuleOrRules = (),
         name: str | None = None,
     ) -> None:
         if gate is None:
@@ -84,6 +90,8 @@ class RetrievalGate(GateRunnable):
             condense=None if condense is None else coerce_to_runnable(condense),
             history_key=history_key,
             drafter=_drafter(llm, tokens, drafter),
+            always=always,
+            never=never,
             name=name,
         )
 

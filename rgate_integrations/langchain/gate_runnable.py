@@ -23,6 +23,7 @@ from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.loading import DEFAULT_GATE
+from rgate_integrations.rules import RuleOrRules
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
@@ -53,10 +54,17 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
 
     _gate_name: str | None = PrivateAttr(default=None)
 
-    def __init__(self, gate: DecidesBatches | Gate | str, **fields: Any) -> None:
+    def __init__(
+        self,
+        gate: DecidesBatches | Gate | str,
+        *,
+        always: RuleOrRules = (),
+        never: RuleOrRules = (),
+        **fields: Any,
+    ) -> None:
         # Not in a validator: pydantic would turn its errors into one of its own.
-        super().__init__(gate=as_gate(gate), **fields)
-        self._gate_name = gate if isinstance(gate, str) else None
+        super().__init__(gate=as_gate(gate, always=always, never=never), **fields)
+        self._gate_name = gate if isinstance(gate, str) and not (always or never) else None
 
     @property
     def lc_attributes(self) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def judging(
         drafting=drafting,
         drafts=None if drafts is None else [drafts[place] for place in places],
         threshold=[thresholds[place] for place in places],
+        metadata=[batch.configs[place].get("metadata") for place in places],
     )
     return questions.results(decisions)
 

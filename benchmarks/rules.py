@@ -1,0 +1,131 @@
+"""Rules by example: how many requests that say the same they catch, and how many others.
+
+    python benchmarks/rules.py --data FOLDER            prints the table
+    python benchmarks/rules.py --data FOLDER --write    first makes the directions that the package compares
+
+``templates/rules.txt`` has ten rules of five examples, each with twenty requests that say the same in other words.
+The others are ``practical.dev.jsonl`` of the folder. The directions are made of template requests alone.
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from templates import FOLDER, read_lines, template_requests
+
+from rgate_integrations import rules
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.proxy.reader import READS
+
+OUT = Path(rules.__file__).parent / "weights" / "rules" / "likeness.npz"
+DIRECTIONS = 192
+REQUESTS = 3_000  # of the templates, of which the directions are made
+BATCH = 64
+
+
+def read_rules() -> dict[str, tuple[list[str], list[str]]]:
+    """Return the examples of each rule, and what says the same."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
+    part = 0
+    for line in read_lines(FOLDER / "rules.txt"):
+        if line.startswith("["):
+            found[line.strip("[]")] = ([], [])
+            part = 0
+        elif line == "--":
+            part = 1
+        else:
+            list(found.values())[-1][part].append(line)
+    return found
+
+
+def states_of(texts: list[str]) -> np.ndarray:
+    """Return the states that rules compare, shape (texts, hidden size)."""
+    proxy = shared_proxy(READS)
+    found = []
+    for start in range(0, len(texts), BATCH):
+        values = [{"question": " ".join(text.split())} for text in texts[start : start + BATCH]]
+        found += [each.states[0] for each in proxy.hidden(ANSWER, values, None, (rules.LAYER,))]
+    return np.array(found, np.float64)
+
+
+def write_directions() -> None:
+    """Make the directions in which template requests differ most."""
+    requests = [each.question for each in template_requests() if each.kind != "language"]
+    random.Random(0).shuffle(requests)  # noqa: S311 - nothing here is secret
+    states = states_of(requests[:REQUESTS])
+    mean = states.mean(axis=0)
+    variances, directions = np.linalg.eigh(np.cov((states - mean).T))
+    scaled = directions[:, -DIRECTIONS:] / np.sqrt(variances[-DIRECTIONS:])
+    OUT.parent.mkdir(exist_ok=True)
+    np.savez_compressed(OUT, mean=mean.astype(np.float16), directions=scaled.astype(np.float16))
+    rules._made_for_reader.cache_clear()
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors of length 1."""
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None) -> list[str]:
+    """Return a row of the table; without a threshold, the one at which 2 % of the others are caught.
+
+    The second number of each pair is that of the worst rule.
+    """
+    same = []
+    others = []
+    for name in names:
+        examples = vectors[f"{name} examples"]
+        same.append((vectors[f"{name} same"] @ examples.T).max(axis=1))
+        others.append((vectors["others"] @ examples.T).max(axis=1))
+    if threshold is None:
+        threshold = float(np.quantile(np.concatenate(others), 0.98))
+    caught = [float((each >= threshold).mean()) for each in same]
+    wrong = [float((each >= threshold).mean()) for each in others]
+    any_rule = float((np.array(others) >= threshold).any(axis=0).mean())
+    return [
+        f"{threshold:.2f}",
+        f"{np.mean(caught):.1%} ({min(caught):.0%})",
+        f"{np.mean(wrong):.2%} ({max(wrong):.2%})",
+        f"{any_rule:.1%}",
+    ]
+
+
+def main() -> None:
+    """Run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.write:
+        write_directions()
+    written = read_rules()
+    texts = {"others": [record["question"] for _, record in read_jsonl(args.data / "practical.dev.jsonl")]}
+    for name, (examples, same) in written.items():
+        texts |= {f"{name} examples": examples, f"{name} same": same}
+    states = {name: states_of(each) for name, each in texts.items()}
+    mean, _ = rules._made_for_reader()
+    compared = {
+        "states as they are": {name: unit(each) for name, each in states.items()},
+        "without the mean": {name: unit(each - mean) for name, each in states.items()},
+        "scaled directions": {name: rules._directions(each) for name, each in states.items()},
+        "embedder": {name: SentenceEmbedder().embed(each) for name, each in texts.items()},
+    }
+    table = Table(
+        "compared by", "threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"
+    )
+    for title, vectors in compared.items():
+        table.add_row(title, *measured(vectors, list(written), None))
+    table.add_row("scaled directions", *measured(compared["scaled directions"], list(written), rules.ALIKE))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
