@@ -250,3 +250,19 @@ def test_every_command_knows_h():
     for command in ((), ("decide",), ("index", "search")):
         done = rgate(*command, "-h")
         assert (done.exit_code, "Usage" in done.stdout) == (0, True)
+
+
+def test_quiet_prints_results_and_errors_only_and_verbose_the_log(tmp_path):
+    asked = ["decide", "--gate", "constant:never", "who?", "what?"]
+    assert rgate(*asked).stderr == "2 of 2 skip retrieval.\n"
+    quiet = rgate("-q", *asked)
+    assert (quiet.stderr, quiet.stdout) == ("", rgate(*asked).stdout)
+    done = subprocess.run(
+        [*RGATE, "-q", "decide", "--gate", "ikk", "who?"], capture_output=True, text=True, check=False
+    )
+    assert "error: There is no gate named" in done.stderr
+    # The first line of a log of the package: a gate that cannot judge.
+    popular = ["decide", "--gate", "popularity", "who\x1b[2J?"]
+    done = subprocess.run([*RGATE, "-v", *popular], capture_output=True, text=True, check=False)
+    assert "The gate 'popularity' failed for 1 of 1 questions" in done.stderr
+    assert "\x1b[2J" not in done.stderr

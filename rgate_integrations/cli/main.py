@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from rgate_integrations.cli.download import download
 from rgate_integrations.cli.evaluate import evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
-from rgate_integrations.cli.output import print_error
+from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
 from rgate_integrations.cli.playground import playground
 from rgate_integrations.cli.report import monitor, report
 from rgate_integrations.cli.train import train
@@ -48,8 +49,12 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors only.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print what is logged, too.")] = False,
 ) -> None:
-    pass
+    Terminal.silent = quiet
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[PrintedLog()])
 
 
 for command in (

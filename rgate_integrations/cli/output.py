@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -30,10 +31,15 @@ class Terminal(Console):
     Args:
         stderr: Whether it writes to standard error.
         width: Number of columns; that of the terminal when None.
+
+    Attributes:
+        silent: Whether nothing is written to standard error but errors, as ``rgate -q`` asks for.
     """
 
+    silent: ClassVar[bool] = False
+
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(stderr=stderr, width=width, highlight=False)
+        super().__init__(stderr=stderr, width=width, highlight=False, quiet=stderr and Terminal.silent)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Lay out what is printed; all that is printed comes through here."""
@@ -42,6 +48,14 @@ class Terminal(Console):
                 yield segment
             else:
                 yield Segment(_harmless(segment.text), segment.style)
+
+
+class PrintedLog(logging.Handler):
+    """Prints what the package logs to standard error, as text."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        Terminal(stderr=True).print(self.format(record), style="dim", markup=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -53,6 +67,7 @@ def print_json(value: Any) -> None:
 def print_error(error: RGateError) -> None:
     """Print an error and its hint to standard error."""
     console = Terminal(stderr=True)
+    console.quiet = False
     console.print("error:", style="bold red", end=" ")
     # Not wrapped: in a pipe, a hint that is a command must stay one line.
     console.print(error.message, markup=False, soft_wrap=True)

@@ -231,6 +231,7 @@ def _embedder(notices: Terminal) -> Embedder | None:
 
 def _confirm(plan: Plan, asked: _Asked, samples: int, notices: Terminal) -> None:
     """Say what will be asked, and wait for a yes."""
+    notices.quiet = notices.quiet and asked.yes  # a question is asked with what it is about
     calls = sum(plan.calls.values())
     arms = f"{plan.calls['direct']} calls without and {plan.calls['retrieve']} with retrieval"
     if samples:
