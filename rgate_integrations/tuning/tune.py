@@ -173,6 +173,7 @@ def tune(
     """
     options = options or TuneOptions()
     folder = Path(out)
+    _check_out(folder, update)
     kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
@@ -184,7 +185,7 @@ def tune(
     if options.sample is not None:
         asked = sampled(asked, options.sample, embedder, options.seed)
     with locked(folder), locked(kept):
-        _check_out(folder, update)
+        _check_out(folder, update)  # again: another run may have made it meanwhile
         log = Answers(kept, arms)
         if before is not None:
             before(_plan(asked, log))
