@@ -158,8 +158,8 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         """Compare the questions with the examples, which are read once in the life of an engine."""
         examples = context.memory(self, lambda: self._read(context, self.examples))
         if self.shared:
-            states = np.stack(context.get(self.states))
-            questions = _directions(states[:, self.states.layers.index(LAYER)])
+            states = context.get(self.states)
+            questions = _directions(np.stack([each[self.states.layers.index(LAYER)] for each in states]))
         else:
             questions = self._read(context, [each.question for each in context.inputs])
         return [Piece(cosines) for cosines in questions @ examples.T]
