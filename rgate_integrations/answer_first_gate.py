@@ -9,7 +9,7 @@ from typing import Any
 
 from rgate_integrations.answer import AnswerRequest, write_answers
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding, for_llm
 from rgate_integrations.decision import Beginning, Cost, Decision, Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.failing import retrieve_instead
@@ -19,6 +19,8 @@ from rgate_integrations.proxy.base import Proxy
 
 FIRST_LOOK = "first_look"
 """The signal of a decision that has the first look's P(known)."""
+
+_KNOWN_BY = "the model that answers"
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class AnswerFirstGate:
     first_look: DecidesBatches | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Each knows whose knowledge it judges, and the judge is the one that belongs to a gate for questions.
         judge, first_look = answer_first_gates(self.judge, self.options.first_look)
-        object.__setattr__(
-            self, "judge", judge
-        )  # the one that belongs to it, if a gate for questions was given
-        object.__setattr__(self, "first_look", first_look)
+        look = None if first_look is None else for_llm(first_look, self.llm.name, _KNOWN_BY)
+        object.__setattr__(self, "judge", for_llm(judge, self.llm.name, _KNOWN_BY))
+        object.__setattr__(self, "first_look", look)
 
     @property
     def threshold(self) -> float:

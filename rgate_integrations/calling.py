@@ -33,25 +33,36 @@ class DecidesBatches(Protocol):
         """The same, to be awaited."""
 
 
-def as_gate(gate: Any = None, *, always: RuleOrRules = (), never: RuleOrRules = ()) -> DecidesBatches:
+def as_gate(
+    gate: Any = None, llm_name: str = "", *, always: RuleOrRules = (), never: RuleOrRules = ()
+) -> DecidesBatches:
     """Return what an adapter's ``gate=`` argument stands for.
 
     Args:
         gate: An object with both methods as it is; a `Gate`, `load_gate`'s argument or None as `load_gate` takes it.
+        llm_name: The LLM whose knowledge is judged; see `load_gate`.
         always: Rules for what always retrieves, as `load_gate` takes them.
         never: Rules for what never does.
 
     Raises:
-        ConfigurationError: It is none of these, or there are rules and it is an object of the user's own.
+        ConfigurationError: It is none of these; it judges no LLM by its name; or there are rules and it is an object
+            of the user's own.
         UnknownNameError: No gate has that name.
     """
     from rgate_integrations.engine import DecisionEngine
     from rgate_integrations.gates.base import Gate
-    from rgate_integrations.loading import load_gate
+    from rgate_integrations.loading import load_gate, told_llm
 
-    if isinstance(gate, DecisionEngine) and (always or never):
-        return gate.with_options(always=always or None, never=never or None)
+    if isinstance(gate, DecisionEngine):
+        if llm_name:
+            told = told_llm(gate.gate, llm_name)
+            gate = gate if told is gate.gate else gate.with_gate(told)
+        return gate.with_options(always=always or None, never=never or None) if always or never else gate
     if isinstance(gate, DecidesBatches):
+        if llm_name:
+            raise ConfigurationError(
+                f"{type(gate).__name__} judges no LLM by its name.", hint="Omit llm_name=."
+            )
         if always or never:
             raise ConfigurationError(
                 f"Rules need a gate of this package, not a {type(gate).__name__}.",
@@ -59,7 +70,7 @@ def as_gate(gate: Any = None, *, always: RuleOrRules = (), never: RuleOrRules = 
             )
         return gate
     if gate is None or isinstance(gate, str | Gate):
-        return load_gate(gate, always=always, never=never)
+        return load_gate(gate, llm_name=llm_name, always=always, never=never)
     raise ConfigurationError(
         f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
@@ -100,6 +111,22 @@ def answer_first_gates(
         )
     look = own if first_look == OWN else None if first_look is None else as_gate(first_look)
     return judge, look
+
+
+def for_llm(gate: DecidesBatches, name: str, known_by: str = "") -> DecidesBatches:
+    """Return a gate that judges what an LLM knows; the gate itself where that changes nothing.
+
+    Args:
+        gate: The gate; one of the user's own knows itself whom it judges.
+        name: Name of the LLM; empty for none.
+        known_by: Who said so; empty for the user, whose name goes before one that was found.
+    """
+    from rgate_integrations.engine import DecisionEngine
+
+    if not name or not isinstance(gate, DecisionEngine):
+        return gate
+    told = gate.gate.for_llm(name, known_by)
+    return gate if told is gate.gate else gate.with_gate(told)
 
 
 def deciding(

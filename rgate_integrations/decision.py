@@ -194,6 +194,7 @@ class Decision(Frozen):
             nothing was found, or nobody looked.
         outcome: What `p_known` and `p_helps` say together: answer ``"alone"``, answer with the ``"passages"``, or
             ``"neither"`` is likely to be right; None without `p_helps`.
+        llm: The LLM whose knowledge was judged, and how it is known which; empty where no LLM in particular was.
     """
 
     question: str
@@ -210,6 +211,7 @@ class Decision(Frozen):
     signals: dict[str, float] = Field(default_factory=dict)
     p_helps: Probability | None = None
     outcome: Outcome | None = None
+    llm: str = ""
 
     def __hash__(self) -> int:
         # Without the signals, which are a dict: decisions that are equal still hash alike.

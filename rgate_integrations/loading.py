@@ -23,6 +23,8 @@ DEFAULT_GATES = {
 }
 """The shipped gate for each source of the draft."""
 
+_OF_ONE_LLM = ("calibrated", "tuned")  # fitted to its answers: these judge that one, whatever the name
+
 
 def load_gate(
     name: str | Gate | None = None,
@@ -31,6 +33,7 @@ def load_gate(
     llm: Drafter | None = None,
     on_error: OnError = "retrieve",
     timeout: float | None = None,
+    llm_name: str = "",
     always: RuleOrRules = (),
     never: RuleOrRules = (),
     **parameters: Any,
@@ -42,9 +45,11 @@ def load_gate(
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; or a gate
             of your own. None is ``"default-heads"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
-        llm: Writes the drafts of gates with ``source="llm"``.
+        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, its knowledge is judged.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
+        llm_name: Name of the LLM that answers, or folder of ``rgate ability``: what it knows is judged. It goes
+            before a name that is found, as of ``llm``; a gate that was tuned on an LLM goes before both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never does.
@@ -52,8 +57,8 @@ def load_gate(
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
-        ConfigurationError: A parameter is unknown or out of its range.
-        ModelLoadError: A trained gate cannot be read.
+        ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
+        ModelLoadError: A trained gate or a measured ability cannot be read.
     """
     if isinstance(name, Gate):
         gate = name.changed(**parameters) if parameters else name
@@ -61,9 +66,28 @@ def load_gate(
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
+    served = getattr(llm, "name", "")
+    if isinstance(served, str):
+        gate = gate.for_llm(served, "the model that drafts")
+    if llm_name:
+        gate = told_llm(gate, llm_name)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
+
+
+def told_llm(gate: Gate, llm_name: str) -> Gate:
+    """Return a gate that judges what an LLM knows, or one that was fitted to an LLM as it is.
+
+    Raises:
+        ConfigurationError: It judges no LLM by its name.
+    """
+    if not gate.judges_llm and gate.name not in _OF_ONE_LLM:
+        raise ConfigurationError(
+            f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
+            hint="Gates with heads do, such as the default one.",
+        )
+    return gate.for_llm(llm_name)
 
 
 def gate_from_json(text: str) -> DecisionEngine:

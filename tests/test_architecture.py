@@ -85,7 +85,7 @@ LAYERS = [
     {"index"},
     {"saved"},
     {"evidence"},
-    {"gates", "rules"},
+    {"gates", "abilities", "rules"},
     {
         "request",
         "judging",

@@ -11,6 +11,8 @@ from sklearn.metrics import roc_auc_score
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
 from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save_heads
 from rgate_integrations.training.heads import (
@@ -156,6 +158,69 @@ def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
     by_sampling = [np.mean(1 / (1 + np.exp(-(logit + 0.5 * abilities)))) for logit in (1.5, -2.0)]
     assert found == pytest.approx(by_sampling, abs=0.01)
     assert artifact.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
+
+
+def test_the_llm_that_is_named_is_judged(artifact, tmp_path):
+    proxy = told((0, 9, 0, -1))
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    plain = load_gate(folder, proxy=proxy)
+    assert plain.decide("q").signals["known"] == pytest.approx(sigmoid(-1))
+    strong = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4o").decide("q")
+    weak = plain.with_options(llm_name="llama3.2:1b").decide("q")
+    assert weak.signals["known"] < sigmoid(-1) < strong.signals["known"]
+    assert "gpt-4o" in strong.reason
+    assert "llama-3.2-1b" in weak.reason
+
+
+def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(artifact, tmp_path, caplog):
+    proxy = told((0, 9, 0, -1))
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    for _ in range(2):
+        decision = load_gate(folder, proxy=proxy, llm_name="my-assistant").decide("q")
+    assert decision.signals["known"] == pytest.approx(sigmoid(-1))
+    assert caplog.text.count("Nothing is known of the LLM 'my-assistant'") == 1
+    assert "rgate ability" in caplog.text
+
+
+def test_a_name_that_is_given_goes_before_one_that_is_found(artifact, tmp_path):
+    gate = HeadsGate(artifact=str(save_heads(artifact, tmp_path / "g")))
+    found = gate.for_llm("gpt-4o", "the chat model")
+    assert found.for_llm("phi-4", "the chat model").ability.llm == "phi-4"
+    given = found.for_llm("gpt-4o-mini")
+    assert given.for_llm("phi-4", "the chat model") is given
+    assert (given.llm_known_by, given.ability.llm.startswith("gpt-4o-mini")) == ("", True)
+    measured = HeadsGate(artifact=gate.artifact, ability=Ability("mine", 1.0, 0.2, "a test"))
+    assert measured.for_llm("phi-4", "the chat model") is measured
+
+
+def test_a_score_says_whose_knowledge_was_judged_and_how_it_is_known(artifact, tmp_path):
+    gate = load_gate(str(save_heads(artifact, tmp_path / "g")), proxy=told((0, 9, 0, -1))).gate
+    assert gate.judged_llm == ""
+    assert gate.for_llm("phi-4", "the chat model").judged_llm.startswith(
+        "phi-4 (named by the chat model; ability"
+    )
+    assert gate.for_llm("phi-4").judged_llm.startswith("phi-4 (as given; ability")
+    assert gate.for_llm("my-assistant").judged_llm.endswith("nothing is known but its name, my-assistant")
+
+
+def test_gates_of_gates_tell_their_gates_the_llm(artifact, tmp_path):
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    proxy = told((0, 9, 0, -1))
+    begun = load_gate(f"begun:{folder},token_probability", proxy=proxy, llm_name="phi-4")
+    assert begun.gate.question.ability.llm == "phi-4"
+    with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+        load_gate("ik", proxy=proxy, llm_name="phi-4")
+
+
+def test_a_calibrated_gate_judges_the_llm_that_it_was_calibrated_with(artifact, tmp_path):
+    folder = str(save_heads(artifact, tmp_path / "g"))
+    gate = load_gate("calibrated", inner=folder, proxy=told((0, 9, 0, -1)), llm_name="gpt-4o")
+    assert gate.gate.inner.ability is None
+
+
+def test_a_gate_that_was_told_its_llm_is_the_same_from_its_config(artifact, tmp_path):
+    gate = load_gate(str(save_heads(artifact, tmp_path / "g")), llm_name="gpt-4o").gate
+    assert gate_from_config(gate.config()) == gate
 
 
 def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):

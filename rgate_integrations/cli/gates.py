@@ -18,8 +18,17 @@ def gates(
     shipped: Annotated[
         bool, typer.Option("--shipped", help="List the trained gates of the package instead.")
     ] = False,
+    llm: Annotated[
+        str | None,
+        typer.Option(
+            help="Say instead what is assumed of this LLM: its name, or a folder of `rgate ability`."
+        ),
+    ] = None,
 ) -> None:
     """List the gates: name, paper, what they look at, whether they need training, what they cost."""
+    if llm is not None:
+        _assumed(llm, as_json)
+        return
     if shipped:
         _shipped(as_json)
         return
@@ -35,6 +44,25 @@ def gates(
     for info in infos:
         table.add_row(info.name, info.paper, info.evidence, info.training, info.cost)
     Terminal().print(table)
+
+
+def _assumed(llm: str, as_json: bool) -> None:
+    """Say how much an LLM is assumed to know, and why."""
+    from rgate_integrations.abilities import resolve_ability
+
+    ability, warning = resolve_ability(llm)
+    if as_json:
+        print_json({"name": llm, **asdict(ability), "warning": warning})
+        return
+    console = Terminal()
+    console.print(f"{llm}: judged as {ability.llm}.", style="bold", soft_wrap=True)
+    console.print(
+        f"Ability {ability.theta:+.2f} ± {ability.sd:.2f} (Llama-3.1-8B-Instruct has 0, in logits). "
+        f"Why: {ability.source}.",
+        soft_wrap=True,
+    )
+    if warning:
+        console.print(warning, style="bold yellow", soft_wrap=True)
 
 
 def _shipped(as_json: bool) -> None:

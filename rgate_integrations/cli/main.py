@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from rgate_integrations import __version__
+from rgate_integrations.cli.ability import ability
 from rgate_integrations.cli.ask import ask
 from rgate_integrations.cli.calibrate import calibrate
 from rgate_integrations.cli.collect import collect
@@ -64,6 +65,7 @@ for command in (
     decide,
     ask,
     playground,
+    ability,
     tune,
     train,
     collect,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,12 @@ from rich.progress import Progress
 
 from rgate_integrations.cli.options import DEFAULT_GATE, DEFAULT_LLM
 from rgate_integrations.cli.output import Terminal, advance
-from rgate_integrations.errors import IndexMismatchError, IndexNotFoundError, ModelLoadError
+from rgate_integrations.errors import (
+    ConfigurationError,
+    IndexMismatchError,
+    IndexNotFoundError,
+    ModelLoadError,
+)
 from rgate_integrations.locks import locked
 
 if TYPE_CHECKING:
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
     from rgate_integrations.proxy.base import Proxy
 
 CORPUS = "encyclopedia-leads"
+KEY = "RGATE_API_KEY"
+"""The environment variable that has the key of the LLM's server."""
 
 
 def open_pipeline(
@@ -103,6 +111,33 @@ def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:
         )
         return proxy
     return shared_proxy(name)
+
+
+def answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
+    """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
+
+    Args:
+        llm: URL of the server, or the local model.
+        model: Name of the model on the server.
+        concurrency: Calls at a time.
+
+    Raises:
+        ConfigurationError: There is no name of the model on the server.
+    """
+    from rgate_integrations.proxy.local import shared_proxy
+
+    if not llm.startswith(("http://", "https://")):
+        return shared_proxy(llm)
+    if model is None:
+        raise ConfigurationError("Which model on the server?", hint="--model NAME")
+    return served_model(llm, model, KEY, concurrency)
+
+
+def served_model(url: str, model: str, key: str, concurrency: int) -> Proxy:
+    """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
+    from rgate_integrations.proxy.served import ServedProxy
+
+    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
 
 def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:

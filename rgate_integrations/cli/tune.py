@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import typer
 
 from rgate_integrations.cli.bars import TrainingBar
 from rgate_integrations.cli.gate_options import numbers
-from rgate_integrations.cli.opening import open_index
+from rgate_integrations.cli.opening import KEY, answering_llm, open_index, served_model
 from rgate_integrations.cli.options import DEFAULT_GATE, IndexFolder, PassageCount
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from rgate_integrations.tuning.labelling import LabelKind
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
 
-KEY = "RGATE_API_KEY"
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 
 
@@ -160,7 +158,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
 
     log = list(islice(read_log(asked.questions), asked.limit))
     given = [{"question": each.text, "gold_answers": list(each.gold)} for each in log]
-    answering = _llm(asked, options.concurrency)
+    answering = answering_llm(asked.llm, asked.model, options.concurrency)
     notices = Terminal(stderr=True)
     index = open_index(asked.index, notices)
 
@@ -186,17 +184,6 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
         )
 
 
-def _llm(asked: _Asked, concurrency: int) -> Proxy:
-    """Return the LLM: one on a server, whose key comes from the environment, or a local one."""
-    from rgate_integrations.proxy.local import shared_proxy
-
-    if not asked.llm.startswith(("http://", "https://")):
-        return shared_proxy(asked.llm)
-    if asked.model is None:
-        raise ConfigurationError("Which model on the server?", hint="--model NAME")
-    return _served(asked.llm, asked.model, KEY, concurrency)
-
-
 def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
     """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
     from rgate_integrations.proxy.local import shared_proxy
@@ -206,14 +193,7 @@ def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
     name, at, address = asked.judge.partition("@http")
     if not at:
         return shared_proxy(asked.judge)
-    return _served(f"http{address}", name, JUDGE_KEY, concurrency)
-
-
-def _served(url: str, model: str, key: str, concurrency: int) -> Proxy:
-    """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
-    from rgate_integrations.proxy.served import ServedProxy
-
-    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
+    return served_model(f"http{address}", name, JUDGE_KEY, concurrency)
 
 
 def _embedder(notices: Terminal) -> Embedder | None:

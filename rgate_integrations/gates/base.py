@@ -52,6 +52,7 @@ class Score:
         draft: The draft to hand on with the decision, if there is one.
         warnings: What was noticed on the way; the decision carries it.
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
+        llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
     """
 
     p_known: float
@@ -59,6 +60,7 @@ class Score:
     draft: Draft | None = None
     warnings: tuple[str, ...] = ()
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
+    llm: str = ""
 
 
 class Gate(BaseModel, ABC):
@@ -149,6 +151,34 @@ class Gate(BaseModel, ABC):
             return type(self).model_validate({**self.__dict__, **parameters})
         except ValidationError as error:
             raise configuration_error(type(self), error) from error
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return a copy that judges what an LLM knows, or the gate itself where that changes nothing.
+
+        A gate that was fitted to the answers of an LLM judges that one, whatever the name.
+
+        Args:
+            name: Name of the LLM, or folder of its measured ability.
+            known_by: Who said so. A name that nobody gave, but that was found, does not replace one that was given.
+        """
+        changed: dict[str, Any] = {}
+        for field_name in self.gate_fields:
+            value = getattr(self, field_name)
+            gates = (value,) if isinstance(value, Gate) else value
+            told = tuple(gate.for_llm(name, known_by) for gate in gates)
+            if any(new is not old for new, old in zip(told, gates, strict=True)):
+                changed[field_name] = told[0] if isinstance(value, Gate) else told
+        return self.changed(**changed) if changed else self
+
+    @property
+    def judges_llm(self) -> bool:
+        """Whether it, or a gate in it, judges an LLM by its name."""
+        for field_name in self.gate_fields:
+            value = getattr(self, field_name)
+            gates = (value,) if isinstance(value, Gate) else value
+            if any(gate.judges_llm for gate in gates):
+                return True
+        return False
 
     def config(self) -> dict[str, Any]:
         """Return name and parameters as JSON values; `rgate_integrations.gates.gate_from_config` reads it."""

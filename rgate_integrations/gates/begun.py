@@ -87,7 +87,8 @@ class BegunGate(GateOfGates):
         p = 1 / (1 + math.exp(-logit))
         said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
-        return Score(p, f"Known with probability {p:.2f} ({said}).", answer.draft, warnings, question.signals)
+        reason = f"Known with probability {p:.2f} ({said})."
+        return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
 
 
 def _logit(p: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -81,6 +81,10 @@ class CalibratedGate(GateOfGates):
     def _with_its_threshold(cls, values: Any) -> Any:
         inner = values.get("inner") if isinstance(values, dict) else None
         return {"threshold": inner.threshold, **values} if isinstance(inner, Gate) else values
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return the gate itself: its map holds for the LLM that it was calibrated with."""
+        return self
 
     @property
     def specs(self) -> Specs:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
+from rgate_integrations.abilities import resolve_ability
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence
@@ -18,6 +21,7 @@ from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
 from rgate_integrations.saved.heads import HeadsArtifact, read_heads, share_served
 
 _KNOWN = "known"
+_log = logging.getLogger("rgate_integrations")
 
 
 class HeadsGate(Gate):
@@ -33,8 +37,10 @@ class HeadsGate(Gate):
     Attributes:
         artifact: Folder of saved heads, or the name of a shipped one.
         trained: What is in it; read once, when the gate is made.
-        ability: How much the LLM that answers knows; None if nothing is known of it: then it counts as one of 8B, and
-            as unsure.
+        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.abilities` says what
+            becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
+        llm_known_by: Who told the name; empty where it was given.
+        ability: How much the LLM knows; by its name unless given. None where nothing is known of it.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
     """
@@ -51,6 +57,8 @@ class HeadsGate(Gate):
     trained: SkipValidation[HeadsArtifact] = Field(
         default=cast(HeadsArtifact, None), exclude=True, repr=False
     )  # never None: it is read with the other parameters
+    llm_name: str = ""
+    llm_known_by: str = ""
     ability: Ability | None = None
 
     @model_validator(mode="before")
@@ -59,7 +67,9 @@ class HeadsGate(Gate):
         if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
             return values
         trained = values.get("trained") or read_heads(values["artifact"])
-        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
+        ability = values.get("ability") or _ability_of(values.get("llm_name", ""))
+        read = {"trained": trained, "ability": ability}
+        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, **read}
 
     @classmethod
     def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
@@ -67,10 +77,24 @@ class HeadsGate(Gate):
         return cls.model_validate({"artifact": argument, **options})
 
     def changed(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; one with another artefact reads it."""
+        """Return a copy with other parameters; one with another artefact or LLM reads it."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
+        if "llm_name" in parameters:
+            parameters = {"ability": None, "llm_known_by": "", **parameters}
         return super().changed(**parameters)
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
+        given = (self.llm_name or self.ability is not None) and not self.llm_known_by
+        if not name or (known_by and given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+            return self
+        return self.changed(llm_name=name, llm_known_by=known_by)
+
+    @property
+    def judges_llm(self) -> bool:
+        """It does."""
+        return True
 
     @property
     def specs(self) -> Specs:
@@ -95,7 +119,17 @@ class HeadsGate(Gate):
         p = float(self.trained.p_known(kinds, known)[0])
         names = (*(kind.name for kind in self.trained.kinds), _KNOWN)
         signals = dict(zip(names, [*kinds[0].tolist(), float(known[0])], strict=True))
-        return Score(p, self._reason(p, signals, known), None, warnings, signals)
+        return Score(p, self._reason(p, signals, known), None, warnings, signals, self.judged_llm)
+
+    @property
+    def judged_llm(self) -> str:
+        """The LLM that is judged, and how it is known which."""
+        if self.ability is None:
+            unknown = f"an LLM of which nothing is known but its name, {self.llm_name}"
+            return unknown if self.llm_name else ""
+        told = f"named by {self.llm_known_by}" if self.llm_known_by else "as given"
+        ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
+        return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
 
     def depends_on_knowledge(self, score: Score) -> float:
         """Return how much it depends on knowledge whether the LLM serves a request that it may serve, in [0, 1].
@@ -134,3 +168,16 @@ class HeadsGate(Gate):
                 hint=f"Load it with proxy={trained.base_model!r}.",
             )
         return warnings
+
+
+def _ability_of(name: str) -> Ability | None:
+    """Return the ability of the LLM that a name says; None where it says none, and a warning in the log, once."""
+    ability, warning = resolve_ability(name)
+    if warning:
+        _warn_once(warning)
+    return None if ability == resolve_ability("")[0] else ability
+
+
+@cache
+def _warn_once(warning: str) -> None:
+    _log.warning(warning)

@@ -129,7 +129,8 @@ class TunedGate(Gate):
             logit += float(features_of(draft) @ trained.head)
         p = 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
         reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
-        return Score(p, reason, draft, tuple(dict.fromkeys((*prior.warnings, *warnings))), prior.signals)
+        distinct = tuple(dict.fromkeys((*prior.warnings, *warnings)))
+        return Score(p, reason, draft, distinct, prior.signals, f"{trained.llm} (the gate was tuned on it)")
 
 
 def features_of(draft: Draft) -> Float64Array:

@@ -23,7 +23,7 @@ class Decided:
     Attributes:
         question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
         decision: What was decided.
-        gate: What decided: the object that `RetrievalGate.gate` is.
+        gate: What decided: the object that `RetrievalGate.origin` is.
         llm: The LLM that wrote the draft; None without one.
         tokens: How many tokens it was asked for.
     """
@@ -53,7 +53,7 @@ def carrying(
     decided = Decided(
         question=question,
         decision=decision,
-        gate=getattr(gate, "gate", gate),
+        gate=getattr(gate, "origin", gate),
         llm=getattr(drafter, "llm", None),
         tokens=getattr(drafter, "tokens", 0),
     )

@@ -113,7 +113,7 @@ def gated_rag(
     )
     wanted: Any = ["sources", "answer"] if return_sources else "answer"
     router: RetrievalRouter[Any, Any] = RetrievalRouter(
-        decider, retrieve=retrieve.pick(wanted), direct=direct.pick(wanted)
+        decider.for_arm(llm), retrieve=retrieve.pick(wanted), direct=direct.pick(wanted)
     )
     turns = ReadTurn(
         input_key=decider.input_key, history_key=history_key or decider.history_key, condense=decider.condense

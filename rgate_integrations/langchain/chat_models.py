@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableLambda, RunnableSequence
-from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.runnables.configurable import DynamicRunnable
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableGenerator,
+    RunnableLambda,
+    RunnableParallel,
+    RunnableSequence,
+)
+from langchain_core.runnables.base import RunnableBindingBase, RunnableEachBase
+from langchain_core.runnables.configurable import (
+    DynamicRunnable,
+    RunnableConfigurableAlternatives,
+    RunnableConfigurableFields,
+)
 from langchain_core.runnables.fallbacks import RunnableWithFallbacks
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_core.runnables.passthrough import RunnableAssign
+from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 
+from rgate_integrations.abilities import weakest
 from rgate_integrations.errors import ConfigurationError
+
+_NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
+"""Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
 
 
 def models_in_turn(llm: Runnable[Any, Any]) -> list[Runnable[Any, Any]]:
@@ -53,6 +70,86 @@ def with_options(llm: Runnable[Any, Any], options: Mapping[str, Any]) -> Runnabl
         kept = {name: value for name, value in llm.kwargs.items() if name not in options}
         return llm.model_copy(update={"bound": with_options(llm.bound, options), "kwargs": kept})
     return llm.bind(**options)
+
+
+def llm_name(arm: Runnable[Any, Any]) -> str:
+    """Return the name of the LLM that answers in an arm; of several, such as fallbacks, the one that knows least.
+
+    Empty where no model is found, or where one of them tells no name and the others know more than the default.
+    """
+    names = _llm_names(arm, {})
+    return weakest(names) if names else ""
+
+
+def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:
+    """Return the name of each model that may answer in an arm; an empty one for a model that tells none."""
+    if isinstance(arm, RunnableBindingBase):
+        return _llm_names(arm.bound, {**arm.kwargs, **options})
+    if isinstance(arm, RunnableSequence):
+        for step in reversed(arm.steps):  # the last model is the one that answers
+            names = _llm_names(step, {})
+            if names:
+                return names
+        return []
+    if isinstance(arm, RunnableConfigurableFields):
+        return [*_llm_names(arm.default, options), *_names_to_choose(arm)]
+    if isinstance(arm, BaseLanguageModel):
+        return [_name_of(arm, options)]
+    parts = _parts(arm)
+    if parts is None:  # such as what init_chat_model returns, which is no model itself
+        name = _name_of(arm, options)
+        return [name] if name else []
+    found = []
+    for part in parts:
+        # What a factory would make is not known before it is called.
+        found += _llm_names(part, options) if isinstance(part, Runnable) else [""]
+    return found
+
+
+def _parts(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
+    """Return the runnables of which any may answer; None for a runnable that is not made of others."""
+    if isinstance(arm, RunnableWithFallbacks):
+        return arm.runnables
+    if isinstance(arm, RunnableConfigurableAlternatives):
+        return [arm.default, *arm.alternatives.values()]
+    if isinstance(arm, RunnableParallel):
+        return arm.steps__.values()
+    if isinstance(arm, RunnableAssign):
+        return [arm.mapper]
+    if isinstance(arm, RunnableBranch):
+        return [*(branch for _, branch in arm.branches), arm.default]
+    if isinstance(arm, RunnableEachBase):
+        return [arm.bound]
+    if isinstance(arm, RunnableLambda):
+        return arm.deps
+    return None
+
+
+def _names_to_choose(arm: RunnableConfigurableFields[Any, Any]) -> list[str]:
+    """Return the names of models that a call's config may choose among."""
+    found: list[str] = []
+    for name, field in arm.fields.items():
+        if name in _NAMES and isinstance(field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption):
+            found += [str(option) for option in field.options.values()]
+    return found
+
+
+def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
+    """Return the name that a model, or the options of its call, tell."""
+    for place in ("model", "model_name"):
+        bound = options.get(place)
+        if isinstance(bound, str) and bound.strip():
+            return bound
+    chosen: Any = getattr(model, "model_fields_set", ())
+    elsewhere = bool(getattr(model, "openai_api_base", None))
+    for place in _NAMES:
+        told = getattr(model, place, None)
+        if not isinstance(told, str) or not told.strip():
+            continue
+        if elsewhere and place not in chosen:  # OpenAI's default says nothing of another server
+            continue
+        return told
+    return ""
 
 
 def _ending_with_a_model(

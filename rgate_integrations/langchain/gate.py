@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches, answer_first_gates
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, as_gate, for_llm
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
@@ -51,6 +51,9 @@ class RetrievalGate(GateRunnable):
             reads the earlier turns decides; for one that does not, a follow-up is retrieved for, with a warning. So
             it is when ``condense`` fails.
         history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
+        llm_name: Name of the LLM that answers, or folder of ``rgate ability``: what it knows is judged. Without it,
+            the name of the chat model in the direct arm of `route`, or of ``llm``, counts: of several, such as
+            fallbacks, the one that knows least.
         drafter: Made from ``llm`` and ``tokens``; leave it out.
         always: Rules for what always retrieves: examples, patterns, and functions of the question and of the call's
             ``config["metadata"]``; see `rgate_integrations.rules`.
@@ -74,6 +77,7 @@ class RetrievalGate(GateRunnable):
         tokens: int = 32,
         condense: RunnableLike[Any, Any] | None = None,
         history_key: str | None = None,
+        llm_name: str = "",
         drafter: ChatDrafter | None = None,
         always: RuleOrRules = (),
         never: RuleOrRules = (),
@@ -89,6 +93,7 @@ class RetrievalGate(GateRunnable):
             tokens=tokens,
             condense=None if condense is None else coerce_to_runnable(condense),
             history_key=history_key,
+            llm_name=llm_name,
             drafter=_drafter(llm, tokens, drafter),
             always=always,
             never=never,
@@ -123,16 +128,19 @@ class RetrievalGate(GateRunnable):
         """
         options = AnswerFirst.of(answer_first)
         looking = LookFirst.of(look_first)
-        arms: dict[str, Any] = {"retrieve": retrieve, "direct": direct}
+        answering = coerce_to_runnable(direct)
+        arms: dict[str, Any] = {"retrieve": retrieve, "direct": answering}
+        gate = self.for_arm(answering)
         if options is not None:
-            judge, first_look = self.for_begun(options)
-            arms |= {"judge": judge, "first_look": first_look, "options": options}
+            judge, look = gate.for_begun(options)
+            first_look = None if look is None else look.for_arm(answering)
+            arms |= {"judge": judge.for_arm(answering), "first_look": first_look, "options": options}
             if looking is not None:
-                return LookAndAnswerRouter(self, look=looking, **arms)
-            return AnswerFirstRouter(self, **arms)
+                return LookAndAnswerRouter(gate, look=looking, **arms)
+            return AnswerFirstRouter(gate, **arms)
         if looking is not None:
-            return LookFirstRouter(self, options=looking, **arms)
-        return RetrievalRouter(self, **arms)
+            return LookFirstRouter(gate, options=looking, **arms)
+        return RetrievalRouter(gate, **arms)
 
     def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
         """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one.
@@ -148,6 +156,8 @@ class RetrievalGate(GateRunnable):
 
     def _reading_alike(self, gate: DecidesBatches | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""
+        if self.llm_name:  # one of the two may judge no LLM by its name
+            gate = for_llm(as_gate(gate), self.llm_name)
         return RetrievalGate(
             gate,
             threshold=self.threshold,

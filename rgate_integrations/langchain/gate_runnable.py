@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from langchain_core.messages import AnyMessage, BaseMessage
 from langchain_core.prompt_values import PromptValue
@@ -12,12 +12,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.calling import DecidesBatches, as_gate
+from rgate_integrations.calling import DecidesBatches, as_gate, for_llm
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Flow
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.carried import is_carried
+from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.judging import judging
@@ -27,6 +28,9 @@ from rgate_integrations.rules import RuleOrRules
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
+
+KNOWN_BY = "its chat model"
+"""Who told the name of an LLM that was found in a chain."""
 
 THRESHOLD_KEY = "retrieval_threshold"
 
@@ -49,10 +53,12 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
     tokens: int = Field(default=32, ge=1)
     condense: Runnable[Any, Any] | None = None
     history_key: str | None = None
+    llm_name: str = ""
     # A field, so that the copies which `configurable_fields` makes remember what the LLM has refused.
     drafter: ChatDrafter | None = Field(default=None, exclude=True, repr=False)
 
     _gate_name: str | None = PrivateAttr(default=None)
+    _origin: Any = PrivateAttr(default=None)
 
     def __init__(
         self,
@@ -63,8 +69,23 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         **fields: Any,
     ) -> None:
         # Not in a validator: pydantic would turn its errors into one of its own.
-        super().__init__(gate=as_gate(gate, always=always, never=never), **fields)
+        named = fields.get("llm_name") or ""
+        super().__init__(gate=as_gate(gate, named, always=always, never=never), **fields)
         self._gate_name = gate if isinstance(gate, str) and not (always or never) else None
+        if self.llm is not None:
+            self.gate = for_llm(self.gate, name_in(self.llm), KNOWN_BY)
+        self._origin = self.gate
+
+    @property
+    def origin(self) -> DecidesBatches:
+        """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
+        decides: DecidesBatches = self._origin
+        return decides
+
+    def for_arm(self, direct: Runnable[Any, Any]) -> Self:
+        """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
+        gate = for_llm(self.gate, name_in(direct), KNOWN_BY)
+        return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
     def lc_attributes(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Judge(Protocol):
     """What `RetrievalGate` is made of; it describes each of these."""
 
     gate: DecidesBatches
+    origin: DecidesBatches
     drafter: ChatDrafter | None
     condense: Runnable[Any, Any] | None
     input_key: str | None
@@ -77,7 +78,7 @@ def _take_carried(
     llm = None if judge.drafter is None else judge.drafter.llm
     for place, question in list(questions.texts.items()):
         decision = carried_decision(
-            batch.configs[place], question, gate=judge.gate, llm=llm, threshold=thresholds[place]
+            batch.configs[place], question, gate=judge.origin, llm=llm, threshold=thresholds[place]
         )
         if decision is not None:
             questions.decide(place, decision)

@@ -29,9 +29,10 @@ from rgate_integrations.answer_first import (
     first_token,
     judging,
 )
-from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding_in_turn
+from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding_in_turn, for_llm
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.flow import Background, Call, Flow, Start
+from rgate_integrations.llama_index.decider import KNOWN_BY
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.watching import Notes, noting
@@ -90,6 +91,7 @@ class DirectFirst:
         gate: Judges what was begun, or the gate for begun answers that belongs to it.
         options: How much is held back, and how it is judged.
         streaming: Whether the response streams; if not, a stream is read to its end.
+        llm_name: Name of the engine's LLM, whose knowledge both looks judge; empty if unknown.
 
     Attributes:
         telling: The engine's LLM, if it is asked for log-probabilities; one that refuses is asked without from then
@@ -97,10 +99,18 @@ class DirectFirst:
     """
 
     def __init__(
-        self, direct: BaseQueryEngine, gate: DecidesBatches, options: AnswerFirst, *, streaming: bool
+        self,
+        direct: BaseQueryEngine,
+        gate: DecidesBatches,
+        options: AnswerFirst,
+        *,
+        streaming: bool,
+        llm_name: str = "",
     ) -> None:
         self.direct = direct
-        self.gate, self.first_look = answer_first_gates(gate, options.first_look)
+        judge, look = answer_first_gates(gate, options.first_look)
+        self.gate = for_llm(judge, llm_name, KNOWN_BY)
+        self.first_look = None if look is None else for_llm(look, llm_name, KNOWN_BY)
         self.options = options
         self.streaming = streaming
         self.telling: LLM | None = None

@@ -25,7 +25,7 @@ class Carried:
     Attributes:
         question: The question.
         decision: The decision.
-        gate: The gate that made it.
+        gate: The gate that made it, as the user gave it.
         llm: The LLM that wrote the draft; None if the gate drafted by itself.
         threshold: The threshold of this request; None for the gate's own.
         maker: Who decided. It decides anew when it is asked again: that is another request.

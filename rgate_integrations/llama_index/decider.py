@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 
-from llama_index.core.llms import LLM, ChatMessage, MessageRole
+from llama_index.core.llms import LLM, ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn
+from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn, for_llm
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.flow import Call, Flow
@@ -20,6 +20,15 @@ from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.request import checked
+
+KNOWN_BY = "LlamaIndex's metadata"
+"""Who told the name of an LLM that was not given."""
+
+
+def name_of(llm: LLM | None) -> str:
+    """Return the name of an LLM, as its metadata tell it; empty where they tell none."""
+    name = "" if llm is None else llm.metadata.model_name
+    return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 
 class Decider:
@@ -33,6 +42,11 @@ class Decider:
         llm: Writes the drafts; None leaves them to the gate.
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
+        answers: The LLM that answers, if it is known: the gate judges what it knows. ``llm`` when None.
+
+    Attributes:
+        gate: What decides.
+        origin: What decides, as the user gave it, before it was told which LLM it judges.
     """
 
     def __init__(
@@ -41,10 +55,13 @@ class Decider:
         llm: LLM | None = None,
         tokens: int = 32,
         memory: BaseMemory | None = None,
+        *,
+        answers: LLM | None = None,
     ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.gate = as_gate(gate)
+        self.origin = as_gate(gate)
+        self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
         self.memory = memory
         self.threshold: float | None = None
@@ -121,7 +138,7 @@ class Decider:
         if earlier is not None and earlier.decision is decision:
             return earlier
         llm = self.drafter.llm if self.drafter is not None else None
-        return Carried(bundle.query_str, decision, self.gate, llm, self.threshold, maker=self)
+        return Carried(bundle.query_str, decision, self.origin, llm, self.threshold, maker=self)
 
     def _given(self, bundle: QueryBundle) -> Carried | None:
         carried = carried_for(bundle)
@@ -146,7 +163,7 @@ class Decider:
         """Whether this decider would only repeat what was done for a decision that came with the request."""
         if self.threshold not in (None, carried.threshold):
             return False
-        return self._has_its_writer(carried) and _same(self.gate, carried.gate)
+        return self._has_its_writer(carried) and _same(self.origin, carried.gate)
 
     def _has_its_writer(self, carried: Carried) -> bool:
         """Whether the draft that came with the request is by the LLM that is to draft here, if there is one."""

@@ -22,7 +22,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst, SearchedMeanwhile
-from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.decider import Decider, name_of
 from rgate_integrations.llama_index.look_first import SearchedFirst
 from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
@@ -57,6 +57,7 @@ class GatedQueryEngine(BaseQueryEngine):
             Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
             itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
             begun is compared with what was found.
+        llm: The LLM of ``direct``: the gate judges what it knows, by its name. ``draft_llm`` when None.
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
@@ -75,6 +76,7 @@ class GatedQueryEngine(BaseQueryEngine):
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
         look_first: bool | LookFirst = False,
+        llm: LLM | None = None,
     ) -> None:
         self.look = LookFirst.of(look_first)
         options = AnswerFirst.of(answer_first)
@@ -82,10 +84,11 @@ class GatedQueryEngine(BaseQueryEngine):
             _check_two_steps(query_engine)
         self.query_engine = query_engine
         self.direct = direct
-        self.decider = Decider(gate, draft_llm, tokens)
+        self.decider = Decider(gate, draft_llm, tokens, answers=llm)
         self.first: DirectFirst | None = None
         if options is not None:
-            self.first = DirectFirst(direct, self.decider.gate, options, streaming=streaming)
+            name = name_of(llm or draft_llm)
+            self.first = DirectFirst(direct, self.decider.gate, options, streaming=streaming, llm_name=name)
         super().__init__(callback_manager)
 
     @classmethod
@@ -137,6 +140,7 @@ class GatedQueryEngine(BaseQueryEngine):
             answer_first=options or False,
             streaming=streaming,
             look_first=look_first,
+            llm=chosen,
         )
         if engine.first is not None:
             engine.first.telling = telling

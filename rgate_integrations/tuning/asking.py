@@ -95,6 +95,10 @@ class Answers:
                 found.append(Answered(question, direct[0], retrieve[0], seconds, self._samples(key)))
         return found
 
+    def answers_of(self, arm: ArmName) -> dict[str, Draft]:
+        """Return what an arm has answered so far, by the key of the question."""
+        return {key: draft for (key, name), (draft, _) in self._found.items() if name == arm}
+
     def _samples(self, key: str) -> tuple[Draft, ...]:
         """Return the samples of a question that this run asks for, as far as they are there."""
         found = []

@@ -1,0 +1,212 @@
+"""How much an LLM knows, measured: closed-book answers to the anchor questions that ship with the package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from rgate_integrations.abilities import resolve_ability
+from rgate_integrations.abilities.measured import ABILITY, save_measured
+from rgate_integrations.arrays import Float64Array
+from rgate_integrations.engine import DecisionEngine
+from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
+from rgate_integrations.files import existing_folder, parsed_json
+from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.loading import load_gate
+from rgate_integrations.locks import locked
+from rgate_integrations.text import is_correct
+from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.tuning.arms import Arm
+from rgate_integrations.tuning.asking import Answers
+from rgate_integrations.tuning.questions import Question
+
+ANSWER_TOKENS = 64
+LEAST_ANSWERS = 20
+"""With fewer answers nothing is measured."""
+
+_LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned further
+_STEPS = 100
+_DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """A question whose answer tells how much an LLM knows.
+
+    Attributes:
+        kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
+        question: The question, and what is a right answer to it.
+    """
+
+    kind: str
+    question: Question
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        ability: The ability.
+        prior: What was known of it before.
+        right: Right answers and all answers, by the kind of the anchor.
+        failed: How many calls failed; the same call asks them again.
+        folder: Where the ability is: ``llm_name=`` takes it.
+    """
+
+    ability: Ability
+    prior: Ability
+    right: dict[str, tuple[int, int]]
+    failed: int
+    folder: Path
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the ability is with a probability of 95 %."""
+        reach = 1.96 * self.ability.sd
+        return self.ability.theta - reach, self.ability.theta + reach
+
+
+def read_anchors() -> list[Anchor]:
+    """Return the anchor questions of the package, of all kinds in turn. They are CC0, and of no benchmark."""
+    text = (files("rgate_integrations") / "weights" / "anchors.jsonl").read_text(encoding="utf-8")
+    by_kind: dict[str, list[Anchor]] = {}
+    for line in text.splitlines():
+        fields = parsed_json(line)
+        question = Question(fields["question"], tuple(fields["gold_answers"]))
+        by_kind.setdefault(fields["kind"], []).append(Anchor(fields["kind"], question))
+    return [anchor for some in zip(*by_kind.values(), strict=True) for anchor in some]
+
+
+def measure_ability(
+    arm: Arm,
+    out: str | Path,
+    *,
+    name: str = "",
+    gate: DecisionEngine | None = None,
+    anchors: Sequence[Anchor] | None = None,
+    concurrency: int = 4,
+    progress: Progress = silent,
+) -> Measured:
+    """Ask an LLM the anchor questions without passages, and estimate its ability from which answers are right.
+
+    Answers are kept as they come, in ``out`` with ``.answers.jsonl`` behind it. Run again after a kill, it goes on:
+    no call that was answered is made again. An answer is right if it contains a gold answer, word by word. The
+    estimate is the likeliest ability (maximum a posteriori): the prior is what the name says, and the difficulty of a
+    question what the gate says.
+
+    Args:
+        arm: What answers, such as `rgate_integrations.tuning.arms.ModelArm`.
+        out: Folder for the ability; one that was measured before is replaced.
+        name: Name of the LLM, for the prior; the arm's when empty.
+        gate: A gate with heads, which knows the difficulty of questions; the default one when None.
+        anchors: Other questions; those of the package when None.
+        concurrency: Calls at a time.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        ConfigurationError: ``out`` is something else than a measured ability, or the answers are from elsewhere.
+        DataFormatError: Too few questions were answered.
+        ServerError: The LLM could not be asked.
+        LockedError: Another process is measuring there.
+    """
+    folder = Path(out)
+    there = existing_folder(folder)
+    if there.exists() and not (there / ABILITY).is_file():
+        raise ConfigurationError(
+            f"{str(out)!r} exists, and has no ability in it.", hint="Name another folder."
+        )
+    chosen = read_anchors() if anchors is None else list(anchors)
+    kept = folder.with_name(f"{folder.name}.answers.jsonl")
+    with locked(kept):
+        log = Answers(kept, {_DIRECT: arm})
+        log.ask(
+            [anchor.question for anchor in chosen],
+            concurrency=concurrency,
+            report=lambda done, total: progress("asking the LLM", done, total),
+        )
+        answers = log.answers_of(_DIRECT)
+        answered = [anchor for anchor in chosen if anchor.question.key in answers]
+        if len(answered) < LEAST_ANSWERS:
+            raise DataFormatError(
+                f"{len(answered)} of {len(chosen)} questions were answered; {LEAST_ANSWERS} are needed.",
+                hint="Run the same again: only what failed is asked.",
+            )
+        right = np.array([is_correct(answers[a.question.key].text, a.question.gold) for a in answered])
+        easiness, slope = anchor_logits(gate or load_gate(), [a.question.text for a in answered])
+        llm = name or arm.name
+        prior, _ = resolve_ability(llm)
+        prior = replace(prior, llm=llm, sd=max(prior.sd, _LEAST_SD))
+        ability = estimate_ability(prior, easiness, slope, right)
+        counts: dict[str, tuple[int, int]] = {}
+        for anchor, is_right in zip(answered, right, strict=True):
+            hits, asked = counts.get(anchor.kind, (0, 0))
+            counts[anchor.kind] = (hits + int(is_right), asked + 1)
+        source = f"measured: {int(right.sum())} of {len(answered)} anchor questions answered rightly"
+        ability = replace(ability, source=source)
+        return Measured(ability, prior, counts, len(log.failed), save_measured(ability, folder))
+
+
+def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
+    """Return how a gate's P(known) of questions depends on the ability of the LLM.
+
+    Args:
+        gate: A gate with heads.
+        questions: The questions.
+
+    Returns:
+        The logit that an LLM of ability 0 knows the answer, shape (n,), and how much it grows with each unit.
+
+    Raises:
+        ConfigurationError: The gate has no heads.
+        EvidenceError: The gate could not judge a question.
+    """
+    if not isinstance(gate.gate, HeadsGate):
+        raise ConfigurationError(
+            f"The gate {gate.gate.name!r} does not know the difficulty of questions.",
+            hint="Use one with heads, such as the default one.",
+        )
+    at = []
+    for theta in (0.0, 1.0):
+        certain = Ability("", theta, 0.0, "")
+        decisions = gate.with_options(ability=certain, on_error="raise").decide_batch(questions)
+        known = [decision.signals.get("known", math.nan) for decision in decisions]
+        at.append(logits(np.array(known)))
+    if not np.isfinite(at).all():
+        raise EvidenceError("The gate could not judge every anchor question.")
+    return at[0], float(
+        np.median(at[1] - at[0])
+    )  # the same for all, but where a probability is nearly 0 or 1
+
+
+def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:
+    """Return the likeliest ability of an LLM by its answers, and how unsure it is (Laplace's approximation).
+
+    The model is P(right) = sigmoid(easiness + slope * theta), with theta ~ N(prior.theta, prior.sd).
+
+    Args:
+        prior: What is known before; its ``sd`` is above 0.
+        easiness: The logit that an LLM of ability 0 is right, shape (n,).
+        slope: How much the logit grows with each unit of ability, above 0.
+        right: Whether each answer is right, shape (n,).
+    """
+    theta = prior.theta
+    precision = 1 / prior.sd**2
+    for _ in range(_STEPS):
+        p = 1 / (1 + np.exp(-(easiness + slope * theta)))
+        gradient = slope * float((right - p).sum()) - (theta - prior.theta) * precision
+        curvature = slope**2 * float((p * (1 - p)).sum()) + precision
+        step = gradient / curvature
+        theta += float(np.clip(step, -1.0, 1.0))  # the curvature far from the maximum is too small
+        if abs(step) < 1e-9:
+            break
+    p = 1 / (1 + np.exp(-(easiness + slope * theta)))
+    curvature = slope**2 * float((p * (1 - p)).sum()) + precision
+    return Ability(prior.llm, theta, curvature**-0.5, prior.source)

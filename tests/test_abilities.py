@@ -1,0 +1,310 @@
+"""From a name to an ability: spellings seen in the wild, guesses by family and size, and measured folders."""
+
+import json
+
+import pytest
+
+from rgate_integrations.abilities import resolve, resolve_ability, weakest
+from rgate_integrations.abilities.measured import read_measured, save_measured
+from rgate_integrations.abilities.names import ALIASES, parse_name
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.ability import Ability
+
+SPELLINGS = {
+    "gpt-4o": [
+        "gpt4o",
+        "openai/gpt-4o",
+        "openai:gpt-4o",
+        "azure/gpt-4o",
+        "gpt-4o-2024-08-06",
+        "chatgpt-4o-latest",
+        "GPT-4o",
+    ],
+    "gpt-4o-mini": ["gpt-4o-mini-2024-07-18", "ft:gpt-4o-mini-2024-07-18:acme::9aBc", "gpt4o-mini"],
+    "gpt-3.5-turbo": ["gpt-35-turbo", "gpt-35-turbo-16k", "gpt-3.5-turbo-0125"],
+    "gpt-oss-20b": ["gpt-oss:20b", "openai/gpt-oss-20b", "gpt-oss-20b-mxfp4.gguf"],
+    "phi-4": ["phi4", "phi4:14b", "phi4:latest", "microsoft/phi-4", "phi-4-Q4_K_M.gguf"],
+    "phi-4-mini": ["phi4-mini:3.8b", "microsoft/Phi-4-mini-instruct"],
+    "claude-sonnet-4": ["claude-sonnet-4-20250514", "claude-4-sonnet", "claude-sonnet-4@20250514"],
+    "claude-sonnet-4.5": ["claude-sonnet-4-5-20250929", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"],
+    "claude-3.5-sonnet": [
+        "anthropic.claude-3-5-sonnet-20241022-v2:0",
+        "bedrock/anthropic.claude-3-5-sonnet-20240620-v1:0",
+        "arn:aws:bedrock:eu-west-1:123456789012:inference-profile/eu.anthropic.claude-3-5-sonnet-20240620-v1:0",
+        "claude-3-5-sonnet@20240620",
+        "claude-3-5-sonnet-v2@20241022",
+        "claude-3-5-sonnet-latest",
+        "anthropic/claude-3.5-sonnet:beta",
+    ],
+    "claude-2.1": ["anthropic.claude-v2:1", "claude-2.1"],
+    "llama-3.1-8b": [
+        "llama3.1:8b",
+        "llama3.1:8b-instruct-q4_K_M",
+        "meta-llama/Meta-Llama-3.1-8B-Instruct",
+        "meta-llama/Meta-Llama-3.1-8B-Instruct-Turbo",
+        "meta-llama/llama-3.1-8b-instruct:free",
+        "meta.llama3-1-8b-instruct-v1:0",
+        "meta/llama-3.1-8b-instruct-maas",
+        "accounts/fireworks/models/llama-v3p1-8b-instruct",
+        "llama-3.1-8b-instant",
+        "@cf/meta/llama-3.1-8b-instruct",
+        "/models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf",
+        "Meta-Llama-3.1-8B-Instruct.i1-Q4_K_M.gguf",
+        "neuralmagic/Meta-Llama-3.1-8B-Instruct-quantized.w4a16",
+        "Llama-3.1-8B-Instruct-q4f16_1-MLC",
+        "models--meta-llama--Llama-3.1-8B-Instruct/snapshots/0e9e39f249a16976918f6564b8830bc894c89659",
+    ],
+    "llama-3.1-70b": [
+        "Meta-Llama-3.1-70B-Instruct-Q4_K_M-00001-of-00002.gguf",
+        "hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4",
+        "databricks-meta-llama-3-1-70b-instruct",
+    ],
+    "llama-3-70b": ["llama3-70b-8192", "meta/meta-llama-3-70b-instruct"],
+    "llama-3.2-1b": [
+        "Llama-3.2-1B",
+        "llama3.2:1b",
+        "us.meta.llama3-2-1b-instruct-v1:0",
+        "unsloth/Llama-3.2-1B-Instruct-bnb-4bit",
+    ],
+    "llama-3.2-3b": [
+        "hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+        "mlx-community/Llama-3.2-3B-Instruct-4bit",
+    ],
+    "llama-3.2-11b": ["llama3.2-vision:11b", "meta-llama/Llama-3.2-11B-Vision-Instruct"],
+    "llama-3.3-70b": ["llama-3.3-70b-versatile", "meta-llama/Llama-3.3-70B-Instruct-Turbo-Free"],
+    "llama-4-scout": ["meta-llama/Llama-4-Scout-17B-16E-Instruct"],
+    "qwen2.5-72b": [
+        "Qwen/Qwen2.5-72B-Instruct",
+        "Qwen/Qwen2.5-72B-Instruct-Turbo",
+        "qwen-2.5-72b-instruct",
+        "accounts/fireworks/models/qwen2p5-72b-instruct",
+        "qwen2.5:72b",
+    ],
+    "qwen2.5-0.5b": ["qwen2.5-0.5b-instruct-q8_0.gguf", "qwen2.5:0.5b"],
+    "qwen2.5-coder-32b": ["qwen2.5-coder:32b-instruct-q4_K_M"],
+    "qwen3-30b": ["qwen3:30b-a3b", "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M"],
+    "gemma-2-9b": ["gemma2:9b-instruct-q5_K_M", "gemma2-9b-it", "google/gemma-2-9b-it"],
+    "gemma-2-2b": [r"C:\models\gemma-2-2b-it-IQ4_XS.gguf"],
+    "gemma-3-4b": ["gemma3:4b-it-qat", "google/gemma-3-4b-it", "gemma-3-4b-it-UD-Q4_K_XL.gguf"],
+    "gemma-3n-e4b": ["gemma3n:e4b", "google/gemma-3n-e4b-it"],
+    "gemini-1.5-pro": ["publishers/google/models/gemini-1.5-pro-002", "google_genai:gemini-1.5-pro"],
+    "gemini-2.0-flash": ["models/gemini-2.0-flash-001", "gemini-2.0-flash-exp"],
+    "gemini-2.5-flash": ["gemini-2.5-flash-preview-04-17"],
+    "mistral-7b": [
+        "mistral",
+        "mistral-7b-instruct-v0.2.Q4_K_M.gguf",
+        "mistralai/Mistral-7B-Instruct-v0.3",
+        "mistral.mistral-7b-instruct-v0:2",
+        "open-mistral-7b",
+    ],
+    "mixtral-8x7b": ["mistral.mixtral-8x7b-instruct-v0:1", "mixtral:8x7b", "mixtral-8x7b-32768"],
+    "mistral-nemo": ["mistral-nemo:12b", "open-mistral-nemo-2407", "mistralai/Mistral-Nemo-Instruct-2407"],
+    "mistral-large-2": ["mistral-large-latest", "mistral-large-2407", "mistral-large2"],
+    "deepseek-v3": ["deepseek-chat", "deepseek-ai/DeepSeek-V3-0324", "deepseek-v3:671b"],
+    "deepseek-r1": ["deepseek-reasoner", "deepseek.r1-v1:0", "deepseek-r1:671b"],
+    "command-r-plus": ["cohere.command-r-plus-v1:0", "command-r-plus-08-2024"],
+    "nova-lite": ["bedrock/us.amazon.nova-lite-v1:0", "amazon.nova-lite-v1:0"],
+    "phi-3-mini": ["Phi-3-mini-4k-instruct-q4.gguf", "microsoft/Phi-3-mini-128k-instruct"],
+    "kimi-k2": ["moonshotai/kimi-k2-instruct-0905", "kimi-k2:1t-cloud"],
+    "glm-4.5-air": ["zai-org/GLM-4.5-Air-FP8"],
+}
+
+TABLE = {
+    "Llama-3.1-8B-Instruct": 0.0,
+    "llama-3.1-70b-instruct": 1.0,
+    "llama-3.2-1b-instruct": -2.0,
+    "llama-3.2-3b-instruct": -1.0,
+    "qwen2.5-7b-instruct": -0.2,
+    "qwen2.5-14b-instruct": 0.2,
+    "qwen2.5-coder-7b": -0.6,
+    "gpt-4o-2024-05-13": 1.8,
+    "gpt-4o-2024-08-06": 1.9,
+    "gpt-4o-mini": 0.5,
+    "gpt-4.1": 2.0,
+    "claude-3-haiku-20240307": 0.4,
+    "claude-sonnet-4-20250514": 1.2,
+    "deepseek-r1": 1.6,
+    "phi-4": -0.2,
+}
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A table that the test knows."""
+    text = json.dumps({name: {"theta": theta, "sd": 0.3, "source": "test"} for name, theta in TABLE.items()})
+    whole = resolve.table_of(text)
+    monkeypatch.setattr(resolve, "_table", lambda: whole)
+    resolve._by_name.cache_clear()
+    yield
+    resolve._by_name.cache_clear()
+
+
+def theta(name):
+    return resolve_ability(name)[0].theta
+
+
+@pytest.mark.parametrize(
+    ("usual", "seen"), [(usual, seen) for usual, spellings in SPELLINGS.items() for seen in spellings]
+)
+def test_a_spelling_that_is_seen_in_the_wild_is_read(usual, seen):
+    assert parse_name(seen).words == parse_name(usual).words
+
+
+def test_no_two_of_these_llms_are_taken_for_one():
+    assert len({parse_name(usual).words for usual in SPELLINGS}) == len(SPELLINGS)
+
+
+def test_the_shipped_table_knows_them():
+    without_figures = {"claude-sonnet-4.5", "claude-2.1"}
+    known = {parse_name(name).words for name in facts_of_the_table()}
+    assert {usual for usual in SPELLINGS if parse_name(usual).words not in known} <= without_figures
+
+
+@pytest.mark.parametrize(
+    ("weaker", "stronger"),
+    [
+        # What was taken for another LLM when names were compared by likeness.
+        ("phi-4", "gpt-4o"),
+        ("gpt-4o-mini", "gpt-4o"),
+        ("Llama-3.1-8B", "claude-sonnet-4"),
+        ("Llama-3.1-8B", "qwen2.5-72b"),
+        ("Llama-3.2-1B", "Llama-3.1-8B"),
+    ],
+)
+def test_llms_with_names_alike_have_abilities_of_their_own(weaker, stronger):
+    assert theta(weaker) < theta(stronger)
+    assert resolve_ability(weaker)[1] == resolve_ability(stronger)[1] == ""
+
+
+def test_the_shipped_table_is_one():
+    facts = facts_of_the_table()
+    assert len(facts) >= 60
+    assert all(set(each) == {"theta", "sd", "source"} for each in facts.values())
+    assert all(abs(each["theta"]) < 6 and 0 < each["sd"] < 3 and each["source"] for each in facts.values())
+    assert theta("Llama-3.1-8B-Instruct") == pytest.approx(0.0, abs=0.05)
+    assert [name for name in facts if not parse_name(name).families] == []
+
+
+def test_of_several_dates_the_one_that_is_named_counts_or_else_the_weakest(table):
+    assert theta("gpt-4o-2024-08-06") == 1.9
+    assert theta("azure/gpt-4o-0806") == 1.9
+    assert theta("gpt-4o") == 1.8
+    assert theta("gpt-4o-2025-01-01") == 1.8
+    assert resolve_ability("gpt-4o")[0].sd == 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3.2", -2.0),  # no size: the smallest of that version
+        ("llama3.1:latest", 0.0),
+        ("llama-5", -2.0),  # no such version: the smallest of all
+        ("prod-gpt-4o-eu", 0.5),
+        ("gpt-4.1-nano", 0.5),  # a word of smallness that none of 4.1 has
+        ("gpt-6", 0.5),
+        ("claude-opus-6", 0.4),
+        ("qwen-max", -0.6),
+        ("deepseek-coder-lite", 1.6),
+    ],
+)
+def test_a_name_without_a_size_is_judged_as_the_weakest_of_its_family(table, name, expected):
+    ability, warning = resolve_ability(name)
+    assert (ability.theta, warning) == (expected, "")
+    assert ability.sd >= 1.0
+    assert ability.llm == name
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("qwen2.5:10b", -0.2 + 0.4 * 0.5146),  # between 7b and 14b on a line, by the logarithm of the size
+        ("qwen2.5:32b", 0.2),  # above the largest: as that one
+        ("qwen2.5:3.5b", -0.2 - 0.6),  # half the size of the smallest
+        ("qwen2.5-coder:14b", -0.6),  # coders among themselves
+        ("qwen3:14b", 0.2),  # another version: by the family
+        ("deepseek-r1:7b", 1.6 - 0.6 * 6.583),  # Ollama's distilled one
+        ("dolphin-2.9-llama3.1-8b", 0.0),
+    ],
+)
+def test_a_size_that_is_named_counts(table, name, expected):
+    ability, warning = resolve_ability(name)
+    assert (ability.theta, warning) == (pytest.approx(expected, abs=0.01), "")
+    assert ability.sd >= 0.8
+
+
+def test_of_two_families_in_a_name_the_weaker_counts(table):
+    assert theta("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B") == theta("deepseek-r1:7b")
+    assert theta("DeepSeek-R1-Distill-Llama-1B") == pytest.approx(1.6 - 0.6 * 9.39, abs=0.01)
+
+
+def test_a_size_alone_may_only_lower_ability(table):
+    small, warning = resolve_ability("tinymodel-1b")
+    assert small.theta == pytest.approx(-1.8)
+    assert "tinymodel-1b" in warning
+    large, warning = resolve_ability("hugemodel-700b")
+    assert large.theta == 0.0
+    assert "llm_name=" in warning
+
+
+@pytest.mark.parametrize("name", ["my-assistant", "unknown", "ggml-model-q4_0.gguf", "m", "gpt2", "-", "é"])
+def test_a_name_that_says_nothing_is_judged_as_the_default_with_a_warning(table, name):
+    ability, warning = resolve_ability(name)
+    assert ability == resolve_ability("")[0]
+    assert (ability.llm, ability.theta) == ("Llama-3.1-8B-Instruct", 0.0)
+    assert name in warning
+    assert "rgate ability" in warning
+
+
+def test_no_name_is_the_default_without_a_warning():
+    assert resolve_ability("  ") == (resolve_ability("")[0], "")
+
+
+def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
+    words = ["", "pro", "max", "ultra", "9", "next", "large", "xl", "2030-01-01", "prod-eu"]
+    for family in ("llama", "qwen", "gpt", "claude", "gemini", "gemma", "phi", "mistral", "deepseek"):
+        names = [name for name in facts_of_the_table() if family in parse_name(name).families]
+        smallest = min(theta(name) for name in names)
+        for word in words:
+            name = f"{family}-zzz-{word}"
+            assert theta(name) <= smallest, name
+
+
+def facts_of_the_table():
+    return json.loads((resolve.files("rgate_integrations") / "weights" / "abilities.json").read_text())
+
+
+def test_the_weakest_of_several_counts(table):
+    assert weakest(["gpt-4o", "llama3.2:1b", "phi-4"]) == "llama3.2:1b"
+    assert weakest(["gpt-4o", "my-assistant"]) == "my-assistant"
+
+
+def test_aliases_are_names_of_other_llms():
+    for alias, usual in ALIASES.items():
+        assert parse_name(alias) == parse_name(usual), alias
+        assert usual not in ALIASES
+
+
+@pytest.mark.parametrize(
+    "name", ["", ":", "::", "/", "a:b:c", "x" * 100_000, "-".join("1" * 500), "ft:", "\0"]
+)
+def test_any_text_is_a_name(name):
+    ability, _ = resolve_ability(name)
+    assert ability.theta == 0.0
+
+
+def test_a_measured_ability_is_saved_and_goes_before_the_name_of_its_folder(tmp_path):
+    measured = Ability("m", 1.234, 0.25, "100 anchors")
+    folder = save_measured(measured, tmp_path / "gpt-4o")
+    assert read_measured(folder) == measured
+    assert resolve_ability(str(folder)) == (measured, "")
+    assert read_measured(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"format": 2}', '{"format": 1, "llm": "m", "theta": NaN, "sd": 1, "source": ""}', "\xff"],
+)
+def test_a_damaged_measurement_is_refused(tmp_path, content):
+    (tmp_path / "ability.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        resolve_ability(str(tmp_path))

@@ -1,0 +1,248 @@
+"""Adapters find the name of the LLM that answers by themselves, and the gate judges what that one knows."""
+
+from types import SimpleNamespace
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import (
+    ConfigurableField,
+    ConfigurableFieldSingleOption,
+    RunnableBranch,
+    RunnableLambda,
+    RunnablePassthrough,
+)
+from langchain_openai import AzureChatOpenAI, ChatOpenAI
+from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
+from llama_index.core.llms import MockLLM
+from llama_index.core.llms.custom import CustomLLM
+from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.llms.openai_like import OpenAILike
+
+from rgate_integrations import load_gate
+from rgate_integrations.answer_first_gate import AnswerFirstGate
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain import RetrievalGate, gated_rag
+from rgate_integrations.langchain.chat_models import llm_name
+from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
+from tests.scripted_proxy import ScriptedProxy
+
+
+def openai(model, **options):
+    return ChatOpenAI(model=model, api_key="none", **options)
+
+
+class Named(BaseChatModel):
+    """A chat model that keeps its name where some provider's package does."""
+
+    model_id: str | None = None
+    base_model_id: str | None = None
+    deployment_name: str | None = None
+
+    @property
+    def _llm_type(self):
+        return "named"
+
+    def _generate(self, messages, stop=None, run_manager=None, **options):
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("yes"))])
+
+
+PROMPT = ChatPromptTemplate.from_template("{question}")
+BIG, SMALL, SMALLEST = openai("gpt-4o"), openai("gpt-4o-mini"), openai("llama-3.2-1b-instruct")
+
+
+def asks_the_big_one(value):
+    return BIG.invoke(value)
+
+
+ARMS = {
+    "a model": (BIG, "gpt-4o"),
+    "a chain": (PROMPT | BIG | StrOutputParser(), "gpt-4o"),
+    "bound": (PROMPT | BIG.bind(stop=["\n"]), "gpt-4o"),
+    "bound to another model": (BIG.bind(model="gpt-4o-mini"), "gpt-4o-mini"),
+    "with tools and retries": (BIG.with_retry().with_config(tags=["x"]), "gpt-4o"),
+    "with fallbacks": (PROMPT | BIG.with_fallbacks([SMALLEST, SMALL]), "llama-3.2-1b-instruct"),
+    "with a fallback of no name": (BIG.with_fallbacks([FakeListChatModel(responses=["x"])]), ""),
+    "with a weak fallback and one of no name": (
+        BIG.with_fallbacks([FakeListChatModel(responses=["x"]), SMALLEST]),
+        "llama-3.2-1b-instruct",
+    ),
+    "configurable": (BIG.configurable_fields(temperature=ConfigurableField("t")), "gpt-4o"),
+    "configurable among names": (
+        BIG.configurable_fields(
+            model_name=ConfigurableFieldSingleOption("m", options={"a": "gpt-4o", "b": "phi-4"}, default="a")
+        ),
+        "phi-4",
+    ),
+    "configurable alternatives": (
+        BIG.configurable_alternatives(ConfigurableField("llm"), small=SMALL),
+        "gpt-4o-mini",
+    ),
+    "alternatives that a factory makes": (
+        BIG.configurable_alternatives(ConfigurableField("llm"), other=lambda: SMALL),
+        "",
+    ),
+    "inside of a dict": (RunnablePassthrough.assign(answer=PROMPT | BIG).pick("answer"), "gpt-4o"),
+    "the last of two": (PROMPT | SMALLEST | StrOutputParser() | PROMPT | BIG, "gpt-4o"),
+    "a branch": (RunnableBranch((lambda x: True, PROMPT | BIG), PROMPT | SMALL), "gpt-4o-mini"),
+    "a function around it": (RunnableLambda(asks_the_big_one), "gpt-4o"),
+    "a function": (RunnableLambda(lambda value: "x"), ""),
+    "Azure, by its model": (
+        AzureChatOpenAI(
+            model="gpt-4o", azure_deployment="prod", api_key="x", azure_endpoint="https://x", api_version="1"
+        ),
+        "gpt-4o",
+    ),
+    "Azure, by its deployment": (
+        AzureChatOpenAI(azure_deployment="gpt-4o", api_key="x", azure_endpoint="https://x", api_version="1"),
+        "gpt-4o",
+    ),
+    "Bedrock": (
+        Named(model_id="anthropic.claude-3-haiku-20240307-v1:0"),
+        "anthropic.claude-3-haiku-20240307-v1:0",
+    ),
+    "Bedrock, by a profile": (
+        Named(
+            model_id="arn:aws:bedrock:us-east-1:1:application-inference-profile/ab12",
+            base_model_id="amazon.nova-pro-v1:0",
+        ),
+        "amazon.nova-pro-v1:0",
+    ),
+    "another server's model": (openai("m.gguf", base_url="http://localhost:8080/v1"), "m.gguf"),
+    "another server, whose model nobody named": (
+        ChatOpenAI(api_key="x", base_url="http://localhost:8080/v1"),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ARMS)
+def test_the_name_is_found_in_an_arm_of_langchain(what):
+    arm, expected = ARMS[what]
+    assert llm_name(arm) == expected
+
+
+def ability_of(gate):
+    """Of the engine's gate, or of the heads in it."""
+    return getattr(gate.gate, "question", gate.gate).ability
+
+
+def test_a_router_judges_the_llm_of_its_direct_arm():
+    gate = RetrievalGate()
+    router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | SMALLEST | StrOutputParser())
+    assert ability_of(router.gate.gate).llm.startswith("llama-3.2-1b")
+    assert ability_of(gate.gate) is None
+    assert router.gate.gate.gate.llm_known_by == "its chat model"
+    looking = gate.route(
+        retrieve=RunnableLambda(lambda x: []) | PROMPT | BIG, direct=PROMPT | BIG, look_first=True
+    )
+    assert ability_of(looking.gate.gate).llm.startswith("gpt-4o")
+
+
+def test_an_answer_that_was_begun_and_the_first_look_are_judged_alike():
+    router = RetrievalGate().route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
+    for gate in (router.gate, router.judge, router.first_look):
+        assert ability_of(gate.gate).llm.startswith("gpt-4o")
+
+
+def test_a_name_that_is_given_goes_before_the_chat_models():
+    for gate in (RetrievalGate(llm_name="phi-4"), RetrievalGate(load_gate(llm_name="phi-4"))):
+        router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | BIG)
+        assert ability_of(router.gate.gate).llm == "phi-4"
+    router = RetrievalGate(llm_name="phi-4").route(
+        retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True
+    )
+    assert {ability_of(gate.gate).llm for gate in (router.gate, router.judge, router.first_look)} == {"phi-4"}
+
+
+def test_a_gate_that_judges_no_llm_takes_no_name():
+    with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+        RetrievalGate("constant:never", llm_name="phi-4")
+    own = SimpleNamespace(decide_batch=lambda questions: [], adecide_batch=lambda questions: [])
+    with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+        RetrievalGate(own, llm_name="phi-4")
+    assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate is own
+
+
+def test_the_chat_model_that_drafts_is_judged():
+    assert ability_of(RetrievalGate(llm=PROMPT | BIG).gate).llm.startswith("gpt-4o")
+
+
+def test_gated_rag_judges_its_llm():
+    chain = gated_rag(RunnableLambda(lambda question: []), SMALL)
+    assert ability_of(chain.last.gate.gate).llm.startswith("gpt-4o-mini")
+
+
+def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
+    asked = []
+
+    class Counting(ScriptedProxy):
+        def hidden(self, prompt, values, drafts, layers):
+            asked.extend(each["question"] for each in values)
+            raise RuntimeError("nobody reads here")
+
+    gate = RetrievalGate(load_gate(proxy=Counting()))
+    guarded = gate.guard(lambda question: [])
+    router = gate.route(
+        retrieve=RunnableLambda(lambda question: guarded.invoke(question)), direct=PROMPT | BIG
+    )
+    assert router.gate.gate is not gate.gate
+    router.invoke("Which river flows through Bern?")
+    assert asked == ["Which river flows through Bern?"]
+
+
+class Metadata(CustomLLM):
+    """An LLM that says its name as LlamaIndex's do."""
+
+    name: str
+
+    @property
+    def metadata(self):
+        return LLMMetadata(model_name=self.name)
+
+    def complete(self, prompt, formatted=False, **options):
+        return CompletionResponse(text="yes")
+
+    def stream_complete(self, prompt, formatted=False, **options):
+        yield CompletionResponse(text="yes", delta="yes")
+
+
+class Fixed(CustomQueryEngine):
+    def custom_query(self, query_str):
+        return "from the passages"
+
+
+def test_llama_index_engines_judge_their_llm():
+    engine = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"))
+    assert ability_of(engine.decider.gate).llm.startswith("gpt-4o")
+    assert engine.decider.gate.gate.llm_known_by == "LlamaIndex's metadata"
+    like = OpenAILike(model="qwen2.5-72b", api_base="http://localhost:1/v1", api_key="x")
+    assert ability_of(GatedQueryEngine.from_defaults(Fixed(), llm=like).decider.gate).llm.startswith("qwen")
+    first = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"), answer_first=True).first
+    assert {ability_of(gate).llm[:6] for gate in (first.gate, first.first_look)} == {"gpt-4o"}
+    assert ability_of(RetrievalGateSelector(llm=like).decider.gate).llm.startswith("qwen")
+
+
+def test_llama_index_takes_a_given_name_first_and_an_unknown_one_for_none():
+    given = GatedQueryEngine.from_defaults(Fixed(), load_gate(llm_name="phi-4"), llm=Metadata(name="gpt-4o"))
+    assert ability_of(given.decider.gate).llm == "phi-4"
+    assert ability_of(GatedQueryEngine.from_defaults(Fixed(), llm=MockLLM()).decider.gate) is None
+
+
+def test_engine_and_retriever_inside_share_one_decision():
+    engine = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"))
+    inside = RetrievalGateSelector()
+    assert engine.decider.origin.config() == inside.decider.origin.config()
+
+
+def test_the_name_of_a_served_model_is_judged():
+    served = ScriptedProxy()
+    served.name = "meta-llama/Llama-3.2-1B-Instruct"
+    assert ability_of(load_gate(llm=served)).llm.startswith("llama-3.2-1b")
+    assert ability_of(load_gate(llm=served, llm_name="phi-4")).llm == "phi-4"
+    answering = AnswerFirstGate(served)
+    assert ability_of(answering.judge).llm.startswith("llama-3.2-1b")
