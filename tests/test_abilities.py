@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from rgate_integrations.abilities import resolve, resolve_ability, weakest
+from rgate_integrations.abilities import resolve
 from rgate_integrations.abilities.measured import read_measured, save_measured
 from rgate_integrations.abilities.names import ALIASES, parse_name
+from rgate_integrations.abilities.resolve import resolve_ability, weakest
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.ability import Ability
 
@@ -155,9 +156,12 @@ def test_no_two_of_these_llms_are_taken_for_one():
 
 
 def test_the_shipped_table_knows_them():
-    without_figures = {"claude-sonnet-4.5", "claude-2.1"}
     known = {parse_name(name).words for name in facts_of_the_table()}
-    assert {usual for usual in SPELLINGS if parse_name(usual).words not in known} <= without_figures
+    unknown = [usual for usual in SPELLINGS if parse_name(usual).words not in known]
+    assert len(unknown) < len(SPELLINGS) / 5  # nobody has published what the table is made from
+    assert [
+        usual for usual in unknown if resolve_ability(usual)[1]
+    ] == []  # these are judged by their families
 
 
 @pytest.mark.parametrize(

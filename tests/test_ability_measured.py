@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.abilities import resolve_ability
+from rgate_integrations.abilities.resolve import resolve_ability
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
@@ -214,8 +214,8 @@ def test_a_server_needs_the_name_of_its_model(tmp_path):
 
 
 def test_the_command_says_what_is_assumed_of_an_llm():
-    done = CliRunner().invoke(app, ["gates", "--llm", "llama3.2:1b"])
-    assert "judged as llama-3.2-1b" in done.output
+    done = CliRunner().invoke(app, ["gates", "--llm", "qwen3:4b"])
+    assert "judged as qwen3-4b" in done.output
     assert "Why:" in done.output
     unknown = CliRunner().invoke(app, ["gates", "--llm", "my-assistant"])
     assert "judged as Llama-3.1-8B-Instruct" in unknown.output

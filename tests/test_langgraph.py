@@ -189,6 +189,7 @@ EVENT_KEYS = {
     "beginning",
     "p_helps",
     "outcome",
+    "llm",
 }
 ROUTERS = {
     "question alone": {},

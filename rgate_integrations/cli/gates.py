@@ -48,7 +48,7 @@ def gates(
 
 def _assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
-    from rgate_integrations.abilities import resolve_ability
+    from rgate_integrations.abilities.resolve import resolve_ability
 
     ability, warning = resolve_ability(llm)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.abilities import resolve_ability
+from rgate_integrations.abilities.resolve import resolve_ability
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence

@@ -25,7 +25,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 
-from rgate_integrations.abilities import weakest
+from rgate_integrations.abilities.resolve import weakest
 from rgate_integrations.errors import ConfigurationError
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")

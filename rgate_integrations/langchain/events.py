@@ -30,6 +30,7 @@ _SHOWN = {
     "beginning",
     "p_helps",
     "outcome",
+    "llm",
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.abilities import resolve_ability
 from rgate_integrations.abilities.measured import ABILITY, save_measured
+from rgate_integrations.abilities.resolve import resolve_ability
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
