@@ -72,9 +72,9 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         named = fields.get("llm_name") or ""
         super().__init__(gate=as_gate(gate, named, always=always, never=never), **fields)
         self._gate_name = gate if isinstance(gate, str) and not (always or never) else None
+        self._origin = self.gate
         if self.llm is not None:
             self.gate = for_llm(self.gate, name_in(self.llm), KNOWN_BY)
-        self._origin = self.gate
 
     @property
     def origin(self) -> DecidesBatches:
