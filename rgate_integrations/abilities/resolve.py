@@ -130,16 +130,17 @@ def _weakest_of(entries: Sequence[Entry]) -> Entry:
 def _by_family(said: ModelName, family: str, version: str, members: Sequence[Entry]) -> Ability:
     """Guess from the members of a family, of which there is at least one."""
     of_version = [entry for entry in members if version and _version_in(entry.name, family) == version]
-    if said.size is not None:
+    size = said.size
+    if size is not None:
         siblings = [entry for entry in members if entry.name.unsized == said.unsized]
         for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
             curve = _curve(some)
             if curve:
-                nearest = min(curve, key=lambda point: abs(math.log2(point[0] / said.size)))
-                source = f"guessed from its size and others of its family, such as {nearest[1].llm}"
-                return Ability(family, _at(said.size, curve), sd, source)
+                nearest = _nearest(size, curve)
+                source = f"guessed from its size and others of its family, such as {nearest.llm}"
+                return Ability(family, _at(size, curve), sd, source)
         lowest = _weakest_of(members).ability
-        theta = min(lowest.theta, _by_size(said.size))
+        theta = min(lowest.theta, _by_size(size))
         return Ability(
             family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}"
         )
@@ -170,6 +171,11 @@ def _curve(entries: Sequence[Entry]) -> list[tuple[float, Ability]]:
         if size is not None and (size not in at or entry.ability.theta < at[size].theta):
             at[size] = entry.ability
     return sorted(at.items(), key=lambda point: point[0])
+
+
+def _nearest(size: float, curve: Sequence[tuple[float, Ability]]) -> Ability:
+    """Return the ability of the LLM whose size is nearest."""
+    return min(curve, key=lambda point: abs(math.log2(point[0] / size)))[1]
 
 
 def _at(size: float, curve: Sequence[tuple[float, Ability]]) -> float:

@@ -20,11 +20,13 @@ class Judge(Protocol):
     """What `RetrievalGate` is made of; it describes each of these."""
 
     gate: DecidesBatches
-    origin: DecidesBatches
     drafter: ChatDrafter | None
     condense: Runnable[Any, Any] | None
     input_key: str | None
     history_key: str | None
+
+    @property
+    def origin(self) -> DecidesBatches: ...  # noqa: D102
 
 
 def judging(
