@@ -109,7 +109,7 @@ class Answers:
     @property
     def cells(self) -> np.ndarray:
         """The cell of each row: source, set and LLM."""
-        return np.char.add(np.char.add(self.group, "|"), self.llm)
+        return np.char.add(np.char.add(np.char.add(self.source, self.what), "|"), self.llm)
 
     def fit(self, chosen: np.ndarray, abilities: dict[str, float]) -> tuple[np.ndarray, float]:
         """Fit a knowledge head on some rows, at most `MOST_ANSWERS` of a cell."""
@@ -158,7 +158,7 @@ class Published:
         with path.open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 values = [float(row[column]) if row[column] else math.nan for column in COLUMNS]
-                if "Verified" in row["notes"]:
+                if "Verified" in row["notes"] or "contamination" in row["notes"]:
                     values[0] = math.nan  # SimpleQA Verified is another set
                 self.figures[row["llm"]] = np.array([*map(_logit, values[:-1]), math.log2(values[-1])])
                 self.urls[row["llm"]] = row["source_url"]
@@ -240,7 +240,12 @@ def fit_abilities(
     llms, llm = np.unique(answers.llm[chosen], return_inverse=True)
     groups, group = np.unique(answers.group[chosen], return_inverse=True)
     means, sds = np.array([prior.get(name, (0.0, 1.0)) for name in llms]).T
-    columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
+    columns = np.hstack(
+        [
+            np.eye(len(llms))[llm] * sds[llm, None],
+            np.eye(len(groups))[group] * GROUP_SD * (groups[group] != "")[:, None],
+        ]
+    )
     nothing = np.zeros((len(llm), 0))
     offset = logits[chosen] + means[llm]
     found, _ = logistic(columns, nothing, answers.known[chosen], np.ones(len(llm)), 1.0, offset)

@@ -31,7 +31,7 @@ class HeadExamples:
         known: P(the LLM answers rightly alone) in [0, 1], shape (n,); NaN where it is not labelled.
         abilities: That of the LLM of each label, in logits; see `rgate_integrations.gates.ability`.
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
-            its questions.
+            its questions. Empty where only the questions set rows apart.
         weights: How much each row counts, shape (n,).
     """
 
@@ -209,7 +209,8 @@ def _fit_kinds(
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     found = _layer(examples, layer, recipe.components)
-    of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
+    named = np.setdiff1d(examples.groups, [""])
+    of_group = (examples.groups[:, None] == named[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
     of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
     coefficients, bias = logistic(
