@@ -109,7 +109,7 @@ class Answers:
     @property
     def cells(self) -> np.ndarray:
         """The cell of each row: source, set and LLM."""
-        return np.char.add(np.char.add(np.char.add(self.source, self.what), "|"), self.llm)
+        return np.char.add(np.char.add(self.group, "|"), self.llm)
 
     def fit(self, chosen: np.ndarray, abilities: dict[str, float]) -> tuple[np.ndarray, float]:
         """Fit a knowledge head on some rows, at most `MOST_ANSWERS` of a cell."""
@@ -243,7 +243,7 @@ def fit_abilities(
     columns = np.hstack(
         [
             np.eye(len(llms))[llm] * sds[llm, None],
-            np.eye(len(groups))[group] * GROUP_SD * (groups[group] != "")[:, None],
+            np.eye(len(groups))[group] * GROUP_SD,
         ]
     )
     nothing = np.zeros((len(llm), 0))
@@ -475,12 +475,15 @@ def _line_of(mean: float, sd: float, source: str) -> dict:
 
 
 def refit_head(folder: Path, fitted: Fitted) -> HeadsArtifact:
-    """Put a knowledge head into a saved gate."""
+    """Put a knowledge head into a saved gate; its metrics stay those of the head before, until `heads` measures."""
+    heads = read_heads(folder)
+    note = f"python benchmarks/abilities.py --head: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}"
     return replace(
-        read_heads(folder),
+        heads,
         known_weight=fitted.weight.astype(np.float32),
         known_bias=fitted.bias,
         ability_slope=1.0,
+        provenance=heads.provenance | {"knowledge": note},
     )
 
 

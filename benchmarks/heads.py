@@ -73,7 +73,7 @@ KNOWN_WEIGHTS = {
     "wack": 0.05,
     "qa-eval": 0.1,
     "calib": 0.1,
-    "simpleqa": 0.5,
+    "simpleqa": 1.0,
     "halueval": 0.5,
     "gemma-2b": 0.1,
     "templates": 0.01,

@@ -5,7 +5,7 @@
 
 - ``kind`` is empty where a source says nothing about the kind of request;
 - ``known`` is NaN where nobody tried; it is k of n where an LLM was asked n times;
-- ``group`` names source and data set, where prompts and judges may set them apart;
+- ``group`` names source and data set, since prompts and judges differ;
 - ``llm`` ends with ``(selected)`` where the source chose the share of right answers: such rows rank questions, and
   say nothing of how much the LLM knows.
 """
@@ -260,10 +260,8 @@ def _recorded(record: dict, source: Source) -> Iterator[Label]:
     llm = _LLM_NAMES.get(record["llm"], record["llm"])
     if source.selected:
         llm += " (selected)"
-    # SimpleQA asks for what is obscure: that its level is low is what is to be learned from it.
-    group = "" if name == "simpleqa" else f"{source.name}:{name}"
     label = Label(record["question"].strip(), source.name, source.licence, source.ships, what=name)
-    yield replace(label, known=float(known), llm=llm, group=group)
+    yield replace(label, known=float(known), llm=llm, group=f"{source.name}:{name}")
 
 
 def _records(path: Path) -> Iterable[dict]:

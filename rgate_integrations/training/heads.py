@@ -31,7 +31,7 @@ class HeadExamples:
         known: P(the LLM answers rightly alone) in [0, 1], shape (n,); NaN where it is not labelled.
         abilities: That of the LLM of each label, in logits; see `rgate_integrations.gates.ability`.
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
-            its questions. Empty where only the questions set rows apart.
+            its questions.
         weights: How much each row counts, shape (n,).
     """
 
@@ -71,8 +71,8 @@ class HeadsRecipe:
     components: int = 128
     kind_components: int = 512
     kind_penalty: float = 60.0
-    known_penalty: float = 200.0
-    group_penalty: float = 20.0
+    known_penalty: float = 600.0
+    group_penalty: float = 100.0
     ability_sd: float = 1.0
     knowledge_bias: float = 0.5
     never_bias: float = 0.4
@@ -209,8 +209,7 @@ def _fit_kinds(
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     found = _layer(examples, layer, recipe.components)
-    named = np.setdiff1d(examples.groups, [""])
-    of_group = (examples.groups[:, None] == named[None, :]).astype(float)
+    of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
     of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
     coefficients, bias = logistic(
