@@ -108,7 +108,8 @@ class Rows:
         for label in labels:
             if label.kind:
                 rows.append(replace(label, known=float("nan"), weight=1.0))
-            weight = KNOWN_WEIGHTS.get(label.source, 0.0)
+            poor = label.what.endswith("(low quality)")
+            weight = 0.0 if poor else KNOWN_WEIGHTS.get(label.source, 0.0)
             if weight and not np.isnan(label.known):
                 rows.append(replace(label, kind="", weight=weight))
         columns = {
