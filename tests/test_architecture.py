@@ -79,7 +79,19 @@ def test_circles_are_found():
 
 LAYERS = [
     # From the bottom up. A file may import from its own layer and from those before it.
-    {"errors", "decision", "prompts", "arrays", "text", "files", "records", "locks", "failing", "follow_up"},
+    {
+        "errors",
+        "decision",
+        "prompts",
+        "arrays",
+        "text",
+        "files",
+        "records",
+        "locks",
+        "failing",
+        "follow_up",
+        "logprobs",
+    },
     {"processes", "flow", "batching", "waiting"},
     {"proxy"},
     {"index"},
