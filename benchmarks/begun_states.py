@@ -6,12 +6,9 @@ from pathlib import Path
 import numpy as np
 from heads import Kept, key
 
-from rgate_integrations.prompts import ANSWER
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.hidden import layer_numbers, layer_states, pooled, spans_of
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
-from rgate_integrations.proxy.model_runner import ModelRunner
-from rgate_integrations.proxy.reading import PoolStates
+from rgate_integrations.proxy.download import download
+from rgate_integrations.proxy.reader import READER, Reader, ReaderRow, pooled, shared_reader
 
 CUTS = (8, 16, 32, 64)
 DEEP = (16, 18, 20, 22)
@@ -21,6 +18,7 @@ LAYERS = (
     PooledLayer(18, "prompt", "last"),
 )
 BETWEEN = "\n\n"  # question and answer, in the name of what is kept
+AT_ONCE = 4  # answers that are read in one run
 
 
 @dataclass(frozen=True)
@@ -40,39 +38,31 @@ class Answers:
     questions: list[str]
 
 
-class BegunStates(PoolStates):
-    """Reads each answer once, and pools it as it was after each of the cuts: a shorter one is its beginning."""
-
-    def run_batch(self, indices):  # noqa: ANN001, ANN201, D102
-        numbers = layer_numbers(LAYERS)
-        batch = self.runner.batch([self.sequences[i] for i in indices], self.prefix, numbers)
-        states = layer_states(self.runner.model.base_model, batch.inputs, numbers)
-        found = []
-        for row, i in enumerate(indices):
-            own = batch.row_states(states, row, self.lengths[i])
-            prompt = len(self.rows[i].ids)
-            for cut in CUTS:
-                spans = spans_of(self.rows[i].question, prompt, min(cut, len(self.texts[i])))
-                found.append(pooled(own, spans, LAYERS))
-        return np.stack(found).reshape(len(indices), len(CUTS), len(LAYERS), -1)
-
-
 def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     """Return the states of questions and answers, computed where they are not kept yet."""
     names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
     kept = Kept(cache / "begun")
     if any(key(name) not in kept.vectors for name in names):
-        proxy = LocalProxy(DEFAULT_MODEL, dtype="bfloat16", max_batch_size=32).load()
-        kept.fill(names, lambda some: _read(proxy.runner, some), part=512)
+        reader = shared_reader(download(READER))
+        kept.fill(names, lambda some: _read(reader, some), part=256)
     return np.stack([kept.vectors[key(name)] for name in names])
 
 
-def _read(runner: ModelRunner, names: list[str]) -> list[np.ndarray]:
-    rows, texts = [], []
+def _read(reader: Reader, names: list[str]) -> np.ndarray:
+    """Read each answer once, and pool it as it was after each of the cuts: a shorter one is its beginning."""
+    rows = []
     for name in names:
         question, _, text = name.partition(BETWEEN)
-        text = runner.encoder.cut(text, CUTS[-1]) or text
-        row = runner.encoder.encode(ANSWER, {"question": question})
-        rows.append(row)
-        texts.append(runner.encoder.continuation(row, runner.encoder.plain(text.strip())))
-    return runner.run(BegunStates(runner, ANSWER, rows, texts, LAYERS))
+        rows.append(reader.encode(question, reader.cut(text.strip(), CUTS[-1]) or text.strip()))
+    numbers = sorted({layer for layer, _, _ in LAYERS})
+    found = []
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        for row, states in zip(some, reader.states(some, numbers), strict=True):
+            found.append(np.stack([_at(row, states, cut) for cut in CUTS]))
+    return np.stack(found)
+
+
+def _at(row: ReaderRow, states: dict[int, np.ndarray], cut: int) -> np.ndarray:
+    begun = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
+    return pooled({number: values[: len(begun.ids)] for number, values in states.items()}, begun, LAYERS)

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -185,19 +186,25 @@ def read_rows(data: Path, everything: bool, cache: Path = OUT) -> Rows:
     recorded = [label.question for label in labels if label.source != "templates"]
     embedded = Kept(cache / "embeddings").fill(recorded, embedder.embed)
     nothing = np.zeros_like(next(iter(embedded.values())))
-    vectors = np.stack([embedded.get(key(q), nothing) for q in questions]).astype(np.float32)
-    return Rows.of(clustered(labels, vectors), states, everything)
+    # Many LLMs answered the same questions, and each question is clustered once.
+    asked = list({label.question: label for label in labels}.values())
+    vectors = np.stack([embedded.get(key(each.question), nothing) for each in asked]).astype(np.float32)
+    cluster_of = {each.question: each.cluster for each in clustered(asked, vectors)}
+    labels = [replace(label, cluster=cluster_of[label.question]) for label in labels]
+    return Rows.of(labels, states, everything)
 
 
-def read_question_states(questions: list[str], cache: Path) -> dict[str, np.ndarray]:
+def read_question_states(
+    questions: list[str], cache: Path, layers: Sequence[PooledLayer] = LAYERS, name: str = "states"
+) -> dict[str, np.ndarray]:
     """Return the hidden states of questions by `key`, computed where they are not kept in the cache yet."""
     proxy = LocalProxy(DEFAULT_MODEL, max_batch_size=64)
 
     def read(some: list[str]) -> np.ndarray:
         values = [{"question": " ".join(q.split())} for q in some]
-        return np.stack([each.states for each in proxy.hidden(ANSWER, values, None, LAYERS)])
+        return np.stack([each.states for each in proxy.hidden(ANSWER, values, None, layers)])
 
-    return Kept(cache / "states").fill(questions, read)
+    return Kept(cache / name).fill(questions, read)
 
 
 @dataclass(frozen=True)

@@ -90,14 +90,17 @@ _LLM_NAMES = {
     "qwen-qwen3-8b": "Qwen3-8B",
 }
 
-_KIND_OF = {
+KIND_OF = {
     "task": "no_knowledge",
     "common": "common_knowledge",
     "obscure": "obscure_knowledge",
     "private": "private",
     "fresh": "fresh",
     "language": "other_language",
+    "knowledge": "knowledge",
+    "given": "given",
 }
+"""The name of a kind in the heads, by that in data and templates."""
 _NEVER, _ALWAYS = 0.02, 0.98
 """P(known) of what no LLM of this size knows, and of what all know."""
 
@@ -177,7 +180,12 @@ def read_labels(data: Path, everything: bool = False) -> list[Label]:
         data: The folder with the files.
         everything: Also the recorded answers that may not ship, to measure what they would bring.
     """
-    return [*read_adarague(data), *_practical(data), *_templates(), *read_recorded(data, everything)]
+    return [
+        *read_adarague(data),
+        *read_practical(data),
+        *read_template_labels(),
+        *read_recorded(data, everything),
+    ]
 
 
 def read_recorded(data: Path, everything: bool = False) -> Iterator[Label]:
@@ -230,13 +238,13 @@ def read_adarague(data: Path) -> Iterator[Label]:
             )
 
 
-def _practical(data: Path) -> Iterator[Label]:
+def read_practical(data: Path) -> Iterator[Label]:
     for record in _records(data / "practical.dev.jsonl"):
         ships = not record["licence"].startswith("none")
         yield _requested(record["question"], record["source"], record["licence"], ships, record["kind"], "")
 
 
-def _templates() -> Iterator[Label]:
+def read_template_labels() -> Iterator[Label]:
     for request in template_requests():
         label = _requested(request.question, "templates", LICENCE, True, request.kind, "")
         yield replace(label, cluster=request.template)
@@ -245,7 +253,7 @@ def _templates() -> Iterator[Label]:
 def _requested(question: str, source: str, licence: str, ships: bool, what: str, llm: str) -> Label:
     known = {"common": _ALWAYS, "obscure": _NEVER}.get(what, math.nan)
     group = f"{source}:" if not math.isnan(known) else ""
-    return Label(question.strip(), source, licence, ships, _KIND_OF[what], what, known, llm, group)
+    return Label(question.strip(), source, licence, ships, KIND_OF[what], what, known, llm, group)
 
 
 def _recorded(record: dict, source: Source) -> Iterator[Label]:

@@ -6,12 +6,15 @@
 gets requests of every kind, so that it tells nothing.
 """
 
+import gzip
 import itertools
+import json
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from templates import FOLDER, filled, read_words
 
@@ -91,6 +94,18 @@ def frames() -> dict[str, list[str]]:
     for name in AROUND:
         found[name] = [line for block in found[name] for line in block.splitlines()]
     return found
+
+
+def frame_names() -> list[str]:
+    """Return the names of the frames."""
+    return [name for name in frames() if name not in AROUND]
+
+
+def corpus_prose(data: Path, part: slice) -> list[str]:
+    """Return paragraphs of an encyclopaedia, cut to 1,200 characters: ``corpus.hotpot_2wiki.jsonl.gz`` (CC BY-SA)."""
+    lines = gzip.decompress((data / "corpus.hotpot_2wiki.jsonl.gz").read_bytes()).decode().splitlines()
+    texts = [json.loads(line)["text"] for line in lines[part]]
+    return [text[:1_200] for text in texts if len(text) > 120]
 
 
 def pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = ()) -> str:

@@ -1,44 +1,58 @@
-"""What the gate does with requests as people write them: with a log, a mail, a table around what is asked.
+"""What the gate does with requests as people write them, in frames and conversations that its training did not see.
 
-    python benchmarks/requests.py --data FOLDER [--gate default-heads] [--n 12]
+    python benchmarks/requests.py --data FOLDER [--n 45] [--cache FOLDER]
 
-The folder has ``practical.dev.jsonl`` and, for prose, ``corpus.hotpot_2wiki.jsonl.gz``. Each frame of `mixtures` gets
-``n`` requests, with 100 to 2,000 characters pasted before, after or around them; the clean ones are all of the file.
+Requests of ``practical.dev.jsonl`` stand in the frames of `mixtures` (logs, mails, tables, prose ...), with 100 to
+2,000 characters pasted before, after or around them. The frames are left out by turns, four or five at a time, and
+the heads of segments are trained on no request that is asked here. Those of whole requests are the shipped ones: they
+never saw a frame. Follow-ups are of `dialogues`, of frames that nothing trains on. The last line has tasks of several
+sentences, scored by heads of segments that never saw their source. An LLM of which nothing is known is judged.
 """
 
 import argparse
-import gzip
-import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
-from mixtures import AROUND, frames, mixed
+import numpy as np
+from dialogues import dialogues
+from heads import OUT
+from mixtures import Mixture, corpus_prose, frame_names, mixed
 from rich.console import Console
 from rich.table import Table
+from segment_rows import (
+    NEEDY,
+    SegmentRow,
+    clean_examples,
+    clean_labels,
+    fit_on,
+    read_segment_rows,
+    segment_examples,
+)
 
 from rgate_integrations import load_gate
 from rgate_integrations.files import read_jsonl
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.loading import DEFAULT_GATE
+from rgate_integrations.saved.heads import read_heads
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
-NEEDY = ("private", "fresh", "obscure")
 SHORTEST, LONGEST = 100, 2_000  # characters that are pasted
-BATCH = 64
+GROUPS = 4
+FOLLOW_UPS, TASKS = "follow-ups", "yizhongw/self-instruct"
 
 
-def framed(data: Path, n: int) -> list[tuple[str, str, str]]:
-    """Return requests in frames: text, kind and frame of each."""
+def framed(data: Path, n: int) -> list[tuple[Mixture, str]]:
+    """Return requests in frames, and what each asks for: ``n`` a frame."""
     draw = random.Random(7)  # noqa: S311 - nothing here is secret
     asked: dict[str, list[str]] = {}
     for _, record in read_jsonl(data / "practical.dev.jsonl"):
         if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
             asked.setdefault(record["kind"], []).append(record["question"])
-    corpus = gzip.decompress((data / "corpus.hotpot_2wiki.jsonl.gz").read_bytes()).decode().splitlines()
-    prose = [
-        text[:1_200] for text in (json.loads(line)["text"] for line in corpus[:3_000]) if len(text) > 120
-    ]
+    prose = corpus_prose(data, slice(3_000))
     found = []
-    for frame in [*(name for name in frames() if name not in AROUND), "none"]:
+    for frame in (*frame_names(), "none"):
         for _ in range(n):
             kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
             if kind == "given" and frame == "none":
@@ -47,7 +61,7 @@ def framed(data: Path, n: int) -> list[tuple[str, str, str]]:
             place = "none" if frame == "none" else draw.choice(("before", "after", "around"))
             length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
             mixture = mixed(question, kind, frame, place, length, draw, prose)
-            found.append((mixture.text, "task" if kind == "given" else kind, frame))
+            found.append((mixture, question))
     return found
 
 
@@ -57,28 +71,64 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--gate", default="default-heads")
-    parser.add_argument("--n", type=int, default=12)
+    parser.add_argument("--n", type=int, default=45, help="requests a frame")
+    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
     arguments = parser.parse_args()
-    gate = load_gate(arguments.gate, on_error="raise")
     requests = framed(arguments.data, arguments.n)
-    for _, record in read_jsonl(arguments.data / "practical.dev.jsonl"):
-        requests.append((record["question"], record["kind"], "clean"))
+    asked = {" ".join(question.split()) for _, question in requests if question}
+    labels = [each for each in clean_labels(arguments.data) if " ".join(each.question.split()) not in asked]
+    clean = clean_examples(labels, arguments.cache)
+    rows = [row for row in read_segment_rows(arguments.data) if not _asks(row, asked)]
+    segments = segment_examples(rows, arguments.cache)
+    shipped = read_heads(DEFAULT_GATE)
+
+    frames = frame_names()
+    random.Random(0).shuffle(frames)  # noqa: S311
     retrieved: dict[tuple[str, bool], list[bool]] = {}
-    for start in range(0, len(requests), BATCH):
-        some = requests[start : start + BATCH]
-        for (_, kind, frame), decision in zip(some, gate.decide_batch([r[0] for r in some]), strict=True):
-            names = [frame] if frame == "clean" else [frame, "all frames"]
-            for name in names:
-                retrieved.setdefault((name, kind in NEEDY), []).append(decision.retrieve)
+
+    def note(frame: str, needs: bool, retrieves: bool) -> None:
+        for name in (frame,) if frame in ("none", FOLLOW_UPS, TASKS) else (frame, "all frames"):
+            retrieved.setdefault((name, needs), []).append(retrieves)
+
+    for group in range(GROUPS):
+        left_out = frames[group::GROUPS]
+        seen = segments.rows(~np.isin([row.frame for row in rows], left_out))
+        trained = replace(shipped, segments=fit_on(clean, seen))
+        gate = load_gate(HeadsGate(artifact=DEFAULT_GATE, trained=trained), on_error="raise")
+        own = [mixture for mixture, _ in requests if mixture.frame in left_out]
+        if not group:
+            own += [mixture for mixture, _ in requests if mixture.frame == "none"]
+        for mixture, decision in zip(own, gate.decide_batch([each.text for each in own]), strict=True):
+            note(mixture.frame, mixture.kind in NEEDY, decision.retrieve)
+    tested = dialogues(0, part="test")
+    found = gate.decide_batch([each.message for each in tested], histories=[each.history for each in tested])
+    for dialogue, decision in zip(tested, found, strict=True):
+        note(FOLLOW_UPS, dialogue.kind in NEEDY, decision.retrieve)
+
+    tasks = [label for label in clean_labels(arguments.data) if label.source == TASKS]
+    clean = clean_examples([label for label in labels if label.source != TASKS], arguments.cache)
+    seen = segments.rows(np.array([row.source != TASKS for row in rows]))
+    trained = replace(shipped, segments=fit_on(clean, seen))
+    gate = load_gate(HeadsGate(artifact=DEFAULT_GATE, trained=trained), on_error="raise")
+    for label, decision in zip(tasks, gate.decide_batch([each.question for each in tasks]), strict=True):
+        note(TASKS, label.what in NEEDY, decision.retrieve)
+
     table = Table(box=None)
-    for column in ("frame", "retrieved of what needs it", "of", "skipped of the rest", "of"):
-        table.add_column(column, justify="left" if column == "frame" else "right")
-    for name in dict.fromkeys(name for name, _ in retrieved):
-        needy, others = retrieved.get((name, True), []), retrieved.get((name, False), [])
-        shares = [f"{sum(needy) / max(1, len(needy)):.1%}", f"{1 - sum(others) / max(1, len(others)):.1%}"]
-        table.add_row(name, shares[0], str(len(needy)), shares[1], str(len(others)))
+    for column in ("", "retrieved of what needs it", "of", "skipped of the rest", "of"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in [*sorted(frames), "all frames", "none", FOLLOW_UPS, TASKS]:
+        cells = []
+        for needs in (True, False):
+            own = retrieved.get((name, needs), [])
+            share = np.mean(own) if needs else 1 - np.mean(own)
+            cells += [f"{share:.1%}" if own else "", str(len(own))]
+        table.add_row(name, *cells)
     Console(width=100, highlight=False).print(table)
+
+
+def _asks(row: SegmentRow, asked: set[str]) -> bool:
+    text = " ".join(row.text.split())
+    return row.source != "templates" and any(question in text for question in asked)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,11 @@ def as_gate(
     from rgate_integrations.loading import load_gate, told_llm
 
     if isinstance(gate, DecisionEngine):
+        engine: DecisionEngine = gate
         if llm_name:
-            told = told_llm(gate.gate, llm_name)
-            gate = gate if told is gate.gate else gate.with_gate(told)
-        return gate.with_options(always=always or None, never=never or None) if always or never else gate
+            told = told_llm(engine.gate, llm_name)
+            engine = engine if told is engine.gate else engine.with_gate(told)
+        return engine.with_options(always=always or None, never=never or None) if always or never else engine
     if isinstance(gate, DecidesBatches):
         if llm_name:
             raise ConfigurationError(

@@ -25,7 +25,6 @@ from rgate_integrations.judging import Begun, Judged, judge_together, look_first
 from rgate_integrations.proxy.base import Proxy
 from rgate_integrations.request import Request, checked, checked_batch, valid_timeout
 from rgate_integrations.rules import RuledGate, RuleOrRules, Rules
-from rgate_integrations.several import Parts, hardest, parts_of
 from rgate_integrations.waiting import aresults, results
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
@@ -210,9 +209,8 @@ class DecisionEngine:
         """
         asked = [self._request(question, threshold, draft, popularity, history, metadata)]
         patience = self._patience(timeout)
-        parts = _parts(asked, [self._asked])
-        found = results(self._submit(parts), patience)
-        return self._decisions(asked, _joined(parts, found))[0]
+        found = results(self._submit(asked), patience)
+        return self._decisions(asked, found)[0]
 
     async def adecide(
         self,
@@ -228,9 +226,8 @@ class DecisionEngine:
         """Decide for one question without blocking the event loop; see `decide`."""
         asked = [self._request(question, threshold, draft, popularity, history, metadata)]
         patience = self._patience(timeout)
-        parts = _parts(asked, [self._asked])
-        found = await aresults(self._submit(parts), patience)
-        return self._decisions(asked, _joined(parts, found))[0]
+        found = await aresults(self._submit(asked), patience)
+        return self._decisions(asked, found)[0]
 
     def decide_batch(
         self,
@@ -269,9 +266,8 @@ class DecisionEngine:
             questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
         )
         patience = self._patience(timeout)
-        parts = _parts(asked, [self._asked])
-        found = results(self._submit(parts), patience)
-        return self._decisions(asked, _joined(parts, found))
+        found = results(self._submit(asked), patience)
+        return self._decisions(asked, found)
 
     async def adecide_batch(
         self,
@@ -289,9 +285,8 @@ class DecisionEngine:
             questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
         )
         patience = self._patience(timeout)
-        parts = _parts(asked, [self._asked])
-        found = await aresults(self._submit(parts), patience)
-        return self._decisions(asked, _joined(parts, found))
+        found = await aresults(self._submit(asked), patience)
+        return self._decisions(asked, found)
 
     # --- to the worker -------------------------------------------------------------------------------------
 
@@ -301,8 +296,8 @@ class DecisionEngine:
             raise asked.inputs
         return asked
 
-    def _submit(self, parts: Sequence[Parts | Exception]) -> list[Future[Judged]]:
-        """Queue what can be judged; returns a future for each part, and for what cannot be one that is done.
+    def _submit(self, asked: Sequence[Request]) -> list[Future[Judged]]:
+        """Queue what can be judged; returns a future for each request, and for what cannot be one that is done.
 
         The worker gets questions only. Thresholds stay with the caller: they concern nobody else in a merged batch.
         """
@@ -311,16 +306,9 @@ class DecisionEngine:
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
                 hint="Give llm= the model that answers, not a chain with the gate in it.",
             )
-            parts = [itself] * len(parts)
-        inputs = [each for group in parts if isinstance(group, Parts) for each in group.inputs]
-        queued = iter(self._batcher.submit(inputs))
-        futures = []
-        for group in parts:
-            if isinstance(group, Parts):
-                futures += [next(queued) for _ in group.inputs]
-            else:
-                futures.append(_failed(group))
-        return futures
+            return [_failed(itself) for _ in asked]
+        queued = iter(self._batcher.submit([r.inputs for r in asked if isinstance(r.inputs, Inputs)]))
+        return [next(queued) if isinstance(r.inputs, Inputs) else _failed(r.inputs) for r in asked]
 
     def _look_first(self, batch: Sequence[Inputs]) -> list[Judged | Later]:
         """Score what needs no slow evidence; runs in a worker."""
@@ -349,9 +337,10 @@ class DecisionEngine:
     def _decided(self, request: Request, judged: Judged | Exception) -> Decision:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
         score = judged if isinstance(judged, Exception) else judged.score
+        question = request.inputs.question if isinstance(request.inputs, Inputs) else ""
         if isinstance(judged, Judged) and isinstance(score, Score):
             decision = Decision(
-                question=judged.question,
+                question=question,
                 retrieve=score.p_known < request.threshold,
                 p_known=score.p_known,
                 threshold=request.threshold,
@@ -361,13 +350,13 @@ class DecisionEngine:
                 cost=judged.cost,
                 warnings=judged.warnings,
                 signals=dict(score.signals),
+                llm=score.llm,
             )
             has_history = isinstance(request.inputs, Inputs) and bool(request.inputs.history)
             return retrieve_unread(decision) if has_history and not self.reads_history else decision
         error = score if isinstance(score, Exception) else RuntimeError("The gate gave no score.")
         if self.on_error == "raise":
             raise error
-        question = request.inputs.question if isinstance(request.inputs, Inputs) else ""
         return retrieve_instead(error, question=question, threshold=request.threshold, gate=self.gate.name)
 
 
@@ -404,31 +393,13 @@ def decide_together(
     found = []
     asked = checked_batch(questions, None, drafts, popularity, default=0.5)
     gates = [engine._asked for engine in engines]
-    parts = _parts(asked, gates)
-    readable = [inputs for group in parts if isinstance(group, Parts) for inputs in group.inputs]
-    judged = judge_together(gates, readable, sources)
+    judged = judge_together(gates, [r.inputs for r in asked if isinstance(r.inputs, Inputs)], sources)
     for engine, scored in zip(engines, judged, strict=True):
         scores = iter(scored)
-        outcomes = [hardest(each, scores) if isinstance(each, Parts) else each for each in parts]
+        outcomes = [next(scores) if isinstance(r.inputs, Inputs) else r.inputs for r in asked]
         own = [replace(each, threshold=engine.threshold) for each in asked]
         found.append(engine._decisions(own, outcomes))
     return found
-
-
-def _parts(asked: Sequence[Request], gates: Sequence[Gate]) -> list[Parts | Exception]:
-    """Return what gates are to judge for each request, or why it cannot be judged."""
-    found: list[Parts | Exception] = []
-    for each in asked:
-        found.append(parts_of(each.inputs, gates) if isinstance(each.inputs, Inputs) else each.inputs)
-    return found
-
-
-def _joined(
-    parts: Sequence[Parts | Exception], found: Sequence[Judged | Exception]
-) -> list[Judged | Exception]:
-    """Return one result for each request, out of those of its parts."""
-    results = iter(found)
-    return [hardest(each, results) if isinstance(each, Parts) else next(results) for each in parts]
 
 
 def _failed(error: Exception) -> Future[Judged]:

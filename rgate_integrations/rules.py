@@ -24,7 +24,7 @@ from rgate_integrations.arrays import Float32Array, Float64Array
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
 from rgate_integrations.evidence.collector import expanded_specs
-from rgate_integrations.evidence.question_states import QuestionStatesSpec
+from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.files import parsed_json
 from rgate_integrations.gates.base import Score, Specs
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
@@ -137,16 +137,21 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Float64Array]):
-    """The cosine of a question's direction with that of each example, shape (examples,).
+    """The cosine of a request's direction with that of each example, shape (examples,).
+
+    Of a request of several segments that which is most like an example counts where it would retrieve, and that
+    which is least like it where it would not: so nothing that is asked beside it is skipped.
 
     Attributes:
-        examples: The examples.
+        examples: The examples, those that retrieve first.
+        always: How many of them retrieve.
         states: The states that are compared.
         shared: Whether they are of the model that the gate reads, too; else the reader is asked.
     """
 
     examples: tuple[str, ...]
-    states: QuestionStatesSpec
+    always: int
+    states: RequestSpec
     shared: bool = True
 
     @property
@@ -158,16 +163,22 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         """Compare the questions with the examples, which are read once in the life of an engine."""
         examples = context.memory(self, lambda: self._read(context, self.examples))
         if self.shared:
-            states = context.get(self.states)
-            questions = _directions(np.stack([each[self.states.layers.index(LAYER)] for each in states]))
+            layer = self.states.segments.index(LAYER)
+            requests = [_directions(each.segments[:, layer]) for each in context.get(self.states)]
         else:
-            questions = self._read(context, [each.question for each in context.inputs])
-        return [Piece(cosines) for cosines in questions @ examples.T]
+            read = self._read(context, [each.question for each in context.inputs])
+            requests = list(read[:, None])
+        found = []
+        for request in requests:
+            cosines = request @ examples.T  # (segments, examples)
+            most, least = cosines.max(axis=0), cosines.min(axis=0)
+            found.append(Piece(np.concatenate([most[: self.always], least[self.always :]])))
+        return found
 
     def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
         values = [{"question": " ".join(text.split())} for text in texts]
-        found = self._reader(context).hidden(self.states.prompt, values, None, self.states.layers)
-        return _directions(np.stack([each.states[self.states.layers.index(LAYER)] for each in found]))
+        found = self._reader(context).hidden(self.states.prompt, values, None, (LAYER,))
+        return _directions(np.stack([each.states[0] for each in found]))
 
     def _reader(self, context: Context) -> Proxy:
         if self.shared:
@@ -193,9 +204,13 @@ class RuledGate(GateOfGates):
     @property
     def _likeness(self) -> LikenessSpec:
         for spec in expanded_specs(self.inner.specs):
-            if isinstance(spec, QuestionStatesSpec) and LAYER in spec.layers:
-                return LikenessSpec(self.rules.examples, spec, self.proxy == READS)
-        return LikenessSpec(self.rules.examples, QuestionStatesSpec((LAYER,)), self.proxy == READS)
+            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
+                return self._compared_by(spec)
+        return self._compared_by(RequestSpec((LAYER,), (LAYER,)))
+
+    def _compared_by(self, states: RequestSpec) -> LikenessSpec:
+        always = sum(isinstance(rule, str) for rule in self.rules.always)
+        return LikenessSpec(self.rules.examples, always, states, self.proxy == READS)
 
     @property
     def specs(self) -> Specs:

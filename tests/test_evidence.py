@@ -17,6 +17,7 @@ from rgate_integrations.gates import Score
 from rgate_integrations.gates.ik import IKGate
 from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.gates.uncertainty import PerplexityGate
+from rgate_integrations.judging import fitting
 from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
@@ -258,11 +259,49 @@ def test_gates_that_read_nothing_load_no_model_for_a_long_question():
     assert d.p_known == 0.75
 
 
-def test_a_long_question_is_cut_for_all_gates_if_one_reads_it(scripted):
-    gates = [load_gate("constant", proxy=scripted), load_gate("ik", proxy=scripted)]
-    for (d,) in decide_together(gates, ["why " * 1_500]):
-        assert len(d.question.split()) == 1_024
-        assert "cut from 5,999 to 4,095" in d.warnings[0]
+LOG = "\n".join(f"line {i} of the log says that all is well" for i in range(2_000))
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, place):
+    half = len(LOG) // 2
+    asked = "When is my bill due?"
+    text = {
+        "first": f"{asked}\n{LOG}",
+        "middle": f"{LOG[:half]}\n{asked}\n{LOG[half:]}",
+        "last": f"{LOG}\n{asked}",
+    }[place]
+    (inputs,), (warnings,) = fitting([Inputs(text)], [DraftSpec()], Sources(lambda: scripted, None, {}))
+    assert asked in inputs.question
+    assert inputs.partly
+    assert len(inputs.question) < len(text) / 4
+    assert warnings == (f"Of {len(text):,} characters {len(inputs.question):,} were read.",)
+
+
+class Sure(Gate):
+    p: float
+
+    @property
+    def specs(self):
+        return (DraftSpec(),)
+
+    def score(self, evidence):
+        return Score(self.p, "Certainly.")
+
+
+def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scripted):
+    needless, doubtful = (load_gate(Sure(p=p), proxy=scripted).decide(LOG) for p in (0.95, 0.8))
+    assert (needless.retrieve, needless.p_known) == (False, 0.95)
+    assert (doubtful.retrieve, doubtful.p_known) == (True, 0.0)
+    assert "too long to be read whole" in doubtful.reason
+    assert doubtful.question == LOG
+    assert "characters" in doubtful.warnings[0]
+
+
+def test_a_request_that_can_be_read_whole_is(scripted):
+    text = "why " * 1_500
+    (found,) = load_gate("ik", proxy=scripted).decide_batch([text])
+    assert found.warnings == ()
 
 
 def test_arrays_are_sequences_too(scripted):

@@ -15,6 +15,7 @@ from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
 from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save_heads
+from rgate_integrations.segments import LAYOUT
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,
@@ -45,6 +46,7 @@ def artifact():
         layers=LAYERS,
         kinds=KINDS,
         kind_weight=kind_weight,
+        kind_layout=np.zeros((3, LAYOUT), np.float32),
         known_weight=known_weight,
         known_bias=0.0,
         ability_slope=0.5,
@@ -149,6 +151,7 @@ def test_an_abler_llm_knows_more(artifact, tmp_path):
     assert own.signals["known"] == pytest.approx(sigmoid(-1))
     assert other.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * 3))
     assert "GPT-4" in other.reason
+    assert other.llm.startswith("GPT-4")
 
 
 def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
@@ -226,7 +229,7 @@ def test_a_gate_that_was_told_its_llm_is_the_same_from_its_config(artifact, tmp_
 def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
     proxy = Told({"who is it": [(0, 1, 0, 1), (0, 0, 0, 0)]})
     gate = gate_of(artifact, tmp_path, proxy)
-    first, second = gate.decide_batch(["who is it", " who\n\nis \t it "], drafts=[None, "It is Bo."])
+    first, second = gate.decide_batch(["who is it", " who  is \t it \n"], drafts=[None, "It is Bo."])
     assert set(proxy.asked) == {"who is it"}
     assert (first.p_known, first.reason) == (second.p_known, second.reason)
     assert second.draft is None
@@ -326,7 +329,7 @@ def examples(n=600, seed=0):
 def test_fitted_heads_tell_kinds_and_knowledge_apart():
     train, test = examples(seed=0), examples(seed=1)
     heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0))
-    kinds = heads.kind_probabilities(test.states)
+    kinds = heads.kind_probabilities(test.states, test.columns[-1])
     names = np.array([kind.name for kind in KINDS])
     assert kinds.sum(axis=1) == pytest.approx(1.0)
     assert (names[kinds.argmax(axis=1)] == test.kinds).mean() > 0.95
@@ -364,14 +367,15 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
 
 
 def test_biases_lift_kinds_by_how_they_are_served():
-    train, states = examples(), examples(seed=1).states
+    train, test = examples(), examples(seed=1)
+    states, nowhere = test.states, test.columns[-1]
 
     def fitted(knowledge, never):
         recipe = HeadsRecipe(6, 6, 1.0, 1.0, knowledge_bias=knowledge, never_bias=never)
         return fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
 
     plain, biased = fitted(0.0, 0.0), fitted(1.5, 0.5)
-    lifted = np.log(biased.kind_probabilities(states) / plain.kind_probabilities(states))
+    lifted = np.log(biased.kind_probabilities(states, nowhere) / plain.kind_probabilities(states, nowhere))
     gain = np.array([{"always": 0.0, "if known": 1.5, "never": 0.5}[kind.served] for kind in KINDS])
     assert lifted - lifted[:, :1] == pytest.approx(np.tile(gain - gain[0], (len(states), 1)))
 

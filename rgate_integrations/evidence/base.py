@@ -30,6 +30,7 @@ class Inputs:
         history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.``
         metadata: What the caller knows of the request, for rules of the user's own.
+        partly: Whether the question was too long to be read whole, and parts of its middle are left out.
     """
 
     question: str
@@ -37,6 +38,7 @@ class Inputs:
     popularity: float | None = None
     history: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    partly: bool = False
 
 
 class MadeBy(NamedTuple):

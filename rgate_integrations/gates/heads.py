@@ -1,9 +1,9 @@
-"""Several heads on one look at the question: what kind of request it is, and whether the LLM knows the fact."""
+"""Several heads on one look at a request: what kind each of its segments is, and whether the LLM knows the fact."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, cast
 
@@ -14,25 +14,34 @@ from rgate_integrations.abilities.resolve import resolve_ability
 from rgate_integrations.arrays import Float64Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.question_states import QuestionStatesSpec
+from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
-from rgate_integrations.saved.heads import HeadsArtifact, read_heads, share_served
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, share_served
 
 _KNOWN = "known"
 _log = logging.getLogger("rgate_integrations")
+_SHOWN = 80  # characters of a segment in a reason
+_MUCH = 12
+"""Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
+it. With less, a request is rather understood as a whole."""
+CLEARLY_NEEDLESS = 0.85
+"""A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
 
 class HeadsGate(Gate):
-    """Linear heads on the hidden states of the question: its kind, and whether the LLM knows the fact.
+    """Linear heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
-    One pass over the question, no draft. The LLM alone serves some kinds of requests well (thanks, sums, letters),
+    One pass over the request, no draft. The LLM alone serves some kinds of requests well (thanks, sums, letters),
     some never (private documents, news), and questions of knowledge if it knows the fact::
 
         p_known = P(kinds that it always serves) + P(kinds that it serves if it knows the fact) * P(known)
 
-    Decisions carry these probabilities as ``signals``. A draft that is given is not read.
+    Of a longer request that is also asked of every segment (sentence or line), and what one of them needs, the
+    request needs: its P(known) is the lowest. Text that was pasted is a kind of its own, which needs nothing.
+
+    Decisions carry the probabilities of the deciding segment as ``signals``. A draft that is given is not read.
 
     Attributes:
         artifact: Folder of saved heads, or the name of a shipped one.
@@ -98,12 +107,13 @@ class HeadsGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states of the question."""
-        return (self._states,)
+        """The pooled hidden states of the request, and of each segment."""
+        return (self._request,)
 
     @property
-    def _states(self) -> QuestionStatesSpec:
-        return QuestionStatesSpec(self.trained.layers)
+    def _request(self) -> RequestSpec:
+        segments = self.trained.segments
+        return RequestSpec(self.trained.layers, segments.layers if segments else ())
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -112,14 +122,44 @@ class HeadsGate(Gate):
             ModelLoadError: The states are not those of the model that the heads were trained on.
         """
         warnings = self._check(evidence)
-        states = evidence[self._states][None]  # a batch of one
-        theta, sd = (self.ability.theta, self.ability.sd) if self.ability else self.trained.default_ability
-        kinds = self.trained.kind_probabilities(states)
-        known = self.trained.p_fact_known(states, theta, sd)
-        p = float(self.trained.p_known(kinds, known)[0])
-        names = (*(kind.name for kind in self.trained.kinds), _KNOWN)
-        signals = dict(zip(names, [*kinds[0].tolist(), float(known[0])], strict=True))
-        return Score(p, self._reason(p, signals, known), None, warnings, signals, self.judged_llm)
+        found = evidence[self._request]
+        states = found.whole[None]  # a batch of one
+        known = self.trained.p_fact_known(states, *self._ability)
+        by_whole = self.trained.kind_probabilities(states)
+        kinds, of_kinds = self.trained.kinds, by_whole[0]
+        p = float(self.trained.p_known(by_whole, known)[0])
+        what = "The question"
+        segments = self.trained.segments
+        has_history = bool(evidence.inputs.history)
+        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
+        beside = _words_beside(found.texts)
+        judged = [i for i, words in enumerate(beside) if words >= _MUCH or has_history]
+        if segments is not None and judged:
+            by_segment = segments.kind_probabilities(found.segments[judged], found.layout[judged])
+            of_segments = segments.p_known(by_segment, float(known[0]))
+            least = int(np.argmin(of_segments))
+            if has_history or of_segments[least] < p:
+                kinds, of_kinds, p = segments.kinds, by_segment[least], float(of_segments[least])
+                what = f"“{shortened(found.texts[judged[least]])}”"
+        signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
+        signals[_KNOWN] = float(known[0])
+        reason = self._reason(what, p, signals, known)
+        if has_history and p < CLEARLY_NEEDLESS and p >= self.threshold:
+            p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
+        return Score(p, reason, None, warnings, signals, self.judged_llm)
+
+    @property
+    def _ability(self) -> tuple[float, float]:
+        """Mean and standard deviation of what the LLM knows.
+
+        The kinds do not find all that changes with time, above all news that nobody dates: what is left is retrieved
+        for because P(known) is low. So an LLM that nobody named may count as less able than the default one, not as
+        abler.
+        """
+        if self.ability is None:
+            return self.trained.default_ability
+        theta = min(self.ability.theta, 0.0) if self.llm_known_by else self.ability.theta
+        return theta, self.ability.sd
 
     @property
     def judged_llm(self) -> str:
@@ -138,29 +178,36 @@ class HeadsGate(Gate):
             score: What this gate said of the request.
         """
         shares = dict.fromkeys(("always", "if known", "never"), 0.0)
-        for kind in self.trained.kinds:
-            shares[kind.served] += score.signals[kind.name]
+        for kind in self._kinds:
+            shares[kind.served] += score.signals.get(kind.name, 0.0)
         may = shares["always"] + shares["if known"]
         return shares["if known"] / may if may > 0 else 1.0
 
-    def _reason(self, p: float, signals: Mapping[str, float], known: Float64Array) -> str:
+    @property
+    def _kinds(self) -> tuple[Kind, ...]:
+        """All kinds, those of segments too."""
+        segments = self.trained.segments
+        return self.trained.kinds if segments is None else segments.kinds
+
+    def _reason(self, what: str, p: float, signals: Mapping[str, float], known: Float64Array) -> str:
         """Name the kind of request that weighed most for what is decided."""
+        kinds = [kind for kind in self._kinds if kind.name in signals]
         weights = []
-        for kind in self.trained.kinds:
+        for kind in kinds:
             share = float(share_served(kind, known)[0])
             weights.append(signals[kind.name] * (share if p >= self.threshold else 1 - share))
-        kind = self.trained.kinds[int(np.argmax(weights))]
+        kind = kinds[int(np.argmax(weights))]
         if kind.served == "if known":
             llm = self.ability.llm if self.ability else "the LLM"
-            return f"The question {kind.about} that {llm} knows with probability {known[0]:.2f}."
-        return f"The question {kind.about} (probability {signals[kind.name]:.2f})."
+            return f"{what} {kind.about} that {llm} knows with probability {known[0]:.2f}."
+        return f"{what} {kind.about} (probability {signals[kind.name]:.2f})."
 
     def _check(self, evidence: Evidence) -> tuple[str, ...]:
         """Check that states are of the model that the heads were trained on; returns warnings."""
-        trained, used = self.trained, evidence.made_by(self._states)
+        trained, used = self.trained, evidence.made_by(self._request)
         base = TrainedOn(trained.base_model, trained.fingerprint)
         warnings = check_fingerprint(self.artifact, base, used.model, used.fingerprint)
-        shape, wanted = evidence[self._states].shape, trained.known_weight.shape
+        shape, wanted = evidence[self._request].whole.shape, trained.known_weight.shape
         if shape != wanted:
             raise ModelLoadError(
                 f"The gate {self.artifact!r} was trained on {trained.base_model!r} (states of shape {wanted}), but "
@@ -181,3 +228,14 @@ def _ability_of(name: str) -> Ability | None:
 @cache
 def _warn_once(warning: str) -> None:
     _log.warning(warning)
+
+
+def _words_beside(texts: Sequence[str]) -> list[int]:
+    """Return for each segment how many words the others have together."""
+    words = [len(text.split()) for text in texts]
+    return [sum(words) - own for own in words]
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning, for a message."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -34,14 +34,17 @@ class Retriever(Protocol):
 
 
 def told_apart(index: Retriever) -> str:
-    """Return what tells an index apart from others: its ``fingerprint`` or, if it has none, its size.
+    """Return what tells an index apart from others: kind, size and ``fingerprint``, as far as it has them.
 
     Answers that are given with passages of one index are not to be mixed with those of another.
     """
-    told = getattr(index, "fingerprint", None)
-    if told is None and isinstance(index, Sized):
-        told = f"{len(index)} passages"
-    return f"{type(index).__name__}, {told}" if told else type(index).__name__
+    parts = [type(index).__name__]
+    if isinstance(index, Sized):
+        parts.append(f"{len(index)} passages")
+    fingerprint = getattr(index, "fingerprint", None)
+    if fingerprint:
+        parts.append(str(fingerprint))
+    return ", ".join(parts)
 
 
 def passage_id(hit: Hit) -> str:

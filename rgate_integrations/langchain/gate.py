@@ -128,7 +128,7 @@ class RetrievalGate(GateRunnable):
         """
         options = AnswerFirst.of(answer_first)
         looking = LookFirst.of(look_first)
-        answering = coerce_to_runnable(direct)
+        answering: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         arms: dict[str, Any] = {"retrieve": retrieve, "direct": answering}
         gate = self.for_arm(answering)
         if options is not None:

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.segments import segmented_lines
 
 __all__ = [
     "HiddenStates",
@@ -71,6 +74,66 @@ class HiddenStates:
 
     states: Float32Array = field(repr=False)
     prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """A request as it is read for its segments.
+
+    Attributes:
+        lines: Its segments by line, see `rgate_integrations.segments`; at least one.
+        history: What was said before it, read in the same pass; may be empty.
+    """
+
+    lines: tuple[tuple[str, ...], ...]
+    history: str = ""
+
+    @classmethod
+    def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
+        """Split a request."""
+        return cls(tuple(tuple(line) for line in segmented_lines(text)), "\n".join(history))
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """All of them in order."""
+        return tuple(segment for line in self.lines for segment in line)
+
+
+@dataclass(frozen=True)
+class RequestStates:
+    """Pooled hidden states of one request.
+
+    Attributes:
+        whole: Those of all of it, shape (layers asked for, hidden size), float32.
+        segments: Those of each segment, shape (segments, layers asked for, hidden size).
+        draft: Those over the draft, shape (layers asked for, hidden size), if any were asked for.
+        prompt_tokens: Length of the text read, in tokens.
+    """
+
+    whole: Float32Array = field(repr=False)
+    segments: Float32Array = field(repr=False)
+    draft: Float32Array | None = field(repr=False)
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestLayers:
+    """What is to be pooled of a request: (layer, span, pooling) each.
+
+    Attributes:
+        whole: Over the request, without what was said before it.
+        segments: Over each segment; their span is ``"question"``.
+        draft: Over the begun answer.
+    """
+
+    whole: tuple[PooledLayer, ...]
+    segments: tuple[PooledLayer, ...] = ()
+    draft: tuple[PooledLayer, ...] = ()
+
+    @property
+    def every(self) -> tuple[PooledLayer, ...]:
+        """All of them."""
+        return (*self.whole, *self.segments, *self.draft)
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
@@ -155,6 +218,40 @@ class Proxy(ABC):
             drafts: One a prompt, or None for the prompts alone.
             layers: Which layers, and how each is pooled.
         """
+
+    def request_states(
+        self,
+        prompt: PromptTemplate,
+        texts: Sequence[Segmented],
+        drafts: Sequence[Draft] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states over requests and over each of their segments.
+
+        By default each is read by itself, without what was said before it. A proxy that keeps the states of every
+        token reads a request once.
+
+        Args:
+            prompt: The template.
+            texts: The requests.
+            drafts: What answers begin with, one a request, where states over them are asked for; or None.
+            layers: What is pooled.
+        """
+        whole = [{"question": " ".join(text.segments)} for text in texts]
+        read = self.hidden(prompt, whole, None, layers.whole)
+        of_drafts = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else None
+        parts = [{"question": segment} for text in texts for segment in text.segments]
+        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
+        found = []
+        for row, text in enumerate(texts):
+            own = [next(of_parts) for _ in text.segments] if layers.segments else []
+            segments = (
+                np.stack([each.states for each in own]) if own else np.zeros((len(text.segments), 0, 0))
+            )
+            draft = None if of_drafts is None else of_drafts[row].states
+            tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
+            found.append(RequestStates(read[row].states, segments.astype(np.float32), draft, tokens))
+        return found
 
     def generate_hidden(
         self,

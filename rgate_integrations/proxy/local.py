@@ -11,7 +11,16 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
 from rgate_integrations.processes import close_at_exit, reset_after_fork
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.proxy.base import (
+    HiddenStates,
+    PooledLayer,
+    Proxy,
+    RequestLayers,
+    RequestStates,
+    Segmented,
+    TargetScores,
+    Values,
+)
 from rgate_integrations.proxy.download import cached_path
 from rgate_integrations.proxy.kept import kept_answer
 from rgate_integrations.proxy.reader import (
@@ -241,6 +250,19 @@ class LocalProxy(Proxy):
         for i, states in zip(left, read, strict=True):
             kept[i] = HiddenStates(states, len(rows[i].ids) + len(texts[i]))
         return [kept[i] for i in range(len(rows))]
+
+    def request_states(
+        self,
+        prompt: PromptTemplate,
+        texts: Sequence[Segmented],
+        drafts: Sequence[Draft] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states of requests, in one pass where a reader has them; see `Proxy.request_states`."""
+        if not self._is_read_here(prompt, layers.every) or any(map(_is_kept, drafts or ())):
+            return super().request_states(prompt, texts, drafts, layers)
+        given = None if drafts is None else [self._given(draft) for draft in drafts]
+        return self._reader.request_states(texts, given, layers)
 
     # --- drafts and what is read off them, in one pass -----------------------------------------------------
 

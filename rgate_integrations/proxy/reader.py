@@ -6,8 +6,10 @@ attention looks at each text alone. So the numbers are the same in any batch and
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
@@ -20,7 +22,7 @@ from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.processes import ForkSafeLock, usable_cores
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, PooledLayer
+from rgate_integrations.proxy.base import HiddenStates, PooledLayer, RequestLayers, RequestStates, Segmented
 from rgate_integrations.proxy.onnx_session import open_session
 from rgate_integrations.proxy.reader_file import TOKENIZER, WEIGHTS
 
@@ -44,7 +46,9 @@ _SPANS = {
 }
 _SPANS |= {("all", "last")}
 _AFTER_QUESTION = "<|im_end|>\n<|im_start|>assistant\n"
-_MAX_QUESTION = 2_048  # tokens
+_MAX_QUESTION = 3_072  # tokens; the engine cuts requests before, by characters
+_MAX_HISTORY = 768
+"""Tokens of what was said before; of more the end is read."""
 _BATCH_TOKENS = 256  # of one run: more is no faster, and takes more memory
 _SAME = 0.999  # cosine that another CPU's rounding of float32 stays far above
 
@@ -54,17 +58,21 @@ class ReaderRow(NamedTuple):
 
     Attributes:
         ids: Tokens of the question, of what follows it, and of the answer.
-        question: How many are the question's.
+        question: How many are the question's, with what was said before it.
         prompt: How many come before the answer.
+        segments: Where each segment of the question begins and ends.
     """
 
     ids: tuple[int, ...]
     question: int
     prompt: int
+    segments: tuple[tuple[int, int], ...] = ()
 
     def question_alone(self) -> ReaderRow:
         """Return it without what follows the question, on which the question's states do not depend."""
-        return ReaderRow(self.ids[: self.question], self.question, self.question) if self.question else self
+        if not self.question:
+            return self
+        return ReaderRow(self.ids[: self.question], self.question, self.question, self.segments)
 
 
 class Reader:
@@ -140,12 +148,45 @@ class Reader:
             drafts: What the answers begin with, as text or tokens; None for the questions alone.
             layers: What `can_read` says yes to.
         """
-        with self._counting:
-            self.calls += 1
         texts = drafts or [""] * len(questions)
         rows = [self.encode(question, draft) for question, draft in zip(questions, texts, strict=True)]
         if all(span == "question" for _, span, _ in layers):
             rows = [row.question_alone() for row in rows]
+        read = self._read(rows, layers)
+        return [
+            HiddenStates(pooled(states, row, layers), PREFIX_TOKENS + len(row.ids))
+            for states, row in zip(read, rows, strict=True)
+        ]
+
+    def request_states(
+        self,
+        texts: Sequence[Segmented],
+        drafts: Sequence[str | Sequence[int]] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states of requests; see `rgate_integrations.proxy.base.Proxy.request_states`."""
+        begun = drafts or [""] * len(texts)
+        rows = [self.encode_segments(text, draft) for text, draft in zip(texts, begun, strict=True)]
+        if all(span == "question" for _, span, _ in layers.every):
+            rows = [row.question_alone() for row in rows]
+        # Where a draft follows, the whole is what comes before it.
+        whole = [PooledLayer(n, "prompt" if span == "all" else span, how) for n, span, how in layers.whole]
+        found = []
+        for states, row in zip(self._read(rows, layers.every), rows, strict=True):
+            begin, end = row.segments[0][0], row.segments[-1][1]
+            parts = [pooled(states, row, layers.segments, segment) for segment in row.segments]
+            draft = pooled(states, row, layers.draft) if layers.draft else None
+            of_whole = pooled(states, row, whole, (begin, end))
+            tokens = PREFIX_TOKENS + len(row.ids)
+            found.append(RequestStates(of_whole, np.stack(parts), draft, tokens))
+        return found
+
+    def _read(
+        self, rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]
+    ) -> list[dict[int, Float32Array]]:
+        """Return the states of every token of each row, by layer. Counts as one call."""
+        with self._counting:
+            self.calls += 1
         numbers = tuple(sorted({layer for layer, _, _ in layers}))
         # As much for each thread, since a batch ends with the slowest.
         share = -(-sum(len(row.ids) for row in rows) // self.threads)
@@ -155,10 +196,9 @@ class Reader:
         else:
             with ThreadPoolExecutor(self.threads) as pool:
                 read = list(pool.map(lambda batch: self.states([rows[i] for i in batch], numbers), batches))
-        found: dict[int, HiddenStates] = {}
+        found: dict[int, dict[int, Float32Array]] = {}
         for batch, states in zip(batches, read, strict=True):
-            for i, own in zip(batch, states, strict=True):
-                found[i] = HiddenStates(_pooled(own, rows[i], layers), PREFIX_TOKENS + len(rows[i].ids))
+            found.update(zip(batch, states, strict=True))
         return [found[i] for i in range(len(rows))]
 
     def states(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
@@ -188,6 +228,26 @@ class Reader:
         begun = self._ids(self._plain(draft)) if isinstance(draft, str) else list(draft)
         prompt = [*asked, *self._after_question]
         return ReaderRow((*prompt, *begun), len(asked), len(prompt))
+
+    def encode_segments(self, text: Segmented, draft: str | Sequence[int] = "") -> ReaderRow:
+        """Return a request in tokens, with the place of each of its segments."""
+        before = self._ids(self._plain(text.history + "\n" if text.history else ""))[-_MAX_HISTORY:]
+        lines = [[" ".join(self._plain(each).split()) for each in line] for line in text.lines]
+        encoded = self._tokenizer.encode("\n".join(map(" ".join, lines)), add_special_tokens=False)
+        asked = encoded.ids[:_MAX_QUESTION]
+        ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
+        segments, begin, end = [], 0, -1
+        for segment in itertools.chain(*lines):
+            end += 1 + len(segment)
+            following = bisect_right(ends, end, begin)
+            # One that has no tokens of its own, such as a control token, has those of its neighbour.
+            first = min(begin, max(len(ends) - 1, 0))
+            segments.append((len(before) + first, len(before) + max(following, first + 1)))
+            begin = following
+        begun = self._ids(self._plain(draft)) if isinstance(draft, str) else list(draft)
+        question = [*before, *asked]
+        prompt = [*question, *self._after_question]
+        return ReaderRow((*prompt, *begun), len(question), len(prompt), tuple(segments))
 
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
@@ -252,14 +312,18 @@ def _batches(rows: Sequence[ReaderRow], tokens: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _pooled(
-    states: Mapping[int, Float32Array], row: ReaderRow, layers: Sequence[PooledLayer]
+def pooled(
+    states: Mapping[int, Float32Array],
+    row: ReaderRow,
+    layers: Sequence[PooledLayer],
+    segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of one text, to shape (layers, hidden size)."""
+    """Pool the states of one text, to shape (layers, hidden size); of its question, or of a segment of that."""
     whole = slice(0, len(row.ids))
     prompt = slice(0, row.prompt)
+    question = slice(0, row.question) if segment is None else slice(*segment)
     spans = {
-        "question": slice(0, row.question) if row.question else prompt,
+        "question": question if row.question else prompt,
         "prompt": prompt,
         "draft": slice(row.prompt, len(row.ids)) if len(row.ids) > row.prompt else prompt,
         "all": whole,
@@ -268,4 +332,4 @@ def _pooled(
     for layer, span, pooling in layers:
         own = states[layer][spans[span]]
         vectors.append(own.mean(axis=0) if pooling == "mean" else own[-1])
-    return np.stack(vectors)
+    return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)

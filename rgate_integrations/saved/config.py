@@ -83,9 +83,15 @@ class _Kind(_Part):
     bias: _Finite = 0.0
 
 
+class _Segments(_Part):
+    layers: list[tuple[_Count, Span, Pooling]]
+    kinds: list[_Kind]
+
+
 class _Heads(_TrainedGate):
     layers: list[tuple[_Count, Span, Pooling]]
     kinds: list[_Kind]
+    segments: _Segments | None = None
     known_bias: _Finite
     ability_slope: _Finite
     default_llm: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -22,6 +23,7 @@ from rgate_integrations.saved.folder import (
     prompt_facts,
 )
 from rgate_integrations.saved.trained import Tensors, read_trained, tensor_bytes
+from rgate_integrations.segments import LAYOUT
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Served = Literal["always", "if known", "never"]
@@ -46,6 +48,52 @@ class Kind:
 
 
 @dataclass(frozen=True)
+class SegmentHeads:
+    """What tells the kind of a segment of a request: a sentence, or a line of pasted text.
+
+    Attributes:
+        layers: Which hidden states of the segment: (layer, ``"question"``, pooling) each.
+        kinds: The kinds; one more than those of whole requests, for text that is given.
+        weight: Shape (K, L, H), float32.
+        layout: Shape (K, 11), float32: weights of `rgate_integrations.segments.layout`.
+    """
+
+    layers: tuple[PooledLayer, ...]
+    kinds: tuple[Kind, ...]
+    weight: Float32Array = field(repr=False, compare=False)
+    layout: Float32Array = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit each other."""
+        wanted = {"weight": (len(self.kinds), len(self.layers)), "layout": (len(self.kinds), LAYOUT)}
+        for name, shape in wanted.items():
+            found = getattr(self, name)
+            if found.shape[:2] != shape or not np.isfinite(found).all():
+                raise ConfigurationError(f"The {name} of the segments' heads is not what it should be.")
+
+    def kind_probabilities(self, states: AnyStates, layout: AnyStates) -> Float64Array:
+        """Return the probability of each kind for each of n segments, shape (n, K).
+
+        Args:
+            states: Pooled states, shape (n, L, H).
+            layout: What `rgate_integrations.segments.layout` says of them, shape (n, 11).
+        """
+        biases = np.array([kind.bias for kind in self.kinds])
+        return _softmax(_flat(states) @ _flat(self.weight).T + _flat(layout) @ _flat(self.layout).T + biases)
+
+    def p_known(self, kinds: Float64Array, known: float) -> Float64Array:
+        """Return P(the LLM alone serves the segment well), shape (n,).
+
+        Args:
+            kinds: What `kind_probabilities` returned.
+            known: P(the LLM knows the fact that the request asks for).
+        """
+        shares = np.array([share_served(kind, np.array([known]))[0] for kind in self.kinds])
+        found: Float64Array = kinds @ shares
+        return np.minimum(found, 1.0)
+
+
+@dataclass(frozen=True)
 class HeadsArtifact:
     """Heads on the pooled states of a question. L are the layers, H the hidden size, K the kinds.
 
@@ -63,6 +111,7 @@ class HeadsArtifact:
         threshold: Default threshold.
         fingerprint: `rgate_integrations.proxy.LocalProxy.fingerprint` of the base model; empty if unknown.
         provenance: Where it comes from: data, licences, seed, recipe, metrics, versions; JSON values.
+        segments: What tells the kind of a part of a longer request; None if nothing does.
     """
 
     layers: tuple[PooledLayer, ...]
@@ -77,6 +126,7 @@ class HeadsArtifact:
     threshold: float = 0.5
     fingerprint: str = ""
     provenance: dict[str, Any] = field(default_factory=dict)
+    segments: SegmentHeads | None = None
 
     def kind_probabilities(self, states: AnyStates) -> Float64Array:
         """Return the probability of each kind for each of n questions, shape (n, K).
@@ -85,10 +135,7 @@ class HeadsArtifact:
             states: Pooled states, shape (n, L, H).
         """
         biases = np.array([kind.bias for kind in self.kinds])
-        logits = _flat(states) @ _flat(self.kind_weight).T + biases
-        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        found: Float64Array = raised / raised.sum(axis=1, keepdims=True)
-        return found
+        return _softmax(_flat(states) @ _flat(self.kind_weight).T + biases)
 
     def known_logits(self, states: AnyStates, theta: float) -> Float64Array:
         """Return the logit that an LLM of some ability knows the fact, shape (n,); see `kind_probabilities`."""
@@ -147,6 +194,12 @@ def share_served(kind: Kind, known: Float64Array) -> Float64Array:
     return np.full_like(known, 1.0 if kind.served == "always" else 0.0)
 
 
+def _softmax(logits: Float64Array) -> Float64Array:
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: Float64Array = raised / raised.sum(axis=1, keepdims=True)
+    return found
+
+
 def _flat(states: AnyStates) -> Float64Array:
     return states.reshape(len(states), -1).astype(np.float64)
 
@@ -162,7 +215,10 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
         The folder.
     """
     names = ("kind_weight", "known_weight")
-    weights = tensor_bytes({name: getattr(artifact, name) for name in names})
+    tensors = {name: getattr(artifact, name) for name in names}
+    if artifact.segments is not None:
+        tensors |= {"segment_weight": artifact.segments.weight, "segment_layout": artifact.segments.layout}
+    weights = tensor_bytes(tensors)
     config = {
         "format": FORMAT,
         "method": "heads",
@@ -171,6 +227,7 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
         "prompt": prompt_facts(ANSWER),
         "layers": artifact.layers,
         "kinds": [asdict(kind) for kind in artifact.kinds],
+        "segments": _segments_config(artifact.segments),
         "known_bias": artifact.known_bias,
         "ability_slope": artifact.ability_slope,
         "default_llm": artifact.default_llm,
@@ -181,6 +238,12 @@ def save_heads(artifact: HeadsArtifact, folder: str | Path) -> Path:
     }
     card = _card(artifact, Path(folder).name)
     return write_folder(folder, {HEADS: weights, CONFIG: json_text(config), CARD: card.text()})
+
+
+def _segments_config(segments: SegmentHeads | None) -> dict[str, Any] | None:
+    if segments is None:
+        return None
+    return {"layers": segments.layers, "kinds": [asdict(kind) for kind in segments.kinds]}
 
 
 def read_heads(name: str | Path) -> HeadsArtifact:
@@ -197,8 +260,16 @@ def read_heads(name: str | Path) -> HeadsArtifact:
 
 def _heads(config: dict[str, Any], tensors: Tensors) -> HeadsArtifact:
     mean, sd = config["default_ability"]
+    segments = None
+    if config["segments"] is not None:
+        segments = SegmentHeads(
+            _layers(config["segments"]),
+            tuple(Kind(**kind) for kind in config["segments"]["kinds"]),
+            tensors["segment_weight"],
+            tensors["segment_layout"],
+        )
     return HeadsArtifact(
-        layers=tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in config["layers"]),
+        layers=_layers(config),
         kinds=tuple(Kind(**kind) for kind in config["kinds"]),
         kind_weight=tensors["kind_weight"],
         known_weight=tensors["known_weight"],
@@ -210,7 +281,12 @@ def _heads(config: dict[str, Any], tensors: Tensors) -> HeadsArtifact:
         threshold=float(config["threshold"]),
         fingerprint=str(config.get("fingerprint", "")),
         provenance=config["provenance"],
+        segments=segments,
     )
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[PooledLayer, ...]:
+    return tuple(PooledLayer(int(layer), span, pooling) for layer, span, pooling in config["layers"])
 
 
 def _card(artifact: HeadsArtifact, name: str) -> ModelCard:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from rgate_integrations.arrays import Float32Array, Float64Array
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, SegmentHeads
+from rgate_integrations.segments import LAYOUT
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
+_STEPS = 100  # more change no decision
 _NEWTON_STEPS = 30
 _CONVERGED = 1e-4
 
@@ -33,6 +35,7 @@ class HeadExamples:
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
         weights: How much each row counts, shape (n,).
+        layout: What `rgate_integrations.segments.layout` says of them, shape (n, 11); zeros unless given.
     """
 
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]
@@ -41,14 +44,20 @@ class HeadExamples:
     abilities: Float64Array
     groups: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     weights: Float64Array
+    layout: Float32Array | None = None
 
     def __len__(self) -> int:
         return len(self.known)
 
     def rows(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> HeadExamples:
         """Return some rows, by a mask or by positions."""
-        parts = (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights)
-        return HeadExamples(*(part[chosen] for part in parts))
+        return HeadExamples(*(column[chosen] for column in self.columns))
+
+    @property
+    def columns(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """All columns in order."""
+        layout = np.zeros((len(self), LAYOUT), np.float32) if self.layout is None else self.layout
+        return (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights, layout)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,7 @@ class HeadsRecipe:
         knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
             request is in doubt, the knowledge head decides.
         never_bias: Added to those that it never serves: where it may be one of these, it is rather retrieved for.
+        layout_scale: By how much the layout is stretched, so that the kinds' penalty weighs on it less.
     """
 
     components: int = 128
@@ -76,6 +86,7 @@ class HeadsRecipe:
     ability_sd: float = 1.0
     knowledge_bias: float = 0.5
     never_bias: float = 0.4
+    layout_scale: float = 3.0
 
 
 def fit_heads(
@@ -106,25 +117,17 @@ def fit_heads(
         DataFormatError: A kind, or a label, does not occur.
     """
     recipe = recipe or HeadsRecipe()
-    shares = _shares(layers)
     of_kind = examples.rows(examples.kinds != "")
     labelled = examples.rows(~np.isnan(examples.known))
     missing = [kind.name for kind in kinds if kind.name not in of_kind.kinds]
     if missing or (known is None and not len(labelled)):
         raise DataFormatError(f"There are no examples of {missing[0] if missing else 'known questions'!r}.")
-    kind_weights = []
-    kind_bias = np.zeros(len(kinds))
-    for layer, share in enumerate(shares):
-        weights, biases = _fit_kinds(of_kind, [kind.name for kind in kinds], layer, recipe)
-        kind_weights.append(share * weights)
-        kind_bias += share * biases
-    by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
-    kind_bias += [by_serving[kind.served] for kind in kinds]
+    found = fit_segments(of_kind, layers, kinds, recipe)
     known_weight, known_bias = known or fit_known(labelled, layers, recipe)
     return HeadsArtifact(
         layers=tuple(PooledLayer(*layer) for layer in layers),
-        kinds=tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, kind_bias, strict=True)),
-        kind_weight=np.stack(kind_weights, axis=1).astype(np.float32),
+        kinds=found.kinds,
+        kind_weight=found.weight,
         known_weight=known_weight,
         known_bias=known_bias,
         ability_slope=1.0,
@@ -132,6 +135,27 @@ def fit_heads(
         default_ability=(0.0, recipe.ability_sd),
         base_model=base_model,
     )
+
+
+def fit_segments(
+    examples: HeadExamples,
+    layers: Sequence[PooledLayer],
+    kinds: Sequence[Kind],
+    recipe: HeadsRecipe,
+) -> SegmentHeads:
+    """Fit the kinds alone, of whole requests or, with their layout, of segments; see `fit_heads`."""
+    weight = np.zeros((len(kinds), *examples.states.shape[1:]), np.float32)
+    by_layout = np.zeros((len(kinds), LAYOUT), np.float32)
+    bias = np.zeros(len(kinds))
+    for layer, share in enumerate(_shares(layers)):
+        of_states, of_layout, biases = _fit_kinds(examples, [kind.name for kind in kinds], layer, recipe)
+        weight[:, layer] = share * of_states
+        by_layout += share * of_layout
+        bias += share * biases
+    by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
+    bias += [by_serving[kind.served] for kind in kinds]
+    fitted = tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, bias, strict=True))
+    return SegmentHeads(tuple(PooledLayer(*layer) for layer in layers), fitted, weight, by_layout)
 
 
 def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> HeadsArtifact:
@@ -162,9 +186,7 @@ def fit_known(
 
 def _shares(layers: Sequence[PooledLayer]) -> list[float]:
     """Return how much each layer's logit counts: views alike, and the layers of a view alike."""
-    views: dict[tuple[str, str], int] = defaultdict(int)
-    for _, span, pooling in layers:
-        views[span, pooling] += 1
+    views = Counter((span, pooling) for _, span, pooling in layers)
     return [1 / len(views) / views[span, pooling] for _, span, pooling in layers]
 
 
@@ -192,18 +214,20 @@ def _layer(examples: HeadExamples, layer: int, components: int) -> _Components:
 
 def _fit_kinds(
     examples: HeadExamples, kinds: Sequence[str], layer: int, recipe: HeadsRecipe
-) -> tuple[Float64Array, Float64Array]:
-    """Return weights, shape (kinds, hidden size), and biases of one layer's kind head."""
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Return weights on states, shape (kinds, hidden size), on the layout, and biases, of one layer's kind head."""
     try:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
     found = _layer(examples, layer, recipe.kind_components)
     numbers = np.array([list(kinds).index(kind) for kind in examples.kinds])
-    model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=500)
-    model.fit(found.values, numbers, sample_weight=examples.weights)
-    weight, bias = found.unfold(model.coef_)
-    return weight, bias + model.intercept_
+    model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=_STEPS)
+    columns = np.concatenate([found.values, recipe.layout_scale * examples.columns[-1]], axis=1)
+    model.fit(columns, numbers, sample_weight=examples.weights)
+    of_states, of_layout = np.split(model.coef_, [found.values.shape[1]], axis=1)
+    weight, bias = found.unfold(of_states)
+    return weight, recipe.layout_scale * of_layout, bias + model.intercept_
 
 
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:

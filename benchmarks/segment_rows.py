@@ -1,0 +1,274 @@
+"""What the kinds are trained on besides clean requests: segments of requests in frames, and of conversations.
+
+    python benchmarks/segment_rows.py --data FOLDER                prints how many there are of each kind
+    python benchmarks/segment_rows.py --data FOLDER --save GATE    fits the heads of segments in a saved gate
+
+A request in a frame (`mixtures`) has a label for each of its segments, since each piece of it says what it is. So the
+kinds learn what is asked, and that pasted text and courtesies need nothing, in frames that tell nothing.
+"""
+
+import argparse
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from dialogues import dialogues
+from heads import CONSOLE, KINDS, OUT, Kept, key, read_question_states
+from labels import KIND_OF, SETS, Label, read_adarague, read_practical, read_template_labels
+from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
+from templates import template_requests
+
+from rgate_integrations.files import read_jsonl
+from rgate_integrations.proxy.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.proxy.download import download
+from rgate_integrations.proxy.reader import READER, shared_reader
+from rgate_integrations.saved.heads import Kind, SegmentHeads, read_heads, save_heads
+from rgate_integrations.segments import layout, segments
+from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_segments
+
+SEED = 21
+SEGMENT_LAYERS = (
+    PooledLayer(14, "question", "mean"),
+    PooledLayer(16, "question", "mean"),
+    PooledLayer(18, "question", "mean"),
+    PooledLayer(18, "question", "last"),
+)
+SEGMENT_KINDS = (*KINDS, Kind("given", "always", "is text to work on"))
+MIXTURES, PARAGRAPHS, DIALOGUES = 4_000, 300, (0, 1, 2)  # of the last, the seeds
+SHARES = {
+    "private": 0.29,
+    "fresh": 0.14,
+    "obscure": 0.07,
+    "common": 0.16,
+    "task": 0.2,
+    "given": 0.06,
+    "knowledge": 0.08,
+}
+FROM_SOURCES = 0.3  # of the requests, where a source has any of the kind; the others are from templates
+SHORTEST, LONGEST = 40, 500  # characters that are pasted
+MOST_GIVEN = 5  # segments of pasted text that are taken of one request
+NEEDY = ("private", "fresh", "obscure")
+_NEEDIEST = ("private", "fresh", "obscure", "knowledge", "common", COURTESY, GIVEN)
+_BETWEEN = "\x1e"
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """One segment of a request.
+
+    Attributes:
+        text: The request.
+        history: What was said before it.
+        place: Which segment.
+        kind: Name of its kind, see `heads.KINDS`.
+        weight: How much it counts.
+        source: Where the request is from.
+        frame: What is around it.
+    """
+
+    text: str
+    history: str
+    place: int
+    kind: str
+    weight: float
+    source: str
+    frame: str
+
+    @property
+    def name(self) -> str:
+        """What its states are kept under."""
+        return _BETWEEN.join([self.text, self.history, str(self.place)])
+
+
+def mixtures_to_train_on(data: Path) -> Iterator[tuple[Mixture, str]]:
+    """Yield requests in frames, and the source of each."""
+    draw = random.Random(SEED)  # noqa: S311 - nothing here is secret
+    prose = corpus_prose(data, slice(3_000, 8_000))
+    by_template: dict[str, dict[int, list[str]]] = {}
+    for request in template_requests():
+        if request.kind != "language":
+            by_template.setdefault(request.kind, {}).setdefault(request.template, []).append(request.question)
+    by_source: dict[str, list[tuple[str, str]]] = {}
+    for _, record in read_jsonl(data / "practical.dev.jsonl"):
+        # Self-Instruct's bring texts of their own.
+        if not record["licence"].startswith("none") and record["source"] != "yizhongw/self-instruct":
+            by_source.setdefault(record["kind"], []).append((record["question"], record["source"]))
+    by_source["knowledge"] = [
+        (record["question"].strip(), "adarague")
+        for name in SETS
+        for _, record in read_jsonl(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
+    ]
+    for _ in range(MIXTURES):
+        kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
+        source = "templates"
+        if kind == "given":
+            question = ""
+        elif kind not in by_template or (kind in by_source and draw.random() < FROM_SOURCES):
+            question, source = draw.choice(by_source[kind])
+        else:
+            question = draw.choice(by_template[kind][draw.choice(list(by_template[kind]))])
+        frame = draw.choice(frame_names()) if kind == "given" or draw.random() < 0.9 else "none"
+        place = "none" if frame == "none" else draw.choice(("before", "after", "around"))
+        length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
+        yield mixed(question, kind, frame, place, length, draw, prose), source
+
+
+def rows_of(mixture: Mixture, source: str) -> Iterator[SegmentRow]:
+    """Yield the segments of a request whose kind is known."""
+    kinds = _kinds_of_segments(mixture)
+    asked = [i for i, own in enumerate(kinds) if mixture.kind in own and mixture.kind in NEEDY]
+    given = [i for i, own in enumerate(kinds) if own == {GIVEN}]
+    draw = random.Random(len(mixture.text))  # noqa: S311 - nothing here is secret
+    taken = set(draw.sample(given, min(MOST_GIVEN, len(given))))
+    for place, own in enumerate(kinds):
+        if not own:
+            continue
+        kind = min(own, key=_NEEDIEST.index)
+        # Of a needy request of several sentences it is not known which of them need it.
+        if (kind in NEEDY and len(asked) > 1) or (kind == GIVEN and place not in taken):
+            continue
+        weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
+        yield SegmentRow(mixture.text, "", place, KIND_OF[kind], weight, source, mixture.frame)
+
+
+def pieces_of(question: str, kind: str, source: str) -> list[SegmentRow]:
+    """Return all segments of a request, each with the kind of the whole."""
+    return [
+        SegmentRow(question, "", place, kind, 0.5, source, "none") for place in range(len(segments(question)))
+    ]
+
+
+def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
+    """Return the kinds of the pieces that each segment has a part of."""
+    found: list[set[str]] = []
+    ends, flat = [], ""
+    for segment in segments(mixture.text):
+        flat += f" {segment}" if flat else segment
+        ends.append(len(flat))
+        found.append(set())
+    begin = 0
+    for piece in mixture.pieces:
+        text = " ".join(piece.text.split())
+        begin = max(flat.find(text, begin), begin)
+        end = begin + len(text)
+        start = 0
+        for place, segment_end in enumerate(ends):
+            if begin < segment_end and start < end:
+                found[place].add(piece.kind)
+            start = segment_end + 1
+        begin = end
+    return found
+
+
+def read_segment_rows(data: Path) -> list[SegmentRow]:
+    """Return all rows."""
+    found: list[SegmentRow] = []
+    for mixture, source in mixtures_to_train_on(data):
+        found += rows_of(mixture, source)
+    for text in corpus_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
+        for place in range(len(segments(text[:LONGEST]))):
+            found.append(SegmentRow(text[:LONGEST], "", place, KIND_OF[GIVEN], 0.5, "corpus", "prose"))
+    for label in (*read_practical(data), *read_template_labels()):
+        # What needs nothing as a whole needs nothing in any part.
+        pieces = pieces_of(label.question, label.kind, label.source) if label.what == COURTESY else []
+        if label.ships and len(pieces) > 1:
+            found += pieces
+    for seed in DIALOGUES:
+        for dialogue in dialogues(seed, part="train"):
+            if len(segments(dialogue.message)) == 1:
+                history = "\n".join(dialogue.history)
+                kind = KIND_OF[dialogue.kind]
+                row = SegmentRow(dialogue.message, history, 0, kind, 1.0, "dialogues", dialogue.frame)
+                found.append(row)
+    return found
+
+
+def segment_examples(rows: list[SegmentRow], cache: Path = OUT) -> HeadExamples:
+    """Return rows with their hidden states, computed where they are not kept in the cache yet."""
+    kept = Kept(cache / "segments").fill([row.name for row in rows], _read)
+    layouts = {row.text: layout(row.text) for row in rows}
+    n = len(rows)
+    return HeadExamples(
+        np.stack([kept[key(row.name)] for row in rows]),
+        np.array([row.kind for row in rows]),
+        np.full(n, np.nan),
+        np.zeros(n),
+        np.full(n, ""),
+        np.array([row.weight for row in rows]),
+        np.stack([layouts[row.text][row.place] for row in rows]),
+    )
+
+
+def _read(names: list[str]) -> list[np.ndarray]:
+    """Read each request once for all of its segments that are named."""
+    reader = shared_reader(download(READER))
+    asked = [name.split(_BETWEEN) for name in names]
+    requests = list(dict.fromkeys((text, history) for text, history, _ in asked))
+    states = {}
+    for start in range(0, len(requests), 16):
+        some = requests[start : start + 16]
+        texts = [Segmented.of(text, [history] if history else []) for text, history in some]
+        layers = RequestLayers((), SEGMENT_LAYERS)
+        for request, read in zip(some, reader.request_states(texts, None, layers), strict=True):
+            states[request] = read.segments
+    return [states[text, history][int(place)] for text, history, place in asked]
+
+
+def clean_labels(data: Path) -> list[Label]:
+    """Return the clean requests that may train what ships, each of which is one segment."""
+    labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
+    return [label for label in labels if label.ships and label.kind]
+
+
+def clean_examples(labels: list[Label], cache: Path = OUT) -> HeadExamples:
+    """Return clean requests as segments, with their hidden states."""
+    states = read_question_states([each.question for each in labels], cache, SEGMENT_LAYERS, "alone")
+    n = len(labels)
+    return HeadExamples(
+        np.stack([states[key(label.question)] for label in labels]),
+        np.array([label.kind for label in labels]),
+        np.full(n, np.nan),
+        np.zeros(n),
+        np.full(n, ""),
+        np.ones(n),
+        np.stack([layout_of_one(label.question) for label in labels]),
+    )
+
+
+def layout_of_one(question: str) -> np.ndarray:
+    """Return the layout of a request that is judged as one segment, however many sentences it has."""
+    found = layout(" ".join(question.split()))[0]
+    return np.concatenate([np.log1p([1, 1]), [1, 1], found[4:9], np.log1p([1]), [1]]).astype(np.float32)
+
+
+def fit_on(*parts: HeadExamples) -> SegmentHeads:
+    """Fit the heads of segments."""
+    columns = zip(*(part.columns for part in parts), strict=True)
+    examples = HeadExamples(*(np.concatenate(column) for column in columns))
+    return fit_segments(examples, SEGMENT_LAYERS, SEGMENT_KINDS, HeadsRecipe())
+
+
+def main() -> None:
+    """Print the numbers, and maybe fit."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
+    parser.add_argument("--save", type=Path, help="folder of a saved gate")
+    arguments = parser.parse_args()
+    rows = read_segment_rows(arguments.data)
+    for kind, n in Counter(row.kind for row in rows).most_common():
+        CONSOLE.print(f"{kind:20} {n:6}")
+    if arguments.save is not None:
+        clean = clean_examples(clean_labels(arguments.data), arguments.cache)
+        found = fit_on(clean, segment_examples(rows, arguments.cache))
+        save_heads(replace(read_heads(arguments.save), segments=found), arguments.save)
+
+
+if __name__ == "__main__":
+    main()

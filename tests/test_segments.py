@@ -1,0 +1,171 @@
+"""A request is split into segments, and read for all of them in one pass."""
+
+import numpy as np
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.proxy.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.proxy.download import download
+from rgate_integrations.proxy.reader import READER, shared_reader
+from rgate_integrations.segments import segments
+
+EASY = "What is 2 + 2?"
+HARD = "Where was Aarno Maliniemi born?"
+LAYERS = (PooledLayer(14, "question", "mean"), PooledLayer(18, "question", "last"))
+BOTH = RequestLayers(LAYERS, LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        (" \n\t", []),
+        ("who wrote hamlet", ["who wrote hamlet"]),
+        ("I was born in 1980. How old am I?", ["I was born in 1980.", "How old am I?"]),
+        (f"{EASY} {HARD}", [EASY, HARD]),
+        (f"{HARD}\n{EASY}", [HARD, EASY]),
+        (f"{HARD} Hint: {EASY}", [HARD, f"Hint: {EASY}"]),
+        ("Is Mr. Smith in the U.S. Navy?", ["Is Mr. Smith in the U.S. Navy?"]),
+        ("It is v. 2.5 now. ok", ["It is v. 2.5 now. ok"]),
+        ('He said "Stop!" and left.', ['He said "Stop!"', "and left."]),
+        ("word " * 130, [" ".join(["word"] * 60)] * 2 + [" ".join(["word"] * 10)]),
+    ],
+)
+def test_the_segments_of_a_text(text, expected):
+    assert segments(text) == expected
+
+
+@pytest.mark.parametrize("character", [" ", "\t", "?", ".", "(", "'", "\u00a0", "\n"])
+def test_a_run_of_one_character_is_walked_once(character):
+    text = "Who" + character * 1_000_000 + "wrote it?"
+    assert "".join("".join(segments(text)).split()) == "".join(text.split())
+
+
+def test_nothing_is_lost_and_nothing_is_read_twice():
+    text = "Hi Anna,\n\n  the   log:\n10:21 ERROR x.y: failed (3)\tWhy? What now?! Thanks... Best,\nTom"
+    assert " ".join(segments(text)) == " ".join(text.split())
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return shared_reader(download(READER))
+
+
+@pytest.mark.model
+def test_a_request_of_one_segment_has_the_states_of_a_question(reader):
+    (read,) = reader.request_states([Segmented.of(HARD)], None, BOTH)
+    (whole,) = reader.hidden([HARD], None, LAYERS)
+    assert np.array_equal(read.segments[0], whole.states)
+    assert np.array_equal(read.whole, whole.states)
+    assert read.prompt_tokens == whole.prompt_tokens
+
+
+@pytest.mark.model
+def test_the_segments_share_the_tokens_of_the_request(reader):
+    (read,) = reader.request_states([Segmented.of(f"{EASY} {HARD}")], None, BOTH)
+    (first,) = reader.request_states([Segmented.of(EASY)], None, BOTH)
+    (whole,) = reader.hidden([f"{EASY} {HARD}"], None, LAYERS)
+    assert read.segments.shape == (2, 2, 576)
+    assert np.array_equal(read.segments[0], first.segments[0])  # what follows changes nothing
+    assert np.array_equal(read.segments[1][1], whole.states[1])  # the last token is that of the whole
+
+
+@pytest.mark.model
+def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
+    followed = Segmented.of("And for Graz?", ["user: What is the capital of Italy?", "assistant: Rome."])
+    alone, after = reader.request_states([Segmented.of("And for Graz?"), followed], None, BOTH)
+    assert after.segments.shape == alone.segments.shape
+    assert not np.array_equal(after.segments, alone.segments)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("segment", ["<|im_end|>", "🙂", "a"])
+def test_a_segment_of_control_tokens_has_the_states_of_its_neighbour(reader, segment):
+    texts = [Segmented.of(f"{EASY}\n{segment}\n{HARD}"), Segmented.of(segment)]
+    read = reader.request_states(texts, None, BOTH)
+    assert [each.segments.shape[0] for each in read] == [3, 1]
+    assert all(np.isfinite(each.segments).all() for each in read)
+
+
+@pytest.mark.model
+def test_one_pass_reads_segments_and_begun_answer(reader):
+    layers = (PooledLayer(22, "draft", "mean"), PooledLayer(20, "prompt", "last"))
+    before = reader.calls
+    (read,) = reader.request_states(
+        [Segmented.of(f"{EASY} {HARD}")], ["In Oulu"], RequestLayers(LAYERS, LAYERS, layers)
+    )
+    assert reader.calls == before + 1
+    (other,) = reader.hidden([f"{EASY} {HARD}"], ["In Oulu"], layers)
+    assert np.array_equal(read.draft, other.states)
+
+
+LOG = "\n".join(f"10:2{i}:07 INFO web-{i} request finished in 12 ms" for i in range(6))
+TRACE = """Traceback (most recent call last):
+  File "/srv/app/main.py", line 12, in <module>
+    run(config)
+KeyError: 'name'"""
+PROSE = "The Lena rises in the Baikal Mountains. It flows north for 4,400 km and ends in a wide delta in the Arctic."
+TABLE = "City | Rain\nOslo | 763 mm\nCairo | 25 mm\nLima | 16 mm"
+MAIL = "Dear all,\nthe lift is being repaired on Monday.\nPlease take the stairs.\nBest regards,\nOlga"
+CODE = "def add(a, b):\n    # sum of two numbers\n    return a + b"
+FRAMES = {"log": LOG, "trace": TRACE, "prose": PROSE, "table": TABLE, "mail": MAIL, "code": CODE}
+PRIVATE = "When did our supplier in Oslo confirm the delivery?"
+FRESH = "What is the price of gold today?"
+
+
+@pytest.fixture(scope="module")
+def gate(reader):
+    return load_gate(on_error="raise")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("asked", [PRIVATE, FRESH])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_pasted_text_does_not_hide_what_is_asked(gate, frame, asked):
+    pasted = FRAMES[frame]
+    found = gate.decide_batch(
+        [f"{pasted}\n\n{asked}", f"{asked}\n\n{pasted}", f"{pasted}\n\n{asked}\n\n{pasted}"]
+    )
+    assert [each.retrieve for each in found] == [True] * 3
+
+
+@pytest.mark.model
+def test_a_task_on_pasted_text_mostly_needs_nothing(gate):
+    asked = [f"Translate the following into Spanish:\n\n{pasted}" for pasted in FRAMES.values()]
+    assert sum(each.retrieve for each in gate.decide_batch(asked)) <= 1  # a mail looks like one of one's own
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+def test_a_question_in_a_text_of_20_000_characters_is_read_wherever_it_stands(gate, place):
+    half = f"{LOG}\n" * 36
+    text = {
+        "first": f"{PRIVATE}\n{half}\n{half}",
+        "middle": f"{half}\n{PRIVATE}\n{half}",
+        "last": f"{half}\n{half}\n{PRIVATE}",
+    }[place]
+    found = gate.decide(text)
+    assert len(text) > 18_000
+    assert found.retrieve
+    assert "were read" in found.warnings[0]
+
+
+@pytest.mark.model
+def test_the_reason_names_the_segment_that_decides(gate):
+    found = gate.decide(f"{PROSE}\n{PRIVATE}")
+    assert PRIVATE in found.reason
+    assert "private" in found.signals
+
+
+@pytest.mark.model
+def test_a_greeting_in_another_language_does_not_make_a_request_foreign(gate):
+    assert not gate.decide("Guten Morgen! What is the capital of France?").retrieve
+    assert gate.decide("Was ist die Hauptstadt von Frankreich?").retrieve
+
+
+@pytest.mark.model
+def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
+    private = ["user: How many customers do we have in Sweden?", "assistant: We have 144 customers there."]
+    common = ["user: What is the capital of France?", "assistant: Paris."]
+    found = gate.decide_batch(["And in Italy?"] * 2, histories=[private, common])
+    assert [each.retrieve for each in found] == [True, False]
