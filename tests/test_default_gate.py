@@ -105,7 +105,7 @@ def test_a_task_that_was_begun_goes_on():
     assert [d.retrieve for d in decisions] == [False, False, True]
 
 
-def test_question_and_begun_answer_are_read_in_one_pass(smollm2, monkeypatch):
+def test_question_and_begun_answer_are_weighed_by_the_kind_of_the_request(smollm2):
     asked = ["Who wrote Romeo and Juliet?", "What  does our\ntravel policy say?"]
     drafts = [Draft(text="Romeo and Juliet was written by"), Draft(text="Hotels may cost up to")]
     question, answer = [load_gate(name, proxy=smollm2) for name in ("default-heads", "default-begun")]
@@ -115,22 +115,11 @@ def test_question_and_begun_answer_are_read_in_one_pass(smollm2, monkeypatch):
     ):
         weight = 0.7 * question.gate.depends_on_knowledge(of_question)
         expected.append((1 - weight) * _logit(of_question.p_known) + weight * _logit(of_answer.p_known))
-    passes = []
-    read = type(smollm2).hidden
-
-    def counted(self, prompt, values, *rest):
-        if self is smollm2:  # not its first layers, which do the work
-            passes.append(len(values))
-        return read(self, prompt, values, *rest)
-
-    monkeypatch.setattr(type(smollm2), "hidden", counted)
     judge = load_gate(DEFAULT_GATES["llm"], proxy=smollm2)
     for place in range(2):
         (decision,) = judge.decide_batch(asked[place : place + 1], drafts=drafts[place : place + 1])
         # In bfloat16, what follows the question moves the last digits of its states.
         assert _logit(decision.p_known) == pytest.approx(expected[place], abs=0.1)
-    # The heads read white space as one space each, so a question with more of it takes two passes.
-    assert passes == [1, 1, 1]
 
 
 def test_words_that_were_not_certain_stop_no_task():

@@ -61,7 +61,6 @@ def heads_folder(tmp_path_factory):
         layers=((1, "question", "mean"), (2, "all", "last")),
         kinds=(Kind("task", "always", "needs nothing"), Kind("fact", "if known", "asks about a fact")),
         kind_weight=np.ones((2, 2, 4), dtype=np.float32),
-        kind_layout=np.zeros((2, 11), np.float32),
         known_weight=np.ones((2, 4), dtype=np.float32),
         known_bias=-4.0,
         ability_slope=1.0,

@@ -14,7 +14,7 @@ from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.proxy.base import HiddenStates, PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save_heads
+from rgate_integrations.saved.heads import HeadsArtifact, Kind, SegmentHeads, read_heads, save_heads
 from rgate_integrations.segments import LAYOUT
 from rgate_integrations.training.heads import (
     HeadExamples,
@@ -46,7 +46,6 @@ def artifact():
         layers=LAYERS,
         kinds=KINDS,
         kind_weight=kind_weight,
-        kind_layout=np.zeros((3, LAYOUT), np.float32),
         known_weight=known_weight,
         known_bias=0.0,
         ability_slope=0.5,
@@ -329,7 +328,7 @@ def examples(n=600, seed=0):
 def test_fitted_heads_tell_kinds_and_knowledge_apart():
     train, test = examples(seed=0), examples(seed=1)
     heads = fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", HeadsRecipe(6, 6, 1.0, 1.0))
-    kinds = heads.kind_probabilities(test.states, test.columns[-1])
+    kinds = heads.kind_probabilities(test.states)
     names = np.array([kind.name for kind in KINDS])
     assert kinds.sum(axis=1) == pytest.approx(1.0)
     assert (names[kinds.argmax(axis=1)] == test.kinds).mean() > 0.95
@@ -367,15 +366,14 @@ def test_rows_without_a_label_count_only_for_the_other_heads():
 
 
 def test_biases_lift_kinds_by_how_they_are_served():
-    train, test = examples(), examples(seed=1)
-    states, nowhere = test.states, test.columns[-1]
+    train, states = examples(), examples(seed=1).states
 
     def fitted(knowledge, never):
         recipe = HeadsRecipe(6, 6, 1.0, 1.0, knowledge_bias=knowledge, never_bias=never)
         return fit_heads(train, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
 
     plain, biased = fitted(0.0, 0.0), fitted(1.5, 0.5)
-    lifted = np.log(biased.kind_probabilities(states, nowhere) / plain.kind_probabilities(states, nowhere))
+    lifted = np.log(biased.kind_probabilities(states) / plain.kind_probabilities(states))
     gain = np.array([{"always": 0.0, "if known": 1.5, "never": 0.5}[kind.served] for kind in KINDS])
     assert lifted - lifted[:, :1] == pytest.approx(np.tile(gain - gain[0], (len(states), 1)))
 
@@ -391,3 +389,77 @@ def test_calibration_maps_the_logits_by_a_line(artifact):
 def test_shapes_that_do_not_fit_are_refused(artifact):
     with pytest.raises(ConfigurationError, match="kind_weight"):
         dataclasses.replace(artifact, kind_weight=np.zeros((2, 2, 4), np.float32))
+
+
+@pytest.fixture
+def with_segments(artifact):
+    """Heads of segments whose first three numbers are the kinds' logits, too; the fourth that of given text."""
+    kinds = (*KINDS, Kind("given", "always", "is text to work on"))
+    weight = np.eye(4, dtype=np.float32)[:, None, :]
+    layers = (PooledLayer(1, "question", "last"),)
+    segments = SegmentHeads(layers, kinds, weight, np.zeros((4, LAYOUT), np.float32))
+    return dataclasses.replace(artifact, segments=segments)
+
+
+TASK, NEWS, GIVEN = (9, 0, 0, 0), (0, 0, 9, 0), (0, 0, 0, 9)
+LONG = "one two three four five six seven eight nine ten eleven twelve"
+
+
+class ToldParts(Told):
+    """Tells the states of the whole request by its text, and of a segment likewise."""
+
+    def hidden(self, prompt, values, drafts, layers):
+        found = []
+        for each in values:
+            own = self.states[each["question"]]
+            found.append(HiddenStates(np.array([own] * len(layers), np.float32), 3))
+        return found
+
+
+def test_what_one_segment_beside_much_text_needs_the_request_needs(with_segments, tmp_path):
+    asked = f"{LONG}.\nIs it raining"
+    states = {f"{LONG}. Is it raining": TASK, f"{LONG}.": GIVEN, "Is it raining": NEWS}
+    found = gate_of(with_segments, tmp_path, ToldParts(states)).decide(asked)
+    assert found.retrieve
+    assert found.reason.startswith("“Is it raining” asks about something that changes with time")
+    assert found.signals["given"] == pytest.approx(softmax(*NEWS)[0])
+
+
+def test_beside_little_text_only_a_question_is_judged_by_itself(with_segments, tmp_path):
+    states = {"Hi Is it": TASK, "Hi Is it?": TASK, "Hi": TASK, "Is it": NEWS, "Is it?": NEWS}
+    statement, question = gate_of(with_segments, tmp_path, ToldParts(states)).decide_batch(
+        ["Hi\nIs it", "Hi\nIs it?"]
+    )
+    assert (statement.retrieve, question.retrieve) == (False, True)
+
+
+def test_no_segment_makes_a_request_that_needs_something_needless(with_segments, tmp_path):
+    states = {f"{LONG}. Now?": NEWS, f"{LONG}.": GIVEN, "Now?": TASK}
+    assert gate_of(with_segments, tmp_path, ToldParts(states)).decide(f"{LONG}. Now?").retrieve
+
+
+def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segments, tmp_path):
+    gate = gate_of(
+        with_segments, tmp_path, ToldParts({"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)})
+    )
+    found = gate.decide_batch(["Thanks", "And now", "So"], histories=[["user: Hi"]] * 3)
+    assert [each.retrieve for each in found] == [False, True, True]
+    assert "not clearly needless" in found[2].reason
+
+
+def test_heads_of_segments_are_saved(with_segments, tmp_path):
+    loaded = read_heads(save_heads(with_segments, tmp_path / "g"))
+    assert loaded.segments.kinds == with_segments.segments.kinds
+    assert loaded.segments.weight.tolist() == with_segments.segments.weight.tolist()
+    with pytest.raises(ConfigurationError, match="layout"):
+        dataclasses.replace(with_segments.segments, layout=np.zeros((4, 2), np.float32))
+
+
+def test_an_llm_that_nobody_named_is_not_taken_for_abler_than_the_default_one(artifact, tmp_path):
+    proxy = told((0, 9, 0, -1))
+    found, weak, given = (
+        gate_of(artifact, tmp_path, proxy, ability=Ability("x", theta, 0.0, "a test"), llm_known_by=by)
+        for theta, by in ((3.0, "the direct arm"), (-3.0, "the direct arm"), (3.0, ""))
+    )
+    known = [gate.decide("q").signals["known"] for gate in (found, weak, given)]
+    assert known == pytest.approx([sigmoid(-1), sigmoid(-1 - 1.5), sigmoid(-1 + 1.5)])

@@ -269,7 +269,6 @@ HEADS = HeadsArtifact(
     layers=(PooledLayer(1, "question", "mean"),),
     kinds=(Kind("task", "always", "needs no knowledge"), Kind("fact", "if known", "asks for a fact", 0.5)),
     kind_weight=np.zeros((2, 1, 4), np.float32),
-    kind_layout=np.zeros((2, 11), np.float32),
     known_weight=np.ones((1, 4), np.float32),
     known_bias=0.1,
     ability_slope=1.0,

@@ -169,3 +169,9 @@ def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
     common = ["user: What is the capital of France?", "assistant: Paris."]
     found = gate.decide_batch(["And in Italy?"] * 2, histories=[private, common])
     assert [each.retrieve for each in found] == [True, False]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", [f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}"])
+def test_an_easy_question_does_not_hide_a_hard_one(gate, text):
+    assert gate.decide(text).retrieve

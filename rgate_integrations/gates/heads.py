@@ -132,8 +132,7 @@ class HeadsGate(Gate):
         segments = self.trained.segments
         has_history = bool(evidence.inputs.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        beside = _words_beside(found.texts)
-        judged = [i for i, words in enumerate(beside) if words >= _MUCH or has_history]
+        judged = list(range(len(found.texts))) if has_history else _judged_apart(found.texts)
         if segments is not None and judged:
             by_segment = segments.kind_probabilities(found.segments[judged], found.layout[judged])
             of_segments = segments.p_known(by_segment, float(known[0]))
@@ -230,10 +229,15 @@ def _warn_once(warning: str) -> None:
     _log.warning(warning)
 
 
-def _words_beside(texts: Sequence[str]) -> list[int]:
-    """Return for each segment how many words the others have together."""
+def _judged_apart(texts: Sequence[str]) -> list[int]:
+    """Return which segments are judged by themselves, too: questions of several, and those beside much text."""
     words = [len(text.split()) for text in texts]
-    return [sum(words) - own for own in words]
+    found = []
+    for place, text in enumerate(texts):
+        beside = sum(words) - words[place]
+        if beside >= _MUCH or (beside and text.endswith("?")):
+            found.append(place)
+    return found
 
 
 def shortened(text: str) -> str:
