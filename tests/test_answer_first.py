@@ -227,7 +227,9 @@ class QuestionsOnly:
         return []
 
 
-@pytest.mark.parametrize("gate", ["prompt", "popularity", QuestionsOnly()], ids=str)
+@pytest.mark.parametrize(
+    "gate", ["prompt", "popularity", QuestionsOnly()], ids=["prompt", "popularity", "own"]
+)
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
         RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)

@@ -463,3 +463,11 @@ def test_an_llm_that_nobody_named_is_not_taken_for_abler_than_the_default_one(ar
     )
     known = [gate.decide("q").signals["known"] for gate in (found, weak, given)]
     assert known == pytest.approx([sigmoid(-1), sigmoid(-1 - 1.5), sigmoid(-1 + 1.5)])
+
+
+def test_a_request_of_too_many_questions_retrieves(with_segments, tmp_path):
+    states = {"Why? " * n + "Why?": TASK for n in (7, 8)} | {"Why?": TASK}
+    gate = gate_of(with_segments, tmp_path, ToldParts(states))
+    few, many = gate.decide_batch(["Why? " * 8, "Why? " * 9])
+    assert (few.retrieve, many.retrieve) == (False, True)
+    assert "more than 8 questions" in many.reason

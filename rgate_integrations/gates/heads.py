@@ -23,7 +23,9 @@ from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, shar
 _KNOWN = "known"
 _log = logging.getLogger("rgate_integrations")
 _SHOWN = 80  # characters of a segment in a reason
-_MUCH = 12
+MOST_QUESTIONS = 8
+"""A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
+_MUCH = 6
 """Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
 it. With less, a request is rather understood as a whole."""
 CLEARLY_NEEDLESS = 0.85
@@ -143,6 +145,8 @@ class HeadsGate(Gate):
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals[_KNOWN] = float(known[0])
         reason = self._reason(what, p, signals, known)
+        if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
+            p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
         if has_history and p < CLEARLY_NEEDLESS and p >= self.threshold:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
         return Score(p, reason, None, warnings, signals, self.judged_llm)
