@@ -75,6 +75,17 @@ def test_decide_says_why_and_how_many_skip():
     assert done.stderr == "2 of 2 skip retrieval.\n"
 
 
+def test_decide_hands_on_the_turns_before_a_message():
+    line = {"question": "And in Italy?", "history": ["user: How many customers do we have?"]}
+    done = rgate("decide", "--gate", "constant:never", stdin=json.dumps(line))
+    assert "retrieve" in done.stdout  # this gate reads no turns, so what follows on them is retrieved for
+
+
+def test_decide_shows_a_question_of_several_lines_in_one():
+    done = rgate("decide", "--gate", "constant:never", "Traceback:\n  KeyError\n\nWhy?")
+    assert "Traceback: KeyError Why?" in done.stdout
+
+
 def test_decide_reads_json_lines():
     lines = '{"question": "who?", "popularity": 5000}\n{"question": "what?", "popularity": 3}\n{not json\n'
     found = objects(rgate("decide", "--gate", "popularity", "--json", stdin=lines))

@@ -128,7 +128,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield {"question": line, "error": f"Line {number}: not JSON ({error})."}
             continue
         if isinstance(found, dict) and "question" in found:
-            yield {name: found.get(name) for name in ("question", "draft", "popularity")}
+            yield {name: found.get(name) for name in ("question", "draft", "popularity", "history")}
         else:
             yield {"question": line, "error": f"Line {number}: no question."}
 
@@ -153,5 +153,6 @@ def _print(console: Terminal, asked: object, decision: Decision) -> None:
         console.print("retrieve", style="yellow", end=" ")
     else:
         console.print("skip    ", style="green", end=" ")
-    console.print(f"{decision.p_known:.2f}  {decision.question[:120]}", markup=False, soft_wrap=True)
+    question = " ".join(decision.question.split())
+    console.print(f"{decision.p_known:.2f}  {question[:120]}", markup=False, soft_wrap=True)
     console.print(f"               {decision.reason}", style="dim", markup=False, soft_wrap=True)
