@@ -78,7 +78,7 @@ def test_decide_says_why_and_how_many_skip():
 def test_decide_hands_on_the_turns_before_a_message():
     line = {"question": "And in Italy?", "history": ["user: How many customers do we have?"]}
     done = rgate("decide", "--gate", "constant:never", stdin=json.dumps(line))
-    assert "retrieve" in done.stdout  # this gate reads no turns, so what follows on them is retrieved for
+    assert done.stdout.startswith("retrieve")  # this gate reads no turns, so what follows on them is retrieved for
 
 
 def test_decide_shows_a_question_of_several_lines_in_one():
