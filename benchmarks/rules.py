@@ -64,7 +64,7 @@ def write_directions() -> None:
     scaled = directions[:, -DIRECTIONS:] / np.sqrt(variances[-DIRECTIONS:])
     OUT.parent.mkdir(exist_ok=True)
     np.savez_compressed(OUT, mean=mean.astype(np.float16), directions=scaled.astype(np.float16))
-    rules._made_for_reader.cache_clear()
+    rules.reader_directions.cache_clear()
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -111,11 +111,11 @@ def main() -> None:
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
     states = {name: states_of(each) for name, each in texts.items()}
-    mean, _ = rules._made_for_reader()
+    mean, _ = rules.reader_directions()
     compared = {
         "states as they are": {name: unit(each) for name, each in states.items()},
         "without the mean": {name: unit(each - mean) for name, each in states.items()},
-        "scaled directions": {name: rules._directions(each) for name, each in states.items()},
+        "scaled directions": {name: rules.directions_of(each) for name, each in states.items()},
         "embedder": {name: SentenceEmbedder().embed(each) for name, each in texts.items()},
     }
     table = Table(

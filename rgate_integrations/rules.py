@@ -164,7 +164,7 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         examples = context.memory(self, lambda: self._read(context, self.examples))
         if self.shared:
             layer = self.states.segments.index(LAYER)
-            requests = [_directions(each.segments[:, layer]) for each in context.get(self.states)]
+            requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
             read = self._read(context, [each.question for each in context.inputs])
             requests = list(read[:, None])
@@ -178,7 +178,7 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
     def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
         values = [{"question": " ".join(text.split())} for text in texts]
         found = self._reader(context).hidden(self.states.prompt, values, None, (LAYER,))
-        return _directions(np.stack([each.states[0] for each in found]))
+        return directions_of(np.stack([each.states[0] for each in found]))
 
     def _reader(self, context: Context) -> Proxy:
         if self.shared:
@@ -293,9 +293,9 @@ def _from_json(rule: Any) -> Rule:
     raise ConfigurationError(f"{rule!r} is neither an example nor a pattern.")
 
 
-def _directions(states: Float32Array) -> Float64Array:
+def directions_of(states: Float32Array) -> Float64Array:
     """Return states as they are compared, of length 1; shape (texts, directions)."""
-    mean, directions = _made_for_reader()
+    mean, directions = reader_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)
     found: Float64Array = compared / np.maximum(lengths, 1e-12)
@@ -303,7 +303,7 @@ def _directions(states: Float32Array) -> Float64Array:
 
 
 @lru_cache(maxsize=1)
-def _made_for_reader() -> tuple[Float64Array, Float64Array]:
+def reader_directions() -> tuple[Float64Array, Float64Array]:
     """Return the mean of requests' states, and the scaled directions in which they differ most."""
     with resources.as_file(
         resources.files("rgate_integrations") / "weights" / "rules" / "likeness.npz"

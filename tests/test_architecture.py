@@ -91,6 +91,7 @@ LAYERS = [
         "failing",
         "follow_up",
         "logprobs",
+        "segments",
     },
     {"processes", "flow", "batching", "waiting"},
     {"proxy"},
@@ -101,7 +102,6 @@ LAYERS = [
     {
         "request",
         "judging",
-        "several",
         "engine",
         "loading",
         "calling",

@@ -78,7 +78,9 @@ def test_decide_says_why_and_how_many_skip():
 def test_decide_hands_on_the_turns_before_a_message():
     line = {"question": "And in Italy?", "history": ["user: How many customers do we have?"]}
     done = rgate("decide", "--gate", "constant:never", stdin=json.dumps(line))
-    assert done.stdout.startswith("retrieve")  # this gate reads no turns, so what follows on them is retrieved for
+    assert done.stdout.startswith(
+        "retrieve"
+    )  # this gate reads no turns, so what follows on them is retrieved for
 
 
 def test_decide_shows_a_question_of_several_lines_in_one():
@@ -215,7 +217,7 @@ def test_ask_with_an_own_index(smollm2, zorblat):
 @pytest.mark.model
 def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
     options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1"]
-    asked = ["Which river is longer, the Mur or the Drava?", "What is the capital of France?"]
+    asked = ["Which is longer, the Nile or the Rhine?", "What is the capital of France?"]
     answered, sure = objects(rgate("ask", "--json", *options, "--threshold", "0", *asked))
     assert (sure["retrieve"], sure["beginning"]["tokens_held"]) == (False, 0)
     assert sure["answer"]

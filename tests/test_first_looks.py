@@ -164,7 +164,7 @@ def test_two_lanes_find_what_one_does(name):
 def _what_matters(judged):
     score = judged.score
     said = (type(score), str(score)) if isinstance(score, Exception) else score
-    return judged.question, said, judged.cost.model_copy(update={"milliseconds": 0}), judged.warnings
+    return said, judged.cost.model_copy(update={"milliseconds": 0}), judged.warnings
 
 
 def test_evidence_that_can_do_without_a_draft_is_not_made_without_it_because_it_is_not_there_yet(held):

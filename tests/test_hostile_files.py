@@ -162,7 +162,10 @@ def test_any_bytes_are_read_or_refused(name, noise, at, packed, tmp_path):
         ({"gold_answers": [{"a": 1}]}, "line 1: gold_answers holds a dict, not a text"),
         ({"popularity": "much"}, "line 1: popularity holds something else than a finite number"),
         ({"closed_book_logprobs": "abc"}, "line 1: closed_book_logprobs is no list of numbers"),
-        ({"closed_book_logprobs": [0.9]}, "line 1: closed_book_logprobs has a value above 0"),
+        (
+            {"closed_book_logprobs": [0.9]},
+            "line 1: closed_book_logprobs: a log-probability is at most 0, not 0.9",
+        ),
         ({"question": "\ud800?"}, "line 1: question has half a surrogate pair"),
         ({"question": " "}, "line 1: no question"),
         ({"closed_book_text": ["x"]}, "line 1: closed_book_text holds a list, not a text"),

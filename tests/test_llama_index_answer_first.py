@@ -451,7 +451,8 @@ def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_another_or
     gate = load_gate(threshold=0.4)
     engine = GatedQueryEngine.from_defaults(Rag(), gate, Writer(), answer_first=True)
     assert (engine.first.gate.gate.name, engine.first.gate.threshold) == ("begun", 0.4)
-    assert engine.first.first_look is gate
+    assert engine.first.first_look.threshold == 0.4
+    assert engine.first.first_look.gate.llm_name == "writer"  # the LLM that answers
     with pytest.raises(ConfigurationError, match="cannot judge an answer"):
         GatedQueryEngine.from_defaults(Rag(), "prompt", Writer(), answer_first=True)
 

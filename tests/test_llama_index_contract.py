@@ -72,7 +72,9 @@ def compose(name, gate, *, streaming=False, llm=None, index=None):
     if name == "retriever engine":
         return RetrieverQueryEngine(GatedRetriever(index.as_retriever(), gate), synthesizer)
     if name == "claim fusion":
-        return RetrieverQueryEngine(ClaimFusionRetriever([index.as_retriever()], gate), synthesizer)
+        return RetrieverQueryEngine(
+            ClaimFusionRetriever([index.as_retriever()], gate, filter_claims=True), synthesizer
+        )
     gated = GatedQueryEngine.from_defaults(inner, gate, llm=llm, streaming=streaming)
     if name == "gated":
         return gated
@@ -85,7 +87,7 @@ def compose(name, gate, *, streaming=False, llm=None, index=None):
 
 def claim_transform(gate):
     with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
-        return ClaimQueryTransform(gate)
+        return ClaimQueryTransform(gate, filter_claims=True)
 
 
 @functools.cache

@@ -294,7 +294,7 @@ def test_what_was_not_kept_is_read(change, proxy, tmp_path):
 
 def test_a_batch_shares_the_model(proxy, tmp_path):
     gate = self_gate(proxy, tmp_path / "gate", 0.9)
-    questions = [{"question": q} for q in (QUESTION, "Where is Oulu?", "Why?")]
+    questions = [{"question": q} for q in (QUESTION, "Where is Oulu?", "Who was Nero?")]
     drafts = proxy.generate(ANSWER, questions, tokens=8)
     answers = router(proxy, gate).batch(questions)
     assert [answer.strip() for answer in answers] == [draft.text for draft in drafts]

@@ -92,7 +92,7 @@ class Directions(ScriptedProxy):
 
 @pytest.fixture
 def plain_directions(monkeypatch):
-    monkeypatch.setattr(rules_module, "_made_for_reader", lambda: (np.zeros(4), np.eye(4)))
+    monkeypatch.setattr(rules_module, "reader_directions", lambda: (np.zeros(4), np.eye(4)))
 
 
 @pytest.mark.usefixtures("plain_directions")
@@ -124,7 +124,7 @@ def test_the_states_are_those_that_the_default_gate_reads():
     inner = HeadsGate(artifact="default-heads")
     gate = RuledGate(inner=inner, rules=Rules(always=("Which clause?",)))
     assert gate._likeness.states in inner.specs
-    assert LAYER in gate._likeness.states.layers
+    assert LAYER in gate._likeness.states.segments
 
 
 def test_a_gate_on_another_model_asks_the_reader():

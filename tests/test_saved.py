@@ -237,7 +237,7 @@ def test_what_ships_is_small_and_documented():
 def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
     gate = load_gate()
     assert gate.gate == load_gate(DEFAULT_GATE).gate
-    assert [type(spec).__name__ for spec in gate.gate.specs] == ["SegmentStatesSpec"]
+    assert [type(spec).__name__ for spec in gate.gate.specs] == ["RequestSpec"]
     facts = read_config(DEFAULT_GATE)["provenance"]
     assert all(data["licence"] for data in facts["data"])
     assert not [data for data in facts["data"] if data["licence"].startswith("none")]

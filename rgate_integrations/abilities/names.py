@@ -90,6 +90,7 @@ _COMPOUNDS = {
     ("gpt", "oss"): "gpt-oss",
 }
 
+_LONGEST = 400  # characters of a name, or of the path of a file
 _CACHE_FOLDER = re.compile(r"models--[^/]+?--([^/]+)")  # of the Hugging Face Hub
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.(gguf|ggml|bin|safetensors|onnx|llamafile)$")
 _BEDROCK_OWNER = re.compile(
@@ -183,7 +184,7 @@ def _read(words: list[str], date: str) -> ModelName:
 
 def _bare(name: str) -> str:
     """Return a name without what tells where the LLM runs, and in what form."""
-    text = name.strip().casefold().replace("\\", "/")
+    text = name[:_LONGEST].strip().casefold().replace("\\", "/")
     cached = _CACHE_FOLDER.search(text)
     text = text.rstrip("/").rpartition("/")[2] if cached is None else cached[1]
     if text.startswith("ft:"):  # ft:MODEL:organisation:name:id

@@ -11,6 +11,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
 from rgate_integrations.processes import close_at_exit, reset_after_fork
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.proxy import reader
 from rgate_integrations.proxy.base import (
     HiddenStates,
     PooledLayer,
@@ -23,15 +24,6 @@ from rgate_integrations.proxy.base import (
 )
 from rgate_integrations.proxy.download import cached_path
 from rgate_integrations.proxy.kept import kept_answer
-from rgate_integrations.proxy.reader import (
-    FINGERPRINT,
-    READER,
-    READS,
-    Reader,
-    can_read,
-    reader_calls,
-    shared_reader,
-)
 from rgate_integrations.proxy.turns import Turns
 from rgate_integrations.proxy.written import WritingOptions
 
@@ -42,9 +34,7 @@ if TYPE_CHECKING:
     from rgate_integrations.proxy.encoding import EncodedPrompt, PromptEncoder
     from rgate_integrations.proxy.model_runner import ModelRunner
 
-__all__ = ["DEFAULT_MODEL", "LocalProxy", "shared_proxy"]
-
-DEFAULT_MODEL = READS
+DEFAULT_MODEL = reader.READS
 
 
 class LocalProxy(Proxy):
@@ -114,8 +104,6 @@ class LocalProxy(Proxy):
             return partial(shared_proxy, self.name, device=self.device_name), ()
         return partial(type(self), self.name, **self._settings), ()
 
-    # --- drafts and samples --------------------------------------------------------------------------------
-
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
@@ -166,8 +154,6 @@ class LocalProxy(Proxy):
             wanted = DraftRows(prompt, rows, tokens, Sampling(temperature, seeds))
             drafts = runner.run(GenerateDrafts(runner, wanted))
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
-
-    # --- scores and states ---------------------------------------------------------------------------------
 
     def score(
         self,
@@ -264,8 +250,6 @@ class LocalProxy(Proxy):
         given = None if drafts is None else [self._given(draft) for draft in drafts]
         return self._reader.request_states(texts, given, layers)
 
-    # --- drafts and what is read off them, in one pass -----------------------------------------------------
-
     def generate_hidden(
         self,
         prompt: PromptTemplate,
@@ -318,8 +302,6 @@ class LocalProxy(Proxy):
             found = runner.run(GenerateAndScore(runner, DraftRows(prompt, rows, tokens), judgment))
         return [(draft, TargetScores(scores, prompt_tokens=len(suffix))) for draft, scores in found]
 
-    # --- what else callers ask -----------------------------------------------------------------------------
-
     def cut(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         if self._runner is None and self._has_reader:
@@ -330,7 +312,7 @@ class LocalProxy(Proxy):
     def fingerprint(self) -> str:
         """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
         if self._runner is None and self._has_reader:
-            return FINGERPRINT
+            return reader.FINGERPRINT
         return self.runner.fingerprint
 
     def pair_ids(
@@ -361,7 +343,7 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        read = reader_calls() if self.name == READS else 0
+        read = reader.reader_calls() if self.name == reader.READS else 0
         return read + (self._runner.calls if self._runner else 0)
 
     # --- the model -----------------------------------------------------------------------------------------
@@ -467,23 +449,25 @@ class LocalProxy(Proxy):
     def _is_read_here(self, prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
         """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
         usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
-        return self.name == READS and usual and can_read(prompt, layers)
+        return self.name == reader.READS and usual and reader.can_read(prompt, layers)
 
     @property
     def _has_reader(self) -> bool:
-        return self.name == READS and cached_path(READER) is not None
+        return self.name == reader.READS and cached_path(reader.READER) is not None
 
     @property
-    def _reader(self) -> Reader:
+    def _reader(self) -> reader.Reader:
         """The first layers of the default model, shared in the process; loaded when first asked for.
 
         Raises:
             ModelLoadError: It is not downloaded, or cannot be loaded.
         """
-        folder = cached_path(READER)
+        folder = cached_path(reader.READER)
         if folder is None:
-            raise ModelLoadError("The gate's model is not downloaded yet.", hint=f"rgate download {READER}")
-        return shared_reader(folder)
+            raise ModelLoadError(
+                "The gate's model is not downloaded yet.", hint=f"rgate download {reader.READER}"
+            )
+        return reader.shared_reader(folder)
 
     def _given(self, draft: Draft) -> str | Sequence[int]:
         """Return what is read of a draft: its own tokens if they are this model's, or else its text."""
