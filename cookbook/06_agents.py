@@ -59,7 +59,7 @@ agent = create_agent(
 for question in ("What is the capital of France?", "Where was the historian Aarno Maliniemi born?"):
     print(question)
     state = agent.invoke({"messages": [HumanMessage(question)]})
-    print(f"  p_known {state['retrieval_decision']['p_known']:.2f}: {state['messages'][-1].text}")
+    print(f"  p_known {state['retrieval_decision'].p_known:.2f}: {state['messages'][-1].text}")
 
 # %% [markdown]
 # The gate decides once a user turn. For a known question the model does not even see the tool.
