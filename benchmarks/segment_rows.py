@@ -191,15 +191,25 @@ def segment_examples(rows: list[SegmentRow], cache: Path = OUT) -> HeadExamples:
     """Return rows with their hidden states, computed where they are not kept in the cache yet."""
     kept = Kept(cache / "segments").fill([row.name for row in rows], _read)
     layouts = {row.text: layout(row.text) for row in rows}
-    n = len(rows)
+    states = [kept[key(row.name)] for row in rows]
+    kinds, weights = [row.kind for row in rows], [row.weight for row in rows]
+    return _examples_of_kinds(states, kinds, weights, [layouts[row.text][row.place] for row in rows])
+
+
+def _examples_of_kinds(
+    states: list[np.ndarray], kinds: list[str], weights: list[float], layouts: list[np.ndarray]
+) -> HeadExamples:
+    """Return rows that say nothing of what an LLM knows."""
+    n = len(kinds)
+    unknown, nobody = np.full(n, np.nan), np.zeros(n)
     return HeadExamples(
-        np.stack([kept[key(row.name)] for row in rows]),
-        np.array([row.kind for row in rows]),
-        np.full(n, np.nan),
-        np.zeros(n),
+        np.stack(states),
+        np.array(kinds),
+        unknown,
+        nobody,
         np.full(n, ""),
-        np.array([row.weight for row in rows]),
-        np.stack([layouts[row.text][row.place] for row in rows]),
+        np.array(weights),
+        np.stack(layouts),
     )
 
 
@@ -227,16 +237,9 @@ def clean_labels(data: Path) -> list[Label]:
 def clean_examples(labels: list[Label], cache: Path = OUT) -> HeadExamples:
     """Return clean requests as segments, with their hidden states."""
     states = read_question_states([each.question for each in labels], cache, SEGMENT_LAYERS, "alone")
-    n = len(labels)
-    return HeadExamples(
-        np.stack([states[key(label.question)] for label in labels]),
-        np.array([label.kind for label in labels]),
-        np.full(n, np.nan),
-        np.zeros(n),
-        np.full(n, ""),
-        np.ones(n),
-        np.stack([layout_of_one(label.question) for label in labels]),
-    )
+    own = [states[key(label.question)] for label in labels]
+    layouts = [layout_of_one(label.question) for label in labels]
+    return _examples_of_kinds(own, [label.kind for label in labels], [1.0] * len(labels), layouts)
 
 
 def layout_of_one(question: str) -> np.ndarray:

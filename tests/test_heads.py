@@ -471,3 +471,8 @@ def test_a_request_of_too_many_questions_retrieves(with_segments, tmp_path):
     few, many = gate.decide_batch(["Why? " * 8, "Why? " * 9])
     assert (few.retrieve, many.retrieve) == (False, True)
     assert "more than 8 questions" in many.reason
+
+
+def test_a_lower_threshold_of_a_call_skips_no_message_that_is_not_clearly_needless(with_segments, tmp_path):
+    gate = gate_of(with_segments, tmp_path, ToldParts({"So": (1, 0, 0, 0.5)}), threshold=0.9)
+    assert gate.decide("So", history=["user: Hi"], threshold=0.6).retrieve

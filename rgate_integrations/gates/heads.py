@@ -147,7 +147,7 @@ class HeadsGate(Gate):
         reason = self._reason(what, p, signals, known)
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
             p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
-        if has_history and p < CLEARLY_NEEDLESS and p >= self.threshold:
+        if has_history and p < CLEARLY_NEEDLESS:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
         return Score(p, reason, None, warnings, signals, self.judged_llm)
 
