@@ -25,8 +25,8 @@ from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_abilities, read_adarag
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.loading import DEFAULT_GATE
-from rgate_integrations.saved.heads import HeadsArtifact, read_heads, save_heads
+from rgate_integrations.artifacts.heads import HeadsArtifact, read_heads, save_heads
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
 WHOLE = ("adarague", "calib", "qa-eval", "dba", "llm-eval")

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.artifacts.probe import save_probe
+from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.probe import ProbeGate
-from rgate_integrations.proxy.local import LocalProxy, shared_proxy
-from rgate_integrations.saved.probe import save_probe
+from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import DataFile, Example, read_examples

@@ -41,15 +41,15 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.index import read_passages
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.langchain.chains import format_documents
-from rgate_integrations.loading import DEFAULT_GATES
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import is_correct
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import ServedChat, gguf, serving

@@ -20,11 +20,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.training.drafts import drafts_for
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.folds import auc_by_set, question_folds

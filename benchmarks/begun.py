@@ -27,11 +27,11 @@ from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.artifacts.probe import LogprobHead, ProbeArtifact, read_probe, save_probe
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
-from rgate_integrations.saved.probe import LogprobHead, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)

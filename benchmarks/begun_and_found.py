@@ -24,12 +24,12 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from rgate_integrations.artifacts.helps import read_helps
 from rgate_integrations.evidence.search import FoundPassage, search_features, weight_of, words_of
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.index import Passage
-from rgate_integrations.saved.helps import read_helps
-from rgate_integrations.text import contains_answer, is_correct
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import contains_answer, is_correct
 
 FOLDS, REPEATS, STRENGTH = 5, 5, 0.3
 SHARES = (0.3, 0.5, 0.7, 0.9)

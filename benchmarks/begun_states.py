@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from heads import Kept, key
 
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.download import download
-from rgate_integrations.proxy.reader import READER, Reader, ReaderRow, pooled, shared_reader
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.download import download
+from rgate_integrations.models.reader import READER, Reader, ReaderRow, pooled, shared_reader
 
 CUTS = (8, 16, 32, 64)
 DEEP = (16, 18, 20, 22)

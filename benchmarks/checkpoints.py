@@ -20,10 +20,10 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.folds import question_folds
 from rgate_integrations.training.linear import combine, fit_probe

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER
 from rgate_integrations.index.minilm import GRAPH, WEIGHTS
-from rgate_integrations.proxy.download import resolve_model
+from rgate_integrations.models.download import resolve_model
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "embedder"
 LAYERS, HEADS, HIDDEN = 6, 12, 384

@@ -45,7 +45,7 @@ from served import (
 from ways import Ways
 
 from rgate_integrations.prompts import ANSWER_WITH_PASSAGES
-from rgate_integrations.text import is_correct, normalise, token_f1
+from rgate_integrations.runtime.text import is_correct, normalise, token_f1
 
 CONSOLE = Console(width=230, highlight=False)
 PRICES = Path(__file__).parent / "prices.json"

@@ -18,10 +18,10 @@ from labels import SETS
 from rich.console import Console
 from rich.table import Table
 
+from rgate_integrations.artifacts.folder import read_config, shipped
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved.folder import read_config, shipped
 from rgate_integrations.training.drafts import recorded_draft
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.folds import auc_by_set

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.engine import decide_together
-from rgate_integrations.evaluation.metrics import auc
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.engine.decision_engine import decide_together
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.tuning.metrics import auc
 
 # Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.
 SAMPLES = {"samples": 5, "tokens": 12}

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import LocalProxy
 
 
 def bandwidth() -> float:

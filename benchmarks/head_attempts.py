@@ -35,7 +35,7 @@ from labels import LLAMA, SETS
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.proxy.local import DEFAULT_MODEL
+from rgate_integrations.models.local import DEFAULT_MODEL
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_heads, fit_known
 
 OWN = {"adarague": 1.0}

@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, read_heads, save_heads, share_served
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.loading import DEFAULT_GATE
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, save_heads, share_served
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,

@@ -23,14 +23,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
+from rgate_integrations.answering.look_first import LookFirst, decided
+from rgate_integrations.artifacts.helps import HelpsModel, save_helps
 from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
-from rgate_integrations.look_first import LookFirst, decided
-from rgate_integrations.proxy.download import PASSAGES, cached_path
-from rgate_integrations.saved.helps import HelpsModel, save_helps
-from rgate_integrations.text import contains_answer
+from rgate_integrations.models.download import PASSAGES, cached_path
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import contains_answer
 
 OUT = Path(__file__).parent / "out" / "holds.jsonl"
 CONSOLE = Console(width=110)

@@ -21,10 +21,10 @@ from mixture import Question
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.artifacts.probe import LogprobHead
 from rgate_integrations.gates.begun import BegunGate
-from rgate_integrations.saved.probe import LogprobHead
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.heads import logistic
 
 HELD_BACK = CUTS.index(32)  # what `answer_first` holds back

@@ -25,15 +25,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst, is_never_known, p_helps_of
+from rgate_integrations.artifacts.helps import HelpsModel, read_helps
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.evidence.search import FoundPassage, search_features
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.loading import DEFAULT_GATES
-from rgate_integrations.look_first import LookFirst, is_never_known, p_helps_of
-from rgate_integrations.saved.helps import HelpsModel, read_helps
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import is_correct
 
 OUT = Path(__file__).parent / "out"
 CONSOLE = Console(width=140)
@@ -257,14 +257,14 @@ def looked(
     options: LookFirst,
     begun: np.ndarray | bool = False,
 ) -> Way:
-    """Return a way that looks first, by the rule of `rgate_integrations.look_first.decided`."""
+    """Return a way that looks first, by the rule of `rgate_integrations.answering.look_first.decided`."""
     neither = np.maximum(p_known, p_helps) < options.neither_below
     helpful = runs.never_known | (p_helps - options.least_gain > p_known)
     return Way(name, np.where(neither, options.when_neither == "retrieve", helpful), begun)
 
 
 def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
-    """Return the way that looks first and answers first, by the rule of `rgate_integrations.look_first.settled`."""
+    """Return the way that looks first and answers first, by the rule of `look_first.settled`."""
     low, high = AnswerFirst().band
     first = looked("", runs, runs.p_known, runs.helps(runs.p_known), options).retrieve
     settled = runs.never_known | (first & (runs.p_known < low)) | (~first & (runs.p_known >= high))

@@ -33,9 +33,9 @@ from typing import Any
 import numpy as np
 from labels import read_labels
 
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.index import Passage, read_passages
-from rgate_integrations.proxy.download import PASSAGES, cached_path
+from rgate_integrations.models.download import PASSAGES, cached_path
+from rgate_integrations.runtime.files import read_jsonl
 
 SHARES = {"2wiki": 20, "musique": 15, "hop": 15, "trivia": 15, "nq": 15, "common": 10, "task": 10}
 TRAINING_SHARES = {"hotpotqa": 35, "2wikimultihopqa": 25, "trivia": 20, "nq": 20}

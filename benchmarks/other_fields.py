@@ -40,12 +40,12 @@ from served import OUT, Clock, Forgetful, Record, RecordedChat, Speed, server
 from ways import FITTED, Ways
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration.probability import fit_map
-from rgate_integrations.engine import DecisionEngine
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import is_correct
+from rgate_integrations.tuning.probability import fit_map
 
 DOCUMENTS = Path(__file__).parent / "documents"
 WAYS = ("gate, question alone", "answer first", "look first", FITTED, "look first, then answer first")

@@ -21,11 +21,11 @@ from heads import FOLDS, LAYERS, SEED, Kept, key
 from labels import SETS, clustered, read_adarague
 from paper_tables import Part, difference
 
-from rgate_integrations.files import JsonlLog
-from rgate_integrations.gates.popularity import fit_cutoff
+from rgate_integrations.gates.papers.popularity import fit_cutoff
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known
 
 OUT = Path(__file__).parent / "out" / "papers"

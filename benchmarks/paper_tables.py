@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.evaluation.metrics import auc, paired_interval
-from rgate_integrations.files import write_atomically
+from rgate_integrations.runtime.files import write_atomically
+from rgate_integrations.tuning.metrics import auc, paired_interval
 
 SAMPLES, SEED = 1_000, 0
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not settled"

@@ -30,7 +30,7 @@ from paper_tables import Claim, PaperTable, claims_table, insert
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.files import write_atomically
+from rgate_integrations.runtime.files import write_atomically
 
 CONSOLE = Console(width=200, highlight=False)
 PIPELINES = {

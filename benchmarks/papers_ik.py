@@ -40,8 +40,8 @@ from paper_tables import (
 )
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.proxy.local import DEFAULT_MODEL, shared_proxy
-from rgate_integrations.text import is_correct
+from rgate_integrations.models.local import DEFAULT_MODEL, shared_proxy
+from rgate_integrations.runtime.text import is_correct
 
 PAPER = "IK"
 THEIRS = {0: "0.77, 0.84", 8: "0.78, 0.85", 16: "0.79, 0.87", 32: "0.82, 0.89", 64: "0.83, 0.90"}

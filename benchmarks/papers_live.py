@@ -21,18 +21,18 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer import answer_all
+from rgate_integrations.answering.requests import answer_all
 from rgate_integrations.decision import Decision
-from rgate_integrations.evaluation.metrics import auc
-from rgate_integrations.files import JsonlLog, json_line, read_jsonl, write_atomically
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import JsonlLog, json_line, read_jsonl, write_atomically
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
 from rgate_integrations.training.trainer import RECIPES
+from rgate_integrations.tuning.metrics import auc
 
 OUT = Path(__file__).parent / "out" / "papers_live"
 MODEL = "smollm2-135m-instruct"

@@ -13,11 +13,11 @@ from labels import SETS
 from paper_data import Options, held_out_begun, held_out_question, read_rows, read_six_sets
 from paper_tables import Claim, PaperTable, Part, auc_difference, auc_estimate
 
-from rgate_integrations.files import JsonlLog
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.heads import logistic
 
 PAPER = "IK"

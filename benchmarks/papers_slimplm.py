@@ -34,7 +34,7 @@ from rgate_integrations.claims.plan import plan_queries
 from rgate_integrations.index import HybridIndex
 from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.text import contains_answer
+from rgate_integrations.runtime.text import contains_answer
 
 PAPER = "SlimPLM"
 TOKENS = 64

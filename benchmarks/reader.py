@@ -15,7 +15,7 @@ from labels import SETS
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 
 BEGUN = "begun:default-heads,default-begun"
 WORDS = (6, 24, 48)  # about 8, 32 and 64 tokens

@@ -16,11 +16,10 @@ import torch
 from gguf import GGUFReader
 from onnx import TensorProto, helper, numpy_helper
 
-from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.download import quantised
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
-from rgate_integrations.proxy.reader import GRAPH, SELF_TEST, STATES, Reader
-from rgate_integrations.proxy.reader_file import (
+from rgate_integrations.models.download import quantised
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.models.reader import GRAPH, SELF_TEST, STATES, Reader
+from rgate_integrations.models.reader_file import (
     HEAD_SIZE,
     HEADS,
     KV_HEADS,
@@ -30,6 +29,7 @@ from rgate_integrations.proxy.reader_file import (
     offsets,
     reader_tensors,
 )
+from rgate_integrations.prompts import ANSWER
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "reader"
 ALPHA = 0.6  # by 512 questions: P(known) moves by 0.011 in the mean against float32 (0: 0.018, 0.5: 0.012)

@@ -23,11 +23,11 @@ from mixture import Question, read_corpus
 from served import OUT, Record, Speed, questions
 
 from rgate_integrations import Draft, load_gate
+from rgate_integrations.artifacts.helps import read_helps
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.evidence.search import FoundPassage, search_features
 from rgate_integrations.index import Passage
-from rgate_integrations.loading import DEFAULT_GATES
-from rgate_integrations.saved.helps import read_helps
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.text import is_correct
 
 HELD = (8, 16, 32)
 BAND, THRESHOLD = 0.15, 0.5

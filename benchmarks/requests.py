@@ -32,10 +32,10 @@ from segment_rows import (
 )
 
 from rgate_integrations import load_gate
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.artifacts.heads import read_heads
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.loading import DEFAULT_GATE
-from rgate_integrations.saved.heads import read_heads
+from rgate_integrations.runtime.files import read_jsonl
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
 SHORTEST, LONGEST = 100, 2_000  # characters that are pasted

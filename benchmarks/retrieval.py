@@ -21,13 +21,13 @@ from rich.table import Table
 
 from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.claims import plan_queries
-from rgate_integrations.files import read_jsonl
 from rgate_integrations.index import HybridIndex, PassageIndex, read_passages
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.retriever import Hit, passage_id
-from rgate_integrations.text import normalise, token_f1
+from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import normalise, token_f1
 
 OUT = Path(__file__).parent / "out"
 CONSOLE = Console(width=120)

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.engine import DecisionEngine
-from rgate_integrations.files import read_jsonl
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.runtime.files import read_jsonl
 
 REMARKS = (
     "{} Do not retrieve.",

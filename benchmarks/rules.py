@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from templates import FOLDER, read_lines, template_requests
 
-from rgate_integrations import rules
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.gates import rules
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.models.local import shared_proxy
+from rgate_integrations.models.reader import READS
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.proxy.reader import READS
+from rgate_integrations.runtime.files import read_jsonl
 
 OUT = Path(rules.__file__).parent / "weights" / "rules" / "likeness.npz"
 DIRECTIONS = 192

@@ -22,12 +22,12 @@ from labels import KIND_OF, SETS, Label, read_adarague, read_practical, read_tem
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
 from templates import template_requests
 
-from rgate_integrations.files import read_jsonl
-from rgate_integrations.proxy.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.proxy.download import download
-from rgate_integrations.proxy.reader import READER, shared_reader
-from rgate_integrations.saved.heads import Kind, SegmentHeads, read_heads, save_heads
-from rgate_integrations.segments import layout, segments
+from rgate_integrations.artifacts.heads import Kind, SegmentHeads, read_heads, save_heads
+from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.download import download
+from rgate_integrations.models.reader import READER, shared_reader
+from rgate_integrations.models.segments import layout, segments
+from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_segments
 
 SEED = 21

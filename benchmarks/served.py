@@ -38,11 +38,11 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from mixture import Question, read_corpus, read_mixture, read_training
 
-from rgate_integrations.files import JsonlLog
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain.chains import format_documents
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.runtime.files import JsonlLog
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import gguf, serving

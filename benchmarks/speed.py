@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP
-from rgate_integrations.gates.self_eval import SELF_EVAL
+from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP
+from rgate_integrations.gates.papers.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
+from rgate_integrations.models.download import PASSAGES, download
+from rgate_integrations.models.local import shared_proxy
+from rgate_integrations.models.model_runner import ModelRunner
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.download import PASSAGES, download
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.proxy.model_runner import ModelRunner
-from rgate_integrations.saved.probe import read_probe
 
 YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
 OUT = Path(__file__).parent / "out" / "speed.json"
@@ -69,7 +69,7 @@ import json, sys, time
 from rgate_integrations import load_gate
 start = time.perf_counter()
 if dtype:
-    from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy
+    from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
     gate = load_gate(name, proxy=LocalProxy(DEFAULT_MODEL, dtype=dtype), on_error="raise")
 else:
     gate = load_gate(name, on_error="raise")

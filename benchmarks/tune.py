@@ -30,19 +30,19 @@ from typing import Any
 import numpy as np
 
 import rgate_integrations
-from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.calibration.policies import MaxLoss
 from rgate_integrations.decision import Draft
-from rgate_integrations.evaluation.metrics import auc
+from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.loading import load_gate
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.asking import Answered
 from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction
 from rgate_integrations.tuning.labelling import agreeing
+from rgate_integrations.tuning.metrics import auc
+from rgate_integrations.tuning.policies import MaxLoss
 from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))

@@ -17,12 +17,12 @@ from mixture import Question
 from served import Forgetful, K, RecordedChat, closed_book, with_passages
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.engine import DecisionEngine
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.runtime.files import read_jsonl
 
 Chain: TypeAlias = Runnable[Any, Any]
 

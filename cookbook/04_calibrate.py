@@ -14,11 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration import Budget, MaxLoss, calibrate
-from rgate_integrations.evaluation import evaluate, read_paired
-from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.models.local import shared_proxy
+from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
+from rgate_integrations.tuning.collect import collect
 
 folder = Path(tempfile.mkdtemp())
 

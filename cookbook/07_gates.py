@@ -10,11 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from rgate_integrations import Draft, list_gates, load_gate
-from rgate_integrations.engine import decide_together
-from rgate_integrations.evaluation.metrics import auc
+from rgate_integrations.engine.decision_engine import decide_together
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.text import is_correct
+from rgate_integrations.tuning.metrics import auc
 
 # %% [markdown]
 # ## What there is

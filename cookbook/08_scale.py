@@ -17,8 +17,8 @@ import ray
 import torch
 
 from rgate_integrations import load_gate
-from rgate_integrations.proxy.served import ServedProxy
-from rgate_integrations.ray import gate_files
+from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.serving.ray import gate_files
 
 logging.getLogger("ray").setLevel("ERROR")
 

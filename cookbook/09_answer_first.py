@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from llama_server import ServedChat, gguf, serving
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate

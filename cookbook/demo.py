@@ -24,7 +24,7 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.index import read_passages
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.proxy.download import cache_dir, corpus_path
+from rgate_integrations.models.download import cache_dir, corpus_path
 
 LLM = "qwen2.5-coder-0.5b-instruct"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from rgate_integrations.files import write_atomically
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Hit
+from rgate_integrations.runtime.files import write_atomically
 
 
 class WordsThenMeaning:

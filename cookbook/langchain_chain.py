@@ -3,8 +3,8 @@
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
+from rgate_integrations.answering.pipeline import Pipeline
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.pipeline import Pipeline
 from rgate_integrations.prompts import PromptTemplate
 
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")

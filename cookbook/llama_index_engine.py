@@ -14,8 +14,8 @@ from llama_index.core.llms.callbacks import llm_completion_callback
 
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.llama_index import GatedQueryEngine
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.local import shared_proxy
 
 TOKENS = 48  # an answer has at most so many
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")

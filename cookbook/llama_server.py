@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_open
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.proxy.download import quantised
+from rgate_integrations.models.download import quantised
 
 SERVE = """
 import sys, xllamacpp

@@ -8,8 +8,8 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.local import shared_proxy
 
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 

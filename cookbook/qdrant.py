@@ -13,7 +13,7 @@ from local_models import MiniLM
 
 from rgate_integrations.index import read_passages
 from rgate_integrations.langchain import GatedRetriever, RetrievalGate
-from rgate_integrations.proxy.download import corpus_path
+from rgate_integrations.models.download import corpus_path
 
 QUESTIONS = [
     "Who wrote Hamlet?",

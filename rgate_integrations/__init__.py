@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rgate_integrations.decision import Cost, Decision, Draft
-    from rgate_integrations.engine import DecisionEngine
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.base import Gate
     from rgate_integrations.gates.registry import list_gates
-    from rgate_integrations.loading import load_gate
 
 __version__ = "0.1.0"
 
@@ -24,11 +24,11 @@ __all__ = ["Cost", "Decision", "DecisionEngine", "Draft", "Gate", "list_gates", 
 _HOME = {
     "Cost": "decision",
     "Decision": "decision",
-    "DecisionEngine": "engine",
+    "DecisionEngine": "engine.decision_engine",
     "Draft": "decision",
     "Gate": "gates.base",
     "list_gates": "gates.registry",
-    "load_gate": "loading",
+    "load_gate": "engine.loading",
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rgate_integrations.answer_first_gate import FIRST_LOOK
+from rgate_integrations.answering.answer_first_gate import FIRST_LOOK
 from rgate_integrations.decision import Beginning, Decision
 from rgate_integrations.errors import RGateError, missing_dependency
 from rgate_integrations.index import PassageIndex, read_passages
@@ -27,9 +27,9 @@ except ImportError as error:
     raise missing_dependency("gradio", "playground") from error
 
 if TYPE_CHECKING:
+    from rgate_integrations.answering.pipeline import Pipeline
     from rgate_integrations.claims import QueryPlan
     from rgate_integrations.index.retriever import Hit
-    from rgate_integrations.pipeline import Pipeline
 
 EXAMPLES = [
     "What is the capital of France?",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from rgate_integrations.proxy.download import cached_path, download
-from rgate_integrations.proxy.local import LocalProxy, shared_proxy
-from rgate_integrations.proxy.reader import READER
+from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.local import LocalProxy, shared_proxy
+from rgate_integrations.models.reader import READER
 from tests.scripted_proxy import ScriptedProxy
 
 # No example fails for being slow: on a busy machine all are.

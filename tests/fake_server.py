@@ -5,7 +5,7 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from rgate_integrations.proxy.served import ServedProxy
+from rgate_integrations.models.served import ServedProxy
 
 
 class Fake(BaseHTTPRequestHandler):

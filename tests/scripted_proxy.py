@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rgate_integrations.decision import Draft
+from rgate_integrations.models.base import HiddenStates, Proxy, TargetScores, Values
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, Proxy, TargetScores, Values
 
 
 class ScriptedProxy(Proxy):

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rgate_integrations.abilities import resolve
-from rgate_integrations.abilities.measured import read_measured, save_measured
-from rgate_integrations.abilities.names import ALIASES, parse_name
-from rgate_integrations.abilities.resolve import resolve_ability, weakest
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.abilities import resolve
+from rgate_integrations.gates.abilities.measured import read_measured, save_measured
+from rgate_integrations.gates.abilities.names import ALIASES, parse_name
+from rgate_integrations.gates.abilities.resolve import resolve_ability, weakest
 from rgate_integrations.gates.ability import Ability
 
 SPELLINGS = {

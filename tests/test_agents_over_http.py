@@ -15,7 +15,7 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from rgate_integrations import Decision
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import KNOWN, Reader

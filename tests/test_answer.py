@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import Decision, Draft
-from rgate_integrations.answer import AnswerRequest, answer_all, write_answers
+from rgate_integrations.answering.requests import AnswerRequest, answer_all, write_answers
 from rgate_integrations.index import Passage
 from rgate_integrations.prompts import ANSWER, format_passages
 from tests.scripted_proxy import ScriptedProxy

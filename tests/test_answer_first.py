@@ -12,12 +12,20 @@ from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import MOST_HELD, AnswerFirst, Attempt, Chunks, Clock, Written, judging
+from rgate_integrations.answering.answer_first import (
+    MOST_HELD,
+    AnswerFirst,
+    Attempt,
+    Chunks,
+    Clock,
+    Written,
+    judging,
+)
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import arun, run
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.carried import KEY
-from rgate_integrations.loading import DEFAULT_GATES
+from rgate_integrations.runtime.flow import arun, run
 from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, TurnReader, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each
 from tests.patience import PATIENCE

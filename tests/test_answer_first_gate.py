@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.answer_first_gate import AnswerFirstGate
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
+from rgate_integrations.answering.pipeline import Pipeline
 from rgate_integrations.cli.ask import answered_as_json, likelihood, panel
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.pipeline import Pipeline
 from tests.scripted_proxy import ScriptedProxy
 
 

@@ -4,15 +4,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rgate_integrations.proxy.batch import (  # noqa: E402
+from rgate_integrations.models.batch import (  # noqa: E402
     Batch,
     CachedPrefix,
     group_by_length,
     pad_left,
     positions,
 )
-from rgate_integrations.proxy.decoding import entropy, row_seed  # noqa: E402
-from rgate_integrations.proxy.hidden import pooled, spans_of  # noqa: E402
+from rgate_integrations.models.decoding import entropy, row_seed  # noqa: E402
+from rgate_integrations.models.hidden import pooled, spans_of  # noqa: E402
 
 CPU = torch.device("cpu")
 

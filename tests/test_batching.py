@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.batching import Batcher, Later
+from rgate_integrations.engine.batching import Batcher, Later
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.options import DEFAULT_GATE
 from rgate_integrations.cli.output import print_error
+from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, IndexNotFoundError, ModelLoadError
-from rgate_integrations.loading import load_gate
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
 ZORBLAT = (

@@ -8,11 +8,11 @@ import subprocess
 
 import pytest
 
-from rgate_integrations import files
 from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
-from rgate_integrations.evaluation.collect import collect
-from rgate_integrations.evaluation.paired import read_paired
 from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.runtime import files
+from rgate_integrations.tuning.collect import collect
+from rgate_integrations.tuning.paired import read_paired
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
 

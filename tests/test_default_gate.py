@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rgate_integrations import Draft, load_gate
+from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.loading import DEFAULT_GATES
 
 pytestmark = pytest.mark.model
 

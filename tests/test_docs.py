@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.files import write_folder
+from rgate_integrations.artifacts.tuned import TunedArtifact, tuned_files
 from rgate_integrations.gates.tuned import FEATURES
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.saved.tuned import TunedArtifact, tuned_files
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.runtime.files import write_folder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from rgate_integrations.cli import doctor
 from rgate_integrations.cli.main import app
-from rgate_integrations.proxy.catalog import CATALOGUE
-from rgate_integrations.proxy.download import cached_path
+from rgate_integrations.models.catalog import CATALOGUE
+from rgate_integrations.models.download import cached_path
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def embedder(cache, monkeypatch):
     """The folder of an embedder as a download leaves it."""
     import hashlib
 
-    from rgate_integrations.proxy import download
+    from rgate_integrations.models import download
 
     folder = cache / "all-minilm-l6-v2"
     (folder / "1_Pooling").mkdir(parents=True)

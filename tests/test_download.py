@@ -28,11 +28,11 @@ from rgate_integrations.errors import (
     ModelLoadError,
     UnknownNameError,
 )
-from rgate_integrations.locks import locked
-from rgate_integrations.proxy import download as downloads
-from rgate_integrations.proxy import wheels
-from rgate_integrations.proxy.catalog import CATALOGUE, Entry, Part
-from rgate_integrations.proxy.convert import convert_gguf
+from rgate_integrations.models import download as downloads
+from rgate_integrations.models import wheels
+from rgate_integrations.models.catalog import CATALOGUE, Entry, Part
+from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.runtime.locks import locked
 
 ROOT = Path(__file__).parents[1]
 LEADS = {
@@ -373,8 +373,8 @@ def test_a_conversion_without_the_extra_names_it(tmp_path, monkeypatch):
 
 _SLOW = """
 import sys, time, json
-from rgate_integrations.proxy import download as d
-from rgate_integrations.proxy.catalog import Entry, Part
+from rgate_integrations.models import download as d
+from rgate_integrations.models.catalog import Entry, Part
 raw = json.loads(sys.argv[1])
 raw["parts"] = tuple(Part(**p) for p in raw["parts"])
 stop = sys.argv[2]

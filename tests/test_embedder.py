@@ -14,7 +14,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.minilm import MiniLM
-from rgate_integrations.proxy.download import cached_path
+from rgate_integrations.models.download import cached_path
 
 pytestmark = pytest.mark.model
 

@@ -156,7 +156,7 @@ def test_behind_an_api_a_way_must_skip_enough_to_pay_for_what_it_began(bench: Mo
 def test_every_question_about_the_ten_documents_has_its_answer_in_one(bench: ModuleType) -> None:
     import other_fields
 
-    from rgate_integrations.text import contains_answer
+    from rgate_integrations.runtime.text import contains_answer
 
     field = other_fields.ten_documents()
     assert len({passage.title for passage in field.passages}) == 10

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.batching import Batcher
-from rgate_integrations.calibration import Budget, calibrate
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.engine.batching import Batcher
+from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.evaluation.paired import Paired, PairedFile
 from rgate_integrations.evidence.base import EvidenceSpec, Piece
-from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.gates import Score
-from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.tuning import Budget, calibrate
+from rgate_integrations.tuning.paired import Paired, PairedFile
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 

@@ -8,23 +8,22 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.calibration import Budget, LowestCost, MaxLoss, calibrate
-from rgate_integrations.calibration.policies import ALWAYS, betting_p_value, upper_bound
-from rgate_integrations.calibration.probability import fit_map
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.evaluation import compare, evaluate, read_paired
-from rgate_integrations.evaluation.break_even import StageTimes
-from rgate_integrations.evaluation.evaluate import JudgedQuestions, measure
-from rgate_integrations.evaluation.metrics import (
+from rgate_integrations.gates.calibrated import ProbabilityMap
+from rgate_integrations.runtime.text import is_correct
+from rgate_integrations.tuning import Budget, LowestCost, MaxLoss, calibrate, compare, evaluate, read_paired
+from rgate_integrations.tuning.break_even import StageTimes
+from rgate_integrations.tuning.evaluate import JudgedQuestions, measure
+from rgate_integrations.tuning.metrics import (
     area_between,
     expected_calibration_error,
     paired_interval,
     retrieval_curve,
 )
-from rgate_integrations.evaluation.paired import Paired
-from rgate_integrations.gates.calibrated import ProbabilityMap
-from rgate_integrations.text import is_correct
+from rgate_integrations.tuning.paired import Paired
+from rgate_integrations.tuning.policies import ALWAYS, betting_p_value, upper_bound
+from rgate_integrations.tuning.probability import fit_map
 from tests.scripted_proxy import ScriptedProxy
 
 T, F = True, False
@@ -249,7 +248,7 @@ def test_the_least_cost():
 
 
 def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.proxy.local.shared_proxy", lambda *a, **k: ScriptedProxy())
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: ScriptedProxy())
     rng = np.random.default_rng(0)
     asked = [f"question {i}?" for i in range(200)]
     scores = [d.p_known for d in load_gate("ik", proxy=ScriptedProxy()).decide_batch(asked)]

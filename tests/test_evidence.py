@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.engine import decide_together
+from rgate_integrations.engine.decision_engine import decide_together
+from rgate_integrations.engine.judging import fitting
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
 from rgate_integrations.evidence import DraftSpec
 from rgate_integrations.evidence.base import Inputs, MadeBy
 from rgate_integrations.evidence.collector import Collector, Sources
 from rgate_integrations.evidence.draft import ProxyDrafter
 from rgate_integrations.gates import Score
-from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.papers.ik import IKGate
+from rgate_integrations.gates.papers.uncertainty import PerplexityGate
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.gates.uncertainty import PerplexityGate
-from rgate_integrations.judging import fitting
 from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 

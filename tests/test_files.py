@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.files import (
+from rgate_integrations.runtime.files import (
     JsonlLog,
     existing_folder,
     parsed_json,
@@ -185,7 +185,7 @@ def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path):
 FULL = """
 import json, resource, signal, sys
 from rgate_integrations.errors import WriteError
-from rgate_integrations.files import JsonlLog, write_atomically, write_folder
+from rgate_integrations.runtime.files import JsonlLog, write_atomically, write_folder
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # no file may become longer
@@ -225,7 +225,7 @@ def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
 KILLED_AT = """
 import os, shutil, sys
 from pathlib import Path
-from rgate_integrations.files import write_folder
+from rgate_integrations.runtime.files import write_folder
 
 root, stop = sys.argv[1], int(sys.argv[2])
 steps = 0

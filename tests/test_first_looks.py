@@ -10,13 +10,13 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Cost
+from rgate_integrations.engine.judging import Begun, judge_together, look_first, look_on
+from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, OverloadedError
 from rgate_integrations.evidence.base import EvidenceSpec, Inputs, Piece
 from rgate_integrations.evidence.collector import Sources
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.judging import Begun, judge_together, look_first, look_on
-from rgate_integrations.loading import gate_from_json
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rgate_integrations.flow import Arrival, Call, Each, Fed, Start, arun, run
+from rgate_integrations.runtime.flow import Arrival, Call, Each, Fed, Start, arun, run
 from tests.patience import PATIENCE
 
 DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}

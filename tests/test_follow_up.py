@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import Decision
-from rgate_integrations.follow_up import (
+from rgate_integrations.engine.follow_ups import (
     REFERS_BACK,
     UNREAD,
     is_follow_up,

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from rgate_integrations import Decision, list_gates, load_gate
+from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.gates.registry import gate_class
-from rgate_integrations.loading import gate_from_json
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = [
@@ -36,7 +36,7 @@ def labelled(tmp_path_factory):
 def probe_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.saved.probe import ProbeArtifact, save_probe
+    from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
 
     artifact = ProbeArtifact(
         weight=np.ones((2, 4), dtype=np.float32),
@@ -55,7 +55,7 @@ def probe_folder(tmp_path_factory):
 def heads_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.saved.heads import HeadsArtifact, Kind, save_heads
+    from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, save_heads
 
     artifact = HeadsArtifact(
         layers=((1, "question", "mean"), (2, "all", "last")),
@@ -76,9 +76,9 @@ def heads_folder(tmp_path_factory):
 def tuned_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.files import write_folder
-    from rgate_integrations.saved.probe import ProbeArtifact, save_probe
-    from rgate_integrations.saved.tuned import TunedArtifact, tuned_files
+    from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
+    from rgate_integrations.artifacts.tuned import TunedArtifact, tuned_files
+    from rgate_integrations.runtime.files import write_folder
 
     layers = ((1, "question", "mean"), (2, "question", "mean"))
     weight = np.ones((2, 4), dtype=np.float32)
@@ -286,7 +286,7 @@ def test_an_unreadable_verdict_retrieves(make):
 def test_higher_confidence_means_skip():
     class Sure(ScriptedProxy):
         def score(self, prompt, values, targets, *, adapter=None):
-            from rgate_integrations.proxy.base import TargetScores
+            from rgate_integrations.models.base import TargetScores
 
             good = {"Yes": "No" not in targets or targets[0] == "Yes", "No": targets[0] == "No"}
             return [

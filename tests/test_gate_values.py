@@ -8,24 +8,24 @@ import pytest
 from pydantic import ValidationError
 
 from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.engine import decide_together
+from rgate_integrations.engine.decision_engine import decide_together
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates import Score
-from rgate_integrations.gates.boundary import certainty
 from rgate_integrations.gates.calibrated import CalibratedGate
-from rgate_integrations.gates.ik import ik_score
-from rgate_integrations.gates.neighbours import vote
-from rgate_integrations.gates.popularity import fit_cutoff
-from rgate_integrations.gates.slimplm import parse_verdict
-from rgate_integrations.gates.token_probability import (
+from rgate_integrations.gates.papers.boundary import certainty
+from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.papers.neighbours import vote
+from rgate_integrations.gates.papers.popularity import fit_cutoff
+from rgate_integrations.gates.papers.slimplm import parse_verdict
+from rgate_integrations.gates.papers.token_probability import (
     first_weak_sentence,
     masked_query,
     sentences,
     token_probability,
 )
-from rgate_integrations.gates.uncertainty import laplacian_sets, similarity_matrix
+from rgate_integrations.gates.papers.uncertainty import laplacian_sets, similarity_matrix
 from rgate_integrations.prompts import SHORT_ANSWER
-from rgate_integrations.text import comparable, contains_answer, matching_ratio, normalise, rouge_l
+from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise, rouge_l
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -290,7 +290,7 @@ class Targets(ScriptedProxy):
         self.logprobs = logprobs
 
     def score(self, prompt, values, targets, *, adapter=None):
-        from rgate_integrations.proxy.base import TargetScores
+        from rgate_integrations.models.base import TargetScores
 
         return [TargetScores(tuple(self.logprobs[t.strip("<>")] for t in targets), 1) for _ in values]
 

@@ -9,13 +9,13 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads, read_heads, save_heads
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import gate_from_config
-from rgate_integrations.proxy.base import HiddenStates, PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, SegmentHeads, read_heads, save_heads
-from rgate_integrations.segments import LAYOUT
+from rgate_integrations.models.base import HiddenStates, PooledLayer
+from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.training.heads import (
     HeadExamples,
     HeadsRecipe,

@@ -13,27 +13,27 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
+from rgate_integrations.artifacts.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.artifacts.calibrated import save_calibrated
+from rgate_integrations.artifacts.folder import read_config, trained_on
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, save_heads
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, save_probe
 from rgate_integrations.cli.report import monitor
+from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError, RGateError
-from rgate_integrations.evaluation.collect import DATASETS, from_rows, read_questions
-from rgate_integrations.evaluation.paired import read_paired
-from rgate_integrations.evaluation.report import read_results, report_page
 from rgate_integrations.evidence.neighbours import LabelledQuestions
-from rgate_integrations.files import JsonlLog
-from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.gates.registry import prompt_hashes
 from rgate_integrations.index import read_passages
-from rgate_integrations.loading import gate_from_json
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.download import cached_path
-from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
-from rgate_integrations.saved.calibrated import save_calibrated
-from rgate_integrations.saved.folder import read_config, trained_on
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, save_heads
-from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.download import cached_path
+from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.tuning.collect import DATASETS, from_rows, read_questions
+from rgate_integrations.tuning.paired import read_paired
+from rgate_integrations.tuning.report import read_results, report_page
 from tests.scripted_proxy import ScriptedProxy
 
 FUZZ = settings(
@@ -497,7 +497,7 @@ def test_heads_that_are_not_finite_are_neither_saved_nor_loaded(name, value):
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])
 def test_a_name_that_no_file_can_have_is_a_typed_error(name):
-    from rgate_integrations.proxy.download import resolve_model
+    from rgate_integrations.models.download import resolve_model
 
     with pytest.raises(RGateError):
         load_gate(name)

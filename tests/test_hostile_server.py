@@ -14,11 +14,11 @@ from hypothesis import given, settings
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, RGateError, ServerError
-from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.papers.ik import IK_QUESTION
+from rgate_integrations.models.completion import read_completion
+from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.server import LONGEST_BODY
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.completion import read_completion
-from rgate_integrations.proxy.served import ServedProxy
-from rgate_integrations.proxy.server import LONGEST_BODY
 from tests.fake_server import answer, serving
 from tests.patience import PATIENCE
 from tests.test_hostile_files import changed

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError, UnknownNameError
-from rgate_integrations.proxy import download as downloads
-from rgate_integrations.proxy.catalog import CATALOGUE, Entry, HubFile, HubFiles, Part
+from rgate_integrations.models import download as downloads
+from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFile, HubFiles, Part
 from tests.test_download import cache, make_wheel, visible  # noqa: F401  a fixture
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

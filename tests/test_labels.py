@@ -6,13 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import Draft
+from rgate_integrations.artifacts.probe import read_probe
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation import read_paired
-from rgate_integrations.evaluation.collect import collect
-from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.sampling import read_sampled, to_be_sampled
+from rgate_integrations.tuning import read_paired
+from rgate_integrations.tuning.collect import collect
 from tests.scripted_proxy import ScriptedProxy
 
 ANSWERS = [
@@ -140,7 +140,7 @@ def test_training_on_sampled_labels_from_the_command_line(questions, tmp_path, m
             wrong = tuple(Draft(text="Rome") for _ in wrong)
             return [right if int(v["question"][1:-1]) % 2 else wrong for v in values]
 
-    monkeypatch.setattr("rgate_integrations.proxy.local.shared_proxy", lambda *a, **k: Half("Paris"))
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Half("Paris"))
     out = tmp_path / "g"
     options = ["--label", "accuracy", "--draft", "none", "--model", "tiny", "--out", str(out)]
     done = CliRunner().invoke(app, ["train", "--data", str(questions), *options])

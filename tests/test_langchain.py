@@ -11,8 +11,8 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
+from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
 from tests.scripted_proxy import ScriptedProxy

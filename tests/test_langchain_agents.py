@@ -14,8 +14,8 @@ from langchain_core.tools import tool
 from pydantic import Field
 
 from rgate_integrations import Decision
+from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
-from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from tests.langchain_fakes import INVOKES, Judge, each
 

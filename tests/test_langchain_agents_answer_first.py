@@ -13,7 +13,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel, Field
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.answer_first import STOPPED

@@ -9,13 +9,13 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.flow import arun, run
-from rgate_integrations.follow_up import REFERS_BACK, UNREAD
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.questions import UNCONDENSED, asked_in
 from rgate_integrations.langchain.runnable import RunBatch
+from rgate_integrations.runtime.flow import arun, run
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]

@@ -8,11 +8,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from pydantic import Field
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.look_and_answer import LookAndAnswerRouter
-from rgate_integrations.look_first import LookFirst
 from tests.begun_answers import WHOLE, Reader, Writer
 from tests.langchain_fakes import BATCHES, SINGLES, STREAMS, each
 from tests.test_langchain_look_first import COVERED, LOOK, Shelf, Told

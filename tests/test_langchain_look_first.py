@@ -10,12 +10,12 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from pydantic import Field
 
 from rgate_integrations import Decision
+from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.artifacts.helps import HelpsModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.events import EVENT
-from rgate_integrations.look_first import LookFirst
-from rgate_integrations.saved.helps import HelpsModel
 from tests.langchain_fakes import BATCHES, SINGLES, Judge, each
 
 # P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
@@ -177,7 +177,7 @@ def test_a_model_that_fails_retrieves(monkeypatch):
     def broken(question, passages):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("rgate_integrations.look_first.search_features", broken)
+    monkeypatch.setattr("rgate_integrations.answering.look_first.search_features", broken)
     told = Told()
     assert READ in router(Shelf()).invoke("fine", {"callbacks": [told]})
     assert told.events[0]["warnings"] == ["Judging what was found failed (ZeroDivisionError): it is read."]

@@ -10,7 +10,7 @@ from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each

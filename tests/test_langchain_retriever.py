@@ -121,7 +121,7 @@ def test_what_cannot_search_is_no_index(index):
 
 @pytest.mark.model
 def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
-    from rgate_integrations.pipeline import Pipeline
+    from rgate_integrations.answering.pipeline import Pipeline
 
     monkeypatch.syspath_prepend(COOKBOOK)
     from langchain_chain import build_chain
@@ -135,7 +135,7 @@ def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
 
 @pytest.mark.model
 def test_the_cookbook_qdrant_store_runs_on_real_models(smollm2, minilm, monkeypatch, capsys):
-    from rgate_integrations.proxy.download import download
+    from rgate_integrations.models.download import download
 
     pytest.importorskip("langchain_qdrant")
     download("encyclopedia-leads")

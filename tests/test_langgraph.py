@@ -11,9 +11,9 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations import Decision
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.follow_up import UNREAD
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import gate_node, route_edge
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered

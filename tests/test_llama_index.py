@@ -18,7 +18,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (

@@ -24,7 +24,7 @@ from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine, RetrievalGateEvent
 from tests.llama_index_parts import ask, both_ways, every_style

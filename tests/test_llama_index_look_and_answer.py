@@ -7,9 +7,9 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.llama_index import GatedQueryEngine
-from rgate_integrations.look_first import LookFirst
 from tests.llama_index_parts import ask, both_ways, every_style
 from tests.test_llama_index_answer_first import KNOWN, UNSURE, Reader, Writer
 from tests.test_llama_index_look_first import COVERED, LOOK

@@ -8,11 +8,11 @@ from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
+from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.artifacts.helps import HelpsModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.llama_index import GatedQueryEngine
-from rgate_integrations.look_first import LookFirst
-from rgate_integrations.saved.helps import HelpsModel
 from tests.llama_index_parts import ScriptedGate, ask, awaiting, blocking, both_ways, every_style
 
 COVERED = HelpsModel(

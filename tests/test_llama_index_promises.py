@@ -32,10 +32,9 @@ from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.calling import deciding
+from rgate_integrations.engine.follow_ups import REFERS_BACK
+from rgate_integrations.engine.gate_like import deciding
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import arun, run
-from rgate_integrations.follow_up import REFERS_BACK
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
@@ -43,6 +42,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
+from rgate_integrations.runtime.flow import arun, run
 from tests.llama_index_parts import ScriptedGate, ask, both_ways, every_style, vector_index
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy

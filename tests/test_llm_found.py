@@ -24,7 +24,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.llms.openai_like import OpenAILike
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first_gate import AnswerFirstGate
+from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import llm_name

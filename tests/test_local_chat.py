@@ -12,17 +12,17 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.local_chat import LocalChat
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.chat import begin_answer
+from rgate_integrations.models.kept import kept_answer
+from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.models.written import WritingOptions
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.chat import begin_answer
-from rgate_integrations.proxy.kept import kept_answer
-from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.proxy.written import WritingOptions
-from rgate_integrations.saved.probe import ProbeArtifact, save_probe
 from tests.langchain_fakes import SINGLES, each
 
 pytestmark = pytest.mark.model

@@ -7,12 +7,12 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock
 from llama_index.core.query_engine import CustomQueryEngine
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.llama_index.local_llm import LocalLLM
+from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import LocalProxy
 from tests.llama_index_parts import ask, every_style
 from tests.test_local_chat import QUESTION, counted, self_gate  # noqa: F401  a fixture
 

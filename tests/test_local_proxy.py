@@ -10,12 +10,12 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
-from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IKGate
-from rgate_integrations.gates.self_eval import SELF_EVAL
+from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP, IKGate
+from rgate_integrations.gates.papers.self_eval import SELF_EVAL
+from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.encoding import PromptEncoder
+from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
-from rgate_integrations.proxy.download import cached_path
-from rgate_integrations.proxy.encoding import PromptEncoder
-from rgate_integrations.proxy.local import LocalProxy
 
 pytestmark = pytest.mark.model
 QUESTIONS = [
@@ -152,7 +152,7 @@ def test_control_tokens_in_a_question_stay_text(smollm2):
 
 
 def test_the_draft_is_cut_before_the_question(smollm2):
-    from rgate_integrations.gates.slimplm import JUDGMENT
+    from rgate_integrations.gates.papers.slimplm import JUDGMENT
 
     encoder = PromptEncoder(smollm2.runner.encoder.tokenizer, limit=150)
     encoded = encoder.encode(JUDGMENT, {"question": QUESTIONS[0], "draft": "many words " * 500})

@@ -11,17 +11,17 @@ import pytest
 
 from rgate_integrations.cli.train import train
 from rgate_integrations.errors import LockedError, WriteError
-from rgate_integrations.evaluation.collect import collect
 from rgate_integrations.index.building import build_resumable
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.drafts import cached_drafts
+from rgate_integrations.tuning.collect import collect
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import Words
 
 HOLDER = """
 import sys
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.locks import locked
 with locked(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()

@@ -9,13 +9,13 @@ from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.logprobs import as_logprob, message_logprobs, read_logprobs
-from rgate_integrations.proxy.completion import read_completion
+from rgate_integrations.models.completion import read_completion
+from rgate_integrations.runtime.logprobs import as_logprob, message_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader
 from tests.fake_server import answer, serving

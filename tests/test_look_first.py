@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision
+from rgate_integrations.answering.look_first import LookFirst, decided, looked, p_helps_of, settled
+from rgate_integrations.artifacts.helps import HelpsModel, read_helps, save_helps
 from rgate_integrations.decision import Failure
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.evidence.search import (
     FEATURES,
@@ -16,9 +19,6 @@ from rgate_integrations.evidence.search import (
     weight_of,
     words_of,
 )
-from rgate_integrations.follow_up import REFERS_BACK, UNREAD
-from rgate_integrations.look_first import LookFirst, decided, looked, p_helps_of, settled
-from rgate_integrations.saved.helps import HelpsModel, read_helps, save_helps
 
 
 def features(question, *texts, titles=None):

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation.metrics import auc
+from rgate_integrations.tuning.metrics import auc
 
 
 def test_hand_worked():

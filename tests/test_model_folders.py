@@ -11,8 +11,8 @@ from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.hybrid import CrossEncoderReranker
-from rgate_integrations.proxy.adapters import Adapters
-from rgate_integrations.proxy.pretrained import load_pretrained
+from rgate_integrations.models.adapters import Adapters
+from rgate_integrations.models.pretrained import load_pretrained
 
 pytestmark = pytest.mark.model
 
@@ -50,7 +50,7 @@ def narrow(minilm, tmp_path_factory):
     from sentence_transformers.models import Pooling, Transformer
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from rgate_integrations.proxy.download import cached_path
+    from rgate_integrations.models.download import cached_path
 
     bert = tmp_path_factory.mktemp("bert")
     tokenizer = AutoTokenizer.from_pretrained(cached_path(minilm))

@@ -6,7 +6,7 @@ from langchain_core.runnables import RunnableLambda
 from llama_index.core.query_engine import CustomQueryEngine
 
 from rgate_integrations import Decision
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.langchain_fakes import INVOKES, SINGLES, each

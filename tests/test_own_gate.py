@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.calling import as_gate
+from rgate_integrations.engine.gate_like import as_gate
 from rgate_integrations.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates import Score
 

@@ -9,8 +9,8 @@ import pytest
 import rgate_integrations
 from rgate_integrations.claims.format import parse_claims, without_tags
 from rgate_integrations.claims.sentences import split_sentences, subject
-from rgate_integrations.proxy.control_tokens import without_control_tokens
-from rgate_integrations.proxy.credentials import Credentials
+from rgate_integrations.models.control_tokens import without_control_tokens
+from rgate_integrations.models.credentials import Credentials
 
 parser = importlib.import_module("re._parser")  # there is no public way to a pattern's parts
 constants = importlib.import_module("re._constants")

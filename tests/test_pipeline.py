@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.answering.pipeline import Pipeline
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.pipeline import Pipeline
 from tests.scripted_proxy import ScriptedProxy
 
 

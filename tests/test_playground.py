@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
-from rgate_integrations.answer_first_gate import AnswerFirstGate
+from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
+from rgate_integrations.answering.pipeline import Pipeline
 from rgate_integrations.claims import plan_queries
 from rgate_integrations.decision import Beginning, Failure
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.pipeline import Pipeline
 from tests.scripted_proxy import ScriptedProxy
 
 pytest.importorskip("gradio", reason="gradio comes with the dev extra")

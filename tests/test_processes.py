@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 SCRIPTED = "from tests.scripted_proxy import ScriptedProxy as Model"
 TINY = """
-from rgate_integrations.proxy.local import LocalProxy
+from rgate_integrations.models.local import LocalProxy
 def Model():
     return LocalProxy({tiny!r})
 """
@@ -91,11 +91,11 @@ def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
 
 LOCKS = """
 import os, signal, threading
-from rgate_integrations.batching import Batcher
-from rgate_integrations.drafting import DraftRequest
-from rgate_integrations.proxy import server
-from rgate_integrations.proxy.served import ServedProxy
-from rgate_integrations import processes
+from rgate_integrations.engine.batching import Batcher
+from rgate_integrations.answering.drafting import DraftRequest
+from rgate_integrations.models import server
+from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.runtime import threads as processes
 
 batcher, request = Batcher(list), DraftRequest(3)
 connection = ServedProxy("http://127.0.0.1:9/v1", "m")._connection
@@ -129,7 +129,7 @@ def test_a_child_finds_every_lock_free():
 SEARCHES = """
 import os, signal, threading
 import numpy as np
-from rgate_integrations import processes
+from rgate_integrations.runtime import threads as processes
 from rgate_integrations.index import Passage, PassageIndex
 
 class Lengths:
@@ -285,7 +285,7 @@ def test_ctrl_c_ends_the_command_with_130():
     from rgate_integrations.cli import main
 
     Model.score = lambda *arguments, **options: threading.Event().wait()
-    import rgate_integrations.proxy.local as local
+    import rgate_integrations.models.local as local
     local.shared_proxy = lambda *a, **k: Model()
     sys.argv = ["rgate", "decide", "--gate", "prompt", "Who wrote Hamlet?"]
     main()

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.calling import as_gate, deciding
 from rgate_integrations.decision import Draft, Failure
+from rgate_integrations.engine.gate_like import as_gate, deciding
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.flow import Call, arun, run
+from rgate_integrations.runtime.flow import Call, arun, run
 
 BAD = ["", "   \n\t", "a\0b", None, 7, b"bytes", ["list"]]
 

@@ -37,7 +37,7 @@ def lines(path):
 
 
 def test_files_are_decided_once_each(shards, tmp_path):
-    from rgate_integrations.ray import gate_files
+    from rgate_integrations.serving.ray import gate_files
 
     out, seen = tmp_path / "out", []
     results = gate_files(shards, out, "constant:never", workers=2, report=lambda *at: seen.append(at))
@@ -65,7 +65,7 @@ def test_files_are_decided_once_each(shards, tmp_path):
 
 
 def test_bad_files(shards, tmp_path):
-    from rgate_integrations.ray import gate_files
+    from rgate_integrations.serving.ray import gate_files
 
     with pytest.raises(DataFormatError, match="same name"):
         gate_files([shards[0], tmp_path / "x" / shards[0].name], tmp_path / "out")
@@ -78,7 +78,7 @@ def test_bad_files(shards, tmp_path):
 def test_a_data_set_gets_columns():
     from ray.data import DataContext, from_items
 
-    from rgate_integrations.ray import gate_dataset
+    from rgate_integrations.serving.ray import gate_dataset
 
     DataContext.get_current().enable_progress_bars = False
     rows = from_items([{"question": f"q{i}?", "n": i} for i in range(20)])
@@ -95,7 +95,7 @@ def test_a_data_set_gets_columns():
 
 @pytest.mark.model
 def test_a_worker_agrees_with_this_process(smollm2, shards, tmp_path):
-    from rgate_integrations.ray import collect_files, gate_files
+    from rgate_integrations.serving.ray import collect_files, gate_files
 
     gate = load_gate()
     (result,) = gate_files(shards[:1], tmp_path / "out", gate)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.models import reader as reader_module
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.models.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
+from rgate_integrations.models.reader_file import TOKENIZER, WEIGHTS, offsets, quantised_weight
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
-from rgate_integrations.proxy import reader as reader_module
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.proxy.download import cached_path, download
-from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.proxy.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
-from rgate_integrations.proxy.reader_file import TOKENIZER, WEIGHTS, offsets, quantised_weight
 
 BEGUN = "begun:default-heads,default-begun"
 LAYERS = (

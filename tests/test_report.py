@@ -8,12 +8,12 @@ from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation import read_paired
-from rgate_integrations.evaluation.collect import DATASETS, collect, from_rows, read_questions
-from rgate_integrations.evaluation.drift import drift
-from rgate_integrations.evaluation.report import read_results, report_page
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.proxy.base import TargetScores
+from rgate_integrations.models.base import TargetScores
+from rgate_integrations.tuning import read_paired
+from rgate_integrations.tuning.collect import DATASETS, collect, from_rows, read_questions
+from rgate_integrations.tuning.drift import drift
+from rgate_integrations.tuning.report import read_results, report_page
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
 
@@ -180,7 +180,7 @@ def test_the_slider_moves_every_number(browser, tmp_path):
         )
         assert card("retrieval rate") == f"{100 * rate:.1f} %"
         assert card("in-accuracy") == f"{100 * right:.1f} %"
-    from rgate_integrations.evaluation.metrics import auc
+    from rgate_integrations.tuning.metrics import auc
 
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"

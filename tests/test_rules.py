@@ -10,15 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations import rules as rules_module
 from rgate_integrations.cli.main import app
+from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.evidence.base import Inputs
+from rgate_integrations.gates import rules as rules_module
 from rgate_integrations.gates.constant import ConstantGate
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.loading import gate_from_json
-from rgate_integrations.proxy.reader import READS
-from rgate_integrations.rules import ALIKE, LAYER, RuledGate, Rules
+from rgate_integrations.gates.rules import ALIKE, LAYER, RuledGate, Rules
+from rgate_integrations.models.reader import READS
 from tests.scripted_proxy import ScriptedProxy
 
 CONTRACT = re.compile("contracts?", re.IGNORECASE)

@@ -11,15 +11,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
-from rgate_integrations.gates.registry import loadable
-from rgate_integrations.loading import DEFAULT_GATE
-from rgate_integrations.prompts import ANSWER
-from rgate_integrations.saved import push_to_hub
-from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
-from rgate_integrations.saved.calibrated import save_calibrated
-from rgate_integrations.saved.folder import (
+from rgate_integrations.artifacts import push_to_hub
+from rgate_integrations.artifacts.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.artifacts.calibrated import save_calibrated
+from rgate_integrations.artifacts.folder import (
     CARD,
     CONFIG,
     PROBE,
@@ -30,7 +25,12 @@ from rgate_integrations.saved.folder import (
     shipped,
     trained_on,
 )
-from rgate_integrations.saved.probe import EarlyExit, LogprobHead, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.artifacts.probe import EarlyExit, LogprobHead, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.decision import Draft
+from rgate_integrations.engine.loading import DEFAULT_GATE
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.gates.registry import loadable
+from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
 

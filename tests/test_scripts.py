@@ -116,11 +116,11 @@ def test_a_script_reads_nothing_private(script):
     ("code", "complaint"),
     [
         ("from rgate_integrations import load_gaet", "has no load_gaet"),
-        ("from rgate_integrations.proxy.nowhere import x", "has no x"),
-        ("from rgate_integrations.proxy import base\nbase.Prox", "base has no Prox"),
+        ("from rgate_integrations.models.nowhere import x", "has no x"),
+        ("from rgate_integrations.models import base\nbase.Prox", "base has no Prox"),
         ("from rgate_integrations import Decision\nDecision.retrieved", "Decision has no retrieved"),
-        ("from rgate_integrations.proxy.local import LocalProxy\nLocalProxy(size=3)", "takes no size="),
-        ("from rgate_integrations.proxy.local import shared_proxy\nshared_proxy()._padded([])", "._padded"),
+        ("from rgate_integrations.models.local import LocalProxy\nLocalProxy(size=3)", "takes no size="),
+        ("from rgate_integrations.models.local import shared_proxy\nshared_proxy()._padded([])", "._padded"),
     ],
 )
 def test_each_kind_of_broken_name_is_found(code, complaint):
@@ -138,7 +138,7 @@ def test_each_kind_of_broken_name_is_found(code, complaint):
 
 def test_what_exists_is_not_complained_of():
     tree = ast.parse(
-        "from rgate_integrations import Decision\nfrom rgate_integrations.proxy.local import LocalProxy\n"
+        "from rgate_integrations import Decision\nfrom rgate_integrations.models.local import LocalProxy\n"
         "Decision.retrieve, LocalProxy.generate, LocalProxy(device='cpu').name, LocalProxy.__name__\n"
     )
     names, missing = imports_of(tree)

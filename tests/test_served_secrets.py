@@ -9,9 +9,9 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
-from rgate_integrations.gates.ik import IK_QUESTION
+from rgate_integrations.gates.papers.ik import IK_QUESTION
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.served import ServedProxy
 from tests.fake_server import Fake, answer, serving
 
 VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrote Hamlet?"}]

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
+from rgate_integrations.answering.pipeline import Answered
 from rgate_integrations.claims.plan import Query, QueryPlan
 from rgate_integrations.cli.ask import panel
 from rgate_integrations.cli.main import app
@@ -23,7 +24,6 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import RGateError
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.pipeline import Answered
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\x1b]52;c;cm0=\x07d\x9b31me\x07f\x08\rg\u202eh\x00i\x7fj\ud800k"

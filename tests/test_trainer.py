@@ -9,9 +9,9 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
-from rgate_integrations.gates.adapt import RET
-from rgate_integrations.proxy.base import TargetScores
-from rgate_integrations.proxy.local import shared_proxy
+from rgate_integrations.gates.papers.adapt import RET
+from rgate_integrations.models.base import TargetScores
+from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.labels import (

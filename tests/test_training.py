@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
+from rgate_integrations.artifacts.probe import read_probe
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.saved.probe import read_probe
 from rgate_integrations.training.drafts import cached_drafts
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.linear import cross_validate, fit_probe
@@ -194,8 +194,8 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from rgate_integrations.cli.main import app
+    from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.prompts import answering
-    from rgate_integrations.proxy.local import shared_proxy
     from rgate_integrations.training.own import ANSWER_TOKENS, read_own
 
     monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import answer_first_gates
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
+from rgate_integrations.artifacts.tuned import ANSWER_FIRST, TunedArtifact, tuned_files
+from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.files import write_folder
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.saved.probe import ProbeArtifact, save_probe
-from rgate_integrations.saved.tuned import ANSWER_FIRST, TunedArtifact, tuned_files
+from rgate_integrations.runtime.files import write_folder
 
 LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
 PROMISE = (

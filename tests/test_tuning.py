@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.calibration import Budget, LowestCost, MaxLoss
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
@@ -19,6 +18,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.tuned import TunedGate
+from rgate_integrations.tuning import Budget, LowestCost, MaxLoss
 from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.tuning_parts import (
     Direct,

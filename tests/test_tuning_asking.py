@@ -12,10 +12,10 @@ from rgate_integrations.errors import (
     ServerError,
     WriteError,
 )
-from rgate_integrations.files import JsonlLog
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.locks import locked
 from rgate_integrations.tuning.arms import ModelArm, read_answer
 from rgate_integrations.tuning.asking import STOP_AFTER, Answers
 from tests.fake_server import Fake, serving

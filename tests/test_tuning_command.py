@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rgate_integrations.calibration import Budget
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evaluation.break_even import StageTimes
-from rgate_integrations.evaluation.report import report_page
+from rgate_integrations.tuning import Budget
 from rgate_integrations.tuning.asking import Answered
+from rgate_integrations.tuning.break_even import StageTimes
 from rgate_integrations.tuning.costs import Costs, Prices, Tokens, tokens_spent
 from rgate_integrations.tuning.page import topics_of
 from rgate_integrations.tuning.questions import Question
+from rgate_integrations.tuning.report import report_page
 from tests.fake_server import Fake, answer, serving
 from tests.tuning_parts import (
     N,
@@ -49,7 +49,7 @@ def command(tmp_path, prior, served, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
     monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder, notices: NothingFound())
     monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda notices: None)
-    monkeypatch.setattr("rgate_integrations.proxy.local.shared_proxy", lambda name: Reader())
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(each) + "\n" for each in questions()))
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from rgate_integrations.calibration import MaxLoss
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import (
     EvidenceError,
 )
 from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction, ridge_logistic
 
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.models.model_lock import Turns
+from rgate_integrations.models.model_runner import ModelRunner
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.proxy.model_runner import ModelRunner
-from rgate_integrations.proxy.turns import Turns
 from tests.patience import PATIENCE
 
 
@@ -226,7 +226,7 @@ class Switched:
 
 
 def test_who_is_let_in_finds_the_base_model_and_the_adapter_is_on_again_afterwards(monkeypatch):
-    monkeypatch.setattr("rgate_integrations.proxy.model_runner.fingerprint", lambda model: "")
+    monkeypatch.setattr("rgate_integrations.models.model_runner.fingerprint", lambda model: "")
     turns, model, seen = Turns(), Switched(), []
     runner = ModelRunner(model, None, "fake", 16, 1_000, turns=turns)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from rgate_integrations.calibration import MaxLoss
+from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
 from rgate_integrations.decision import Draft
-from rgate_integrations.saved.probe import ProbeArtifact, save_probe
+from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.fake_server import answer
 from tests.scripted_proxy import ScriptedProxy

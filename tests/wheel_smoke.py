@@ -99,7 +99,7 @@ def langchain():
     assert "Shakespeare" in gated_rag(Passages(), chat_model(-0.1), gate=RetrievalGate(KNOWN)).invoke(
         QUESTION
     )
-    from rgate_integrations.answer_first import AnswerFirst
+    from rgate_integrations.answering.answer_first import AnswerFirst
 
     options = AnswerFirst(first_look=None)
     for gate, answer in ((KNOWN, "Shakespeare"), (UNKNOWN, "from passages")):
@@ -182,7 +182,7 @@ def llama_index():
 def served():
     """Guide: a model on a server."""
     from rgate_integrations import load_gate
-    from rgate_integrations.proxy.served import ServedProxy
+    from rgate_integrations.models.served import ServedProxy
 
     class Server(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -234,7 +234,7 @@ def train():
     """Guides: a gate of your own, thresholds with a promise."""
     import numpy as np
 
-    from rgate_integrations.calibration import Budget
+    from rgate_integrations.tuning import Budget
     from rgate_integrations.tuning.questions import clusters
 
     p = np.linspace(0, 1, 400)
@@ -256,7 +256,7 @@ def datasets():
 def playground():
     """Guide: the page."""
     from rgate_integrations import load_gate
-    from rgate_integrations.pipeline import Pipeline
+    from rgate_integrations.answering.pipeline import Pipeline
     from rgate_integrations.playground import build
 
     class NoModel:
@@ -267,7 +267,7 @@ def playground():
 
 def ray():
     """Guide: many machines."""
-    from rgate_integrations.ray import gate_files
+    from rgate_integrations.serving.ray import gate_files
 
     with tempfile.TemporaryDirectory() as folder:
         questions = Path(folder, "part-0.jsonl")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rgate_integrations.calling import DecidesBatches, deciding
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
 from rgate_integrations.decision import Decision, Draft, Frozen
-from rgate_integrations.flow import Call, Flow, run
-from rgate_integrations.text import normalise
+from rgate_integrations.engine.gate_like import DecidesBatches, deciding
+from rgate_integrations.runtime.flow import Call, Flow, run
+from rgate_integrations.runtime.text import normalise
 
 
 class Query(Frozen):

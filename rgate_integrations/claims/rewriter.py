@@ -9,8 +9,8 @@ from typing import Protocol
 from rgate_integrations.claims.format import Claim, parse_claims, without_tags
 from rgate_integrations.claims.sentences import sentence_claims
 from rgate_integrations.decision import Draft
+from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import Proxy
 
 _log = logging.getLogger("rgate_integrations")
 

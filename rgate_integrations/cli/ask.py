@@ -28,8 +28,8 @@ from rgate_integrations.cli.options import (
 from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 
 if TYPE_CHECKING:
+    from rgate_integrations.answering.pipeline import Answered
     from rgate_integrations.decision import Beginning, Decision, Draft
-    from rgate_integrations.pipeline import Answered
 
 
 LIKELY, UNSURE = 0.8, 0.4
@@ -129,7 +129,7 @@ def panel(answered: Answered, *, coloured: bool = False) -> Panel:
 
 def _add_beginning(grid: Table, decision: Decision, beginning: Beginning, coloured: bool) -> None:
     """Show the first look, what the LLM began to answer, and where it was judged."""
-    from rgate_integrations.answer_first_gate import FIRST_LOOK
+    from rgate_integrations.answering.answer_first_gate import FIRST_LOOK
 
     p = decision.signals.get(FIRST_LOOK)
     if p is not None:

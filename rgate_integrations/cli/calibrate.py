@@ -15,7 +15,7 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.calibration.policies import Policy
+    from rgate_integrations.tuning.policies import Policy
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class _Promise:
         Raises:
             ConfigurationError: Not exactly one was asked for.
         """
-        from rgate_integrations.calibration import Budget, LowestCost, MaxLoss
+        from rgate_integrations.tuning import Budget, LowestCost, MaxLoss
 
         asked = [v for v in (self.budget, self.max_loss, self.cost) if v is not None]
         if len(asked) != 1:
@@ -68,11 +68,11 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Choose a gate's threshold on paired data, with a promise, and save the gate."""
-    from rgate_integrations.calibration import calibrate as calibrate_threshold
-    from rgate_integrations.evaluation.paired import read_paired
+    from rgate_integrations.artifacts.calibrated import save_calibrated
     from rgate_integrations.gates.calibrated import Method
     from rgate_integrations.gates.registry import loadable, prompt_hashes
-    from rgate_integrations.saved.calibrated import save_calibrated
+    from rgate_integrations.tuning import calibrate as calibrate_threshold
+    from rgate_integrations.tuning.paired import read_paired
 
     policy = _Promise(budget, max_loss, cost, confidence).policy()
     if probability not in get_args(Method):

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rgate_integrations.cli.opening import open_index
 from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
 from rgate_integrations.cli.output import Terminal, advance
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.runtime.files import read_jsonl
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def collect(
 
 
 def _collect(options: CollectOptions, notices: Terminal) -> None:
-    from rgate_integrations.evaluation.collect import collect as run
-    from rgate_integrations.evaluation.collect import read_questions
-    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.models.local import shared_proxy
+    from rgate_integrations.tuning.collect import collect as run
+    from rgate_integrations.tuning.collect import read_questions
 
     asked = read_questions(options.questions, options.limit)
     searched = None if options.closed_book else open_index(options.index, notices)

@@ -21,7 +21,7 @@ from rgate_integrations.cli.options import (
 from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import parsed_json
+from rgate_integrations.runtime.files import parsed_json
 
 Item = TypeVar("Item")
 
@@ -44,8 +44,8 @@ def decide(
     "popularity" and "history", a list of turns; then every line after it must be one. A line that is none is an
     error, and the others go on.
     """
-    from rgate_integrations.loading import load_gate
-    from rgate_integrations.rules import Rules
+    from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.gates.rules import Rules
 
     own = Rules() if rules is None else Rules.read(rules)
     loaded = load_gate(gate, proxy=proxy, always=own.always, never=own.never)

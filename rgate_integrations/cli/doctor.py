@@ -15,10 +15,10 @@ from rich.table import Table
 from rgate_integrations import __version__
 from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.proxy.catalog import CATALOGUE
-from rgate_integrations.proxy.download import cache_dir, cached_path
-from rgate_integrations.proxy.download import verify as verify_entry
-from rgate_integrations.proxy.reader import READER, Reader
+from rgate_integrations.models.catalog import CATALOGUE
+from rgate_integrations.models.download import cache_dir, cached_path
+from rgate_integrations.models.download import verify as verify_entry
+from rgate_integrations.models.reader import READER, Reader
 
 _WORKS = "gives the states that it should"
 

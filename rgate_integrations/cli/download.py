@@ -10,11 +10,11 @@ from rich.table import Table
 
 from rgate_integrations.cli.output import Terminal, print_error
 from rgate_integrations.errors import RGateError
-from rgate_integrations.proxy.catalog import CATALOGUE, entry
-from rgate_integrations.proxy.download import cache_dir, cached_path
-from rgate_integrations.proxy.download import download as bring
-from rgate_integrations.proxy.download import origin as origin_of
-from rgate_integrations.proxy.sources import Source
+from rgate_integrations.models.catalog import CATALOGUE, entry
+from rgate_integrations.models.download import cache_dir, cached_path
+from rgate_integrations.models.download import download as bring
+from rgate_integrations.models.download import origin as origin_of
+from rgate_integrations.models.sources import Source
 
 
 def download(

@@ -14,11 +14,11 @@ from rgate_integrations.cli.bars import QuestionBar
 from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
 from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ProxyName
 from rgate_integrations.cli.output import Terminal
-from rgate_integrations.files import json_text, write_atomically
+from rgate_integrations.runtime.files import json_text, write_atomically
 
 if TYPE_CHECKING:
-    from rgate_integrations.evaluation.evaluate import JudgedQuestions
-    from rgate_integrations.evaluation.paired import Paired
+    from rgate_integrations.tuning.evaluate import JudgedQuestions
+    from rgate_integrations.tuning.paired import Paired
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""
-    from rgate_integrations.evaluation.evaluate import compare
-    from rgate_integrations.evaluation.paired import read_paired
+    from rgate_integrations.tuning.evaluate import compare
+    from rgate_integrations.tuning.paired import read_paired
 
     options = _Options(draft, threshold, proxy, seed)
     stages = None
@@ -77,7 +77,7 @@ def evaluate(
 def _evaluated(
     name: str, questions: Sequence[Paired], options: _Options
 ) -> tuple[dict[str, Any], JudgedQuestions]:
-    from rgate_integrations.evaluation.evaluate import evaluate as evaluate_gate
+    from rgate_integrations.tuning.evaluate import evaluate as evaluate_gate
 
     loaded = gate_for(name, options.draft, options.proxy)
     with QuestionBar(f"gate {name}", len(questions)) as report:
@@ -109,7 +109,7 @@ def _each_question(questions: Sequence[Paired], judged: JudgedQuestions) -> list
 
 
 def _break_even(result: dict[str, Any], stages: dict[str, float], console: Terminal) -> dict[str, Any]:
-    from rgate_integrations.evaluation.break_even import StageTimes
+    from rgate_integrations.tuning.break_even import StageTimes
 
     times = StageTimes(**{"gate": result["gate_ms"], **stages})
     rate = result["pooled"]["retrieval_rate"]

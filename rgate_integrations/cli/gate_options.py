@@ -10,7 +10,7 @@ import typer
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from rgate_integrations.engine import DecisionEngine
+    from rgate_integrations.engine.decision_engine import DecisionEngine
 
 Data = Annotated[list[Path], typer.Option("--data", help="Paired JSONL; several may follow.")]
 More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")]
@@ -29,9 +29,9 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
     Raises:
         ConfigurationError: The gate reads a draft, and there is to be none.
     """
+    from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
     from rgate_integrations.evidence.collector import expanded_specs
     from rgate_integrations.evidence.draft import DraftSpec
-    from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
     from rgate_integrations.training.drafts import valid_draft_kind
 
     valid_draft_kind(draft)

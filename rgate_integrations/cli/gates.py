@@ -48,7 +48,7 @@ def gates(
 
 def _assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
-    from rgate_integrations.abilities.resolve import resolve_ability
+    from rgate_integrations.gates.abilities.resolve import resolve_ability
 
     ability, warning = resolve_ability(llm)
     if as_json:
@@ -82,7 +82,7 @@ def _shipped(as_json: bool) -> None:
 
 def _shipped_gates() -> list[dict[str, Any]]:
     """Return what each trained gate of the package is, as JSON values."""
-    from rgate_integrations.saved.folder import read_config, shipped
+    from rgate_integrations.artifacts.folder import read_config, shipped
 
     rows = []
     for name in shipped():

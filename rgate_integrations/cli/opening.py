@@ -17,13 +17,13 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
     ModelLoadError,
 )
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.locks import locked
 
 if TYPE_CHECKING:
+    from rgate_integrations.answering.pipeline import Pipeline
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.index.retriever import Hit
-    from rgate_integrations.pipeline import Pipeline
-    from rgate_integrations.proxy.base import Proxy
+    from rgate_integrations.models.base import Proxy
 
 CORPUS = "encyclopedia-leads"
 KEY = "RGATE_API_KEY"
@@ -53,10 +53,10 @@ def open_pipeline(
         answer_first: Whether the LLM begins to answer and the gate judges that; None where the gate is the default.
         search_later: Whether the index is opened, or built, by the first question that is searched for.
     """
-    from rgate_integrations.answer_first_gate import AnswerFirstGate
-    from rgate_integrations.calling import DecidesBatches
-    from rgate_integrations.loading import load_gate
-    from rgate_integrations.pipeline import Pipeline
+    from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
+    from rgate_integrations.answering.pipeline import Pipeline
+    from rgate_integrations.engine.gate_like import DecidesBatches
+    from rgate_integrations.engine.loading import load_gate
 
     begins = gate == DEFAULT_GATE if answer_first is None else answer_first
     loaded = load_gate(gate, proxy=proxy)
@@ -98,8 +98,8 @@ class LaterIndex:
 
 def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:
     """Return the answering LLM; the default one, when it is not downloaded, gives way to the proxy with a notice."""
-    from rgate_integrations.proxy.download import resolve_model
-    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.models.download import resolve_model
+    from rgate_integrations.models.local import shared_proxy
 
     try:
         resolve_model(name)
@@ -124,7 +124,7 @@ def answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
     Raises:
         ConfigurationError: There is no name of the model on the server.
     """
-    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.models.local import shared_proxy
 
     if not llm.startswith(("http://", "https://")):
         return shared_proxy(llm)
@@ -135,7 +135,7 @@ def answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
 
 def served_model(url: str, model: str, key: str, concurrency: int) -> Proxy:
     """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
-    from rgate_integrations.proxy.served import ServedProxy
+    from rgate_integrations.models.served import ServedProxy
 
     return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
@@ -143,7 +143,7 @@ def served_model(url: str, model: str, key: str, concurrency: int) -> Proxy:
 def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
     """Load an index; without a folder that of the demo's corpus, which is built on first use."""
     from rgate_integrations.index import PassageIndex
-    from rgate_integrations.proxy.download import cache_dir
+    from rgate_integrations.models.download import cache_dir
 
     if folder is not None:
         return PassageIndex.load(folder)
@@ -157,7 +157,7 @@ def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
 
 def _build_index(home: Path, notices: Terminal) -> None:
     from rgate_integrations.index import PassageIndex, read_passages
-    from rgate_integrations.proxy.download import PASSAGES, cached_path
+    from rgate_integrations.models.download import PASSAGES, cached_path
 
     corpus = cached_path(CORPUS)
     if corpus is None:

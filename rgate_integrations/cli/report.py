@@ -9,8 +9,8 @@ import typer
 
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import write_atomically
-from rgate_integrations.records import Record, read_records
+from rgate_integrations.runtime.files import write_atomically
+from rgate_integrations.runtime.records import Record, read_records
 
 
 def report(
@@ -21,7 +21,7 @@ def report(
     ] = True,
 ) -> None:
     """Write a self-contained page: curves, reliability, examples, and a threshold that can be moved."""
-    from rgate_integrations.evaluation.report import read_results, report_page
+    from rgate_integrations.tuning.report import read_results, report_page
 
     page = report_page(read_results(results), texts=texts)
     write_atomically(html, page)
@@ -33,8 +33,8 @@ def monitor(
     gate: Annotated[Path, typer.Option(help="Folder of the calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
-    from rgate_integrations.evaluation.drift import drift
-    from rgate_integrations.saved.folder import read_config
+    from rgate_integrations.artifacts.folder import read_config
+    from rgate_integrations.tuning.drift import drift
 
     config = read_config(str(gate))
     if config["method"] not in ("calibrated", "tuned"):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rgate_integrations.cli.bars import TrainingBar
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.locks import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.training.adapters import AdapterOptions
@@ -126,8 +126,8 @@ def _train_gate(
     own: bool,
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
-    from rgate_integrations.proxy.local import shared_proxy
-    from rgate_integrations.saved.probe import save_probe
+    from rgate_integrations.artifacts.probe import save_probe
+    from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
     from rgate_integrations.training.own import OWN_LABEL, read_own

@@ -20,13 +20,13 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rgate_integrations.calibration.policies import Policy
-    from rgate_integrations.evaluation.break_even import StageTimes
     from rgate_integrations.index.embedder import Embedder
-    from rgate_integrations.proxy.base import Proxy
+    from rgate_integrations.models.base import Proxy
+    from rgate_integrations.tuning.break_even import StageTimes
     from rgate_integrations.tuning.costs import Prices
     from rgate_integrations.tuning.gates import FittedGate
     from rgate_integrations.tuning.labelling import LabelKind
+    from rgate_integrations.tuning.policies import Policy
     from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
@@ -186,7 +186,7 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
 
 def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
     """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
-    from rgate_integrations.proxy.local import shared_proxy
+    from rgate_integrations.models.local import shared_proxy
 
     if asked.judge is None:
         return None
@@ -199,7 +199,7 @@ def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
 def _embedder(notices: Terminal) -> Embedder | None:
     """Return the embedder, if its model is here."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
-    from rgate_integrations.proxy.download import resolve_model
+    from rgate_integrations.models.download import resolve_model
 
     try:
         resolve_model(DEFAULT_EMBEDDER)
@@ -237,7 +237,7 @@ def _is_asked() -> bool:
 def _policy(
     max_loss: float | None, budget: float | None, times: StageTimes | None, confidence: float
 ) -> Policy:
-    from rgate_integrations.calibration.policies import Budget, LowestCost, MaxLoss
+    from rgate_integrations.tuning.policies import Budget, LowestCost, MaxLoss
 
     if max_loss is not None and budget is not None:
         raise ConfigurationError("Give one promise.", hint="--max-loss or --budget")
@@ -249,7 +249,7 @@ def _policy(
 
 
 def _stage_times(text: str | None) -> StageTimes | None:
-    from rgate_integrations.evaluation.break_even import StageTimes
+    from rgate_integrations.tuning.break_even import StageTimes
 
     if text is None:
         return None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.models.base import Proxy
 
 _T = TypeVar("_T")
 

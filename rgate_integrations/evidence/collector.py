@@ -17,7 +17,7 @@ from rgate_integrations.errors import (
     UnknownNameError,
 )
 from rgate_integrations.evidence.base import Context, Drafter, Evidence, EvidenceSpec, Inputs, MadeBy, Piece
-from rgate_integrations.proxy.base import Proxy
+from rgate_integrations.models.base import Proxy
 
 _T = TypeVar("_T")
 

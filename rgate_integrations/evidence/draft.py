@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.models.base import Proxy, Values
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import Proxy, Values
 
 _T = TypeVar("_T")
 

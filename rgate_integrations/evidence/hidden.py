@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.draft import (
@@ -15,8 +14,9 @@ from rgate_integrations.evidence.draft import (
     is_that_draft,
     questions_as_values,
 )
+from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, Values
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import HiddenStates, PooledLayer, Proxy, Values
+from rgate_integrations.runtime.arrays import Float32Array
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.arrays import Float64Array
+from rgate_integrations.runtime.arrays import Float64Array
 
 READ = 5
 """How many of the passages that were found, from the best on, are read."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.hidden import HiddenSpec
+from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.segments import layout
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.segments import layout
+from rgate_integrations.runtime.arrays import Float32Array
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ReadRequest:
         texts: Its segments, in order.
         whole: Pooled hidden states of all of it, shape (layers, hidden size).
         segments: Those of each segment, shape (segments, layers, hidden size).
-        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.segments.layout`.
+        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.models.segments.layout`.
     """
 
     texts: tuple[str, ...]

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.draft import DraftSpec, WrittenWithDraft, is_that_draft, quoted_values
+from rgate_integrations.models.base import Proxy, TargetScores, Values
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import Proxy, TargetScores, Values
 
 LogProbabilities: TypeAlias = tuple[float, ...]
 

@@ -1,7 +1,6 @@
 """The gate: which evidence it looks at, and how it scores it. Pure: it owns no model, no queue and no thread.
 
-A new gate is one class in one file: parameters, `Gate.specs` and `Gate.score`. `rgate_integrations.engine` does
-the rest.
+A new gate is one class in one file: parameters, `Gate.specs` and `Gate.score`. The engine does the rest.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rgate_integrations.arrays import Float64Array
+from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint
 from rgate_integrations.decision import Frozen
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
-from rgate_integrations.gates.ik import IKGate
+from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
+from rgate_integrations.runtime.arrays import Float64Array
 
 Method = Literal["platt", "temperature", "isotonic", "none"]
 _EDGE = 1e-6
@@ -63,8 +63,8 @@ class CalibratedGate(GateOfGates):
     Attributes:
         inner: The gate whose scores are mapped.
         probability: The map.
-        fingerprint: `rgate_integrations.proxy.base.Proxy.fingerprint` of the model that it was calibrated with; empty
-            if unknown, or if no model reads the question.
+        fingerprint: `Proxy.fingerprint` of the model that it was calibrated with; empty if
+            unknown, or if no model reads the question.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

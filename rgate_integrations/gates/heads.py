@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.abilities.resolve import resolve_ability
-from rgate_integrations.arrays import Float64Array
+from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, read_heads, share_served
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.segments import RequestSpec
+from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, read_heads, share_served
+from rgate_integrations.runtime.arrays import Float64Array
 
 _KNOWN = "known"
 _log = logging.getLogger("rgate_integrations")
@@ -48,8 +48,8 @@ class HeadsGate(Gate):
     Attributes:
         artifact: Folder of saved heads, or the name of a shipped one.
         trained: What is in it; read once, when the gate is made.
-        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.abilities` says what
-            becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
+        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.gates.abilities` says
+            what becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
         llm_known_by: Who told the name; empty where it was given.
         ability: How much the LLM knows; by its name unless given. None where nothing is known of it.
         threshold: The artefact's, unless given.

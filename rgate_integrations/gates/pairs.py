@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rgate_integrations.artifacts.config import CONFIG
+from rgate_integrations.artifacts.folder import saved_folder
+from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.base import Gate
@@ -13,9 +16,6 @@ from rgate_integrations.gates.constant import ConstantGate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.tuned import TunedGate
-from rgate_integrations.saved.config import CONFIG
-from rgate_integrations.saved.folder import saved_folder
-from rgate_integrations.saved.tuned import ANSWER_FIRST
 
 
 def answer_gate_of(gate: Gate) -> Gate | None:

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
+from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, read_probe
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.prompts import PromptTemplate, answering
-from rgate_integrations.saved.folder import TrainedOn, check_fingerprint
-from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact, read_probe
 
 
 class ProbeGate(Gate):

@@ -10,33 +10,33 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rgate_integrations.artifacts.folder import read_config, shipped, unreadable
 from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
 from rgate_integrations.evidence.collector import expanded_specs
-from rgate_integrations.files import existing_folder
 from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
-from rgate_integrations.saved.folder import read_config, shipped, unreadable
+from rgate_integrations.runtime.files import existing_folder
 
 _GATES = {
-    "adapt": "adapt:AdaptGate",
+    "adapt": "papers.adapt:AdaptGate",
     "begun": "begun:BegunGate",
-    "boundary": "boundary:BoundaryGate",
+    "boundary": "papers.boundary:BoundaryGate",
     "calibrated": "calibrated:CalibratedGate",
     "constant": "constant:ConstantGate",
-    "eigval_laplacian": "uncertainty:EigValLaplacianGate",
+    "eigval_laplacian": "papers.uncertainty:EigValLaplacianGate",
     "heads": "heads:HeadsGate",
-    "ik": "ik:IKGate",
-    "lexical_similarity": "uncertainty:LexicalSimilarityGate",
-    "mean_token_entropy": "uncertainty:MeanTokenEntropyGate",
-    "neighbours": "neighbours:NeighboursGate",
-    "perplexity": "uncertainty:PerplexityGate",
-    "popularity": "popularity:PopularityGate",
+    "ik": "papers.ik:IKGate",
+    "lexical_similarity": "papers.uncertainty:LexicalSimilarityGate",
+    "mean_token_entropy": "papers.uncertainty:MeanTokenEntropyGate",
+    "neighbours": "papers.neighbours:NeighboursGate",
+    "perplexity": "papers.uncertainty:PerplexityGate",
+    "popularity": "papers.popularity:PopularityGate",
     "probe": "probe:ProbeGate",
-    "prompt": "prompt:PromptGate",
-    "self_eval": "self_eval:SelfEvalGate",
-    "semantic_sets": "uncertainty:SemanticSetsGate",
-    "slimplm": "slimplm:SlimPLMGate",
-    "targ": "targ:TargGate",
-    "token_probability": "token_probability:TokenProbabilityGate",
+    "prompt": "papers.prompt:PromptGate",
+    "self_eval": "papers.self_eval:SelfEvalGate",
+    "semantic_sets": "papers.uncertainty:SemanticSetsGate",
+    "slimplm": "papers.slimplm:SlimPLMGate",
+    "targ": "papers.targ:TargGate",
+    "token_probability": "papers.token_probability:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }
 _OF_THE_ENGINE = ("on_error", "timeout", "rules")

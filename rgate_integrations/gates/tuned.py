@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.arrays import Float64Array
+from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint, saved_folder
+from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact, read_tuned
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ModelLoadError
 from rgate_integrations.evidence.base import Evidence
@@ -18,8 +19,7 @@ from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.saved.folder import TrainedOn, check_fingerprint, saved_folder
-from rgate_integrations.saved.tuned import PRIOR, TunedArtifact, read_tuned
+from rgate_integrations.runtime.arrays import Float64Array
 
 FEATURES = ("first", "mean", "least", "sum", "length")
 """What is read of a begun answer's log-probabilities, in this order; see `features_of`."""

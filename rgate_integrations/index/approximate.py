@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array, PositionArray
+from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 
 _QUERIES = 200  # sampled to measure the recall
 _K = 10  # neighbours of each that count

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.files import write_atomically
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage, read_passages
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import write_atomically
+from rgate_integrations.runtime.locks import locked
 
 _PART = 1_024
 

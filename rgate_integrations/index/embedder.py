@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.index.minilm import MiniLM
-from rgate_integrations.processes import reset_after_fork
-from rgate_integrations.proxy.download import resolve_model
-from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
+from rgate_integrations.models.download import resolve_model
+from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
+from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.threads import reset_after_fork
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 _LATEST = 1_024  # queries whose vectors are kept, for each model

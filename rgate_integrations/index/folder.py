@@ -31,7 +31,7 @@ from rgate_integrations.index.manifest import (
 )
 from rgate_integrations.index.passages import PassageStore
 from rgate_integrations.index.vectors import Metric, VectorTable
-from rgate_integrations.locks import locked
+from rgate_integrations.runtime.locks import locked
 
 
 @dataclass(frozen=True)

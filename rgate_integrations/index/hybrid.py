@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import digest_of
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
-from rgate_integrations.proxy.model_folder import refuse_code, refuse_pickles
+from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
+from rgate_integrations.runtime.arrays import Float32Array
 
 
 class Reranker(Protocol):

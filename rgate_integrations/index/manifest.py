@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import IndexCorruptError, IndexMismatchError, IndexNotFoundError
-from rgate_integrations.files import json_text, write_atomically
 from rgate_integrations.index.vectors import METRICS, Metric
+from rgate_integrations.runtime.files import json_text, write_atomically
 
 FORMAT = 2  # 1 had no metric, and was always cosine
 MANIFEST = "index.json"

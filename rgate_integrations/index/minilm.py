@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.processes import usable_cores
-from rgate_integrations.proxy.onnx_session import open_session
+from rgate_integrations.models.onnx_session import open_session
+from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.threads import usable_cores
 
 GRAPH, WEIGHTS = "graph.onnx", "model.safetensors"
 DIMENSION = 384

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ConfigurationError, IndexMismatchError, RGateError
-from rgate_integrations.flow import Call, Flow, run
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.folder import Contents, read_index, write_index
 from rgate_integrations.index.passages import (
@@ -26,7 +24,9 @@ from rgate_integrations.index.passages import (
 )
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
-from rgate_integrations.processes import ForkSafeLock
+from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.flow import Call, Flow, run
+from rgate_integrations.runtime.threads import ForkSafeLock
 
 EXACT_UP_TO = 100_000
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches

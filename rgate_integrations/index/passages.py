@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import PositionArray
 from rgate_integrations.errors import DataFormatError, IndexCorruptError
-from rgate_integrations.files import read_jsonl
+from rgate_integrations.runtime.arrays import PositionArray
+from rgate_integrations.runtime.files import read_jsonl
 
 _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
 

@@ -8,9 +8,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array, PositionArray
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, missing_dependency
 from rgate_integrations.index.approximate import Tuned, approximate
+from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 
 Metric: TypeAlias = Literal["cosine", "inner_product", "l2"]
 """How near two vectors are. Under ``cosine`` vectors are normalised when they are stored and searched."""

@@ -24,7 +24,7 @@ from langchain_core.runnables.config import (
     var_child_runnable_config,
 )
 
-from rgate_integrations.answer_first import (
+from rgate_integrations.answering.answer_first import (
     END,
     AnswerFirst,
     Attempt,
@@ -34,11 +34,10 @@ from rgate_integrations.answer_first import (
     by_question,
     judging,
 )
+from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.drafting import says_unsupported
+from rgate_integrations.engine.fallback import retrieve_instead
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.failing import retrieve_instead
-from rgate_integrations.flow import Arrival, Fed, Flow, Step, arun, run
 from rgate_integrations.langchain.answer_first import STOPPED
 from rgate_integrations.langchain.chunks import text_of
 from rgate_integrations.langchain.events import announcing
@@ -46,6 +45,7 @@ from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.langchain.watching import EVENTS, Cut, HeldEvents, Stopped, watched
+from rgate_integrations.runtime.flow import Arrival, Fed, Flow, Step, arun, run
 
 try:  # by this LangChain tells whether a model that is invoked is to stream
     from langchain_core.tracers._streaming import _StreamingCallbackHandler as StreamingHandler

@@ -15,7 +15,7 @@ from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answer_first import (
+from rgate_integrations.answering.answer_first import (
     END,
     AnswerFirst,
     Attempt,
@@ -28,13 +28,13 @@ from rgate_integrations.answer_first import (
     together,
 )
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.retrieve_arm import Search, split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
+from rgate_integrations.runtime.flow import Call, Each, Flow, Step, arun, run
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
 _TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few

@@ -17,9 +17,9 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from typing_extensions import TypedDict
 
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.requests import valid_question
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.flow import Flow
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, tagged
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
@@ -28,7 +28,7 @@ from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, que
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
-from rgate_integrations.request import valid_question
+from rgate_integrations.runtime.flow import Flow
 
 HISTORY_KEY = "chat_history"
 _QUESTION, _HISTORY = "rgate_question", "rgate_history"

@@ -25,8 +25,8 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 
-from rgate_integrations.abilities.resolve import weakest
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.abilities.resolve import weakest
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""

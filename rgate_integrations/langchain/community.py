@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from langchain_core.documents import Document
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError
 from rgate_integrations.index.vectors import Metric, read_vectors
+from rgate_integrations.runtime.arrays import Float32Array
 
 _HINT = "Load the store with langchain_community, and give its documents to FaissVectorStore.from_community_index."
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, deciding_in_turn
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
-from rgate_integrations.flow import Flow, arun, run
 from rgate_integrations.langchain.questions import Questions
+from rgate_integrations.runtime.flow import Flow, arun, run
 
 try:
     from langchain_core.decisions import (

@@ -9,14 +9,14 @@ from typing import Any
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
-from rgate_integrations.drafting import DraftRequest, says_unsupported
-from rgate_integrations.flow import Flow
 from rgate_integrations.langchain.carried import carried_draft
 from rgate_integrations.langchain.chat_models import models_in_turn, takes_options, with_options
 from rgate_integrations.langchain.runnable import BatchCall
-from rgate_integrations.logprobs import message_logprobs
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.logprobs import message_logprobs
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from langchain_core.embeddings import Embeddings
 
-from rgate_integrations.arrays import Float32Array
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Each, Flow, Step, arun, run
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
 from rgate_integrations.index.vectors import checked_vectors, normalised
+from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.flow import Call, Each, Flow, Step, arun, run
 
 
 class RGateEmbeddings(Embeddings):

@@ -11,7 +11,7 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from langchain_core.runnables import RunnableConfig
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Call, Flow
+from rgate_integrations.runtime.flow import Call, Flow
 
 EVENT = "retrieval_gate"
 

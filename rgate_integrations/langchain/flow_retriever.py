@@ -18,8 +18,8 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
-from rgate_integrations.flow import Call, Flow, Step, arun, run
 from rgate_integrations.langchain.runnable import RunBatch, only
+from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
 
 
 class FlowRetriever(BaseRetriever):

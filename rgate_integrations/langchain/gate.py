@@ -8,9 +8,12 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches, answer_first_gates, as_gate, for_llm
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.engine.gate_like import DecidesBatches, answer_first_gates, as_gate, for_llm
+from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
@@ -18,9 +21,6 @@ from rgate_integrations.langchain.look_and_answer import LookAndAnswerRouter
 from rgate_integrations.langchain.look_first import LookFirstRouter
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.loading import DEFAULT_GATE, DEFAULT_GATES
-from rgate_integrations.look_first import LookFirst
-from rgate_integrations.rules import RuleOrRules
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -56,7 +56,7 @@ class RetrievalGate(GateRunnable):
             fallbacks, the one that knows least.
         drafter: Made from ``llm`` and ``tokens``; leave it out.
         always: Rules for what always retrieves: examples, patterns, and functions of the question and of the call's
-            ``config["metadata"]``; see `rgate_integrations.rules`.
+            ``config["metadata"]``; see `rgate_integrations.gates.rules`.
         never: Rules for what never does.
         name: The name of its runs in traces.
 

@@ -12,19 +12,19 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.calling import DecidesBatches, as_gate, for_llm
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, for_llm
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Flow
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.langchain.carried import is_carried
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.loading import DEFAULT_GATE
-from rgate_integrations.rules import RuleOrRules
+from rgate_integrations.runtime.flow import Flow
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""

@@ -12,12 +12,12 @@ from typing import Any, Literal
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 DECISION_KEY = "retrieval_decision"
 

@@ -10,8 +10,8 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
 class IndexRetriever(BaseRetriever):

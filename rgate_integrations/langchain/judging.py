@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from langchain_core.runnables import Runnable
 
-from rgate_integrations.calling import DecidesBatches, deciding_in_turn
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.flow import Flow
+from rgate_integrations.engine.gate_like import DecidesBatches, deciding_in_turn
 from rgate_integrations.langchain.carried import carried_decision
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
+from rgate_integrations.runtime.flow import Flow
 
 
 class Judge(Protocol):

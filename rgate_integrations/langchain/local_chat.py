@@ -14,9 +14,9 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.proxy.chat import begin_answer, layers_to_keep, logprob_entries
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.proxy.written import WritingOptions, WrittenPiece
+from rgate_integrations.models.chat import begin_answer, layers_to_keep, logprob_entries
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.models.written import WritingOptions, WrittenPiece
 
 __all__ = ["LocalChat"]
 

@@ -10,15 +10,15 @@ from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.utils import Input, Output
 from pydantic import SkipValidation
 
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst, settled
 from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.langchain.answer_first import Ahead, AnswerFirstRouter
 from rgate_integrations.langchain.look_first import BatchSearch, threshold_was_given
 from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import Task
 from rgate_integrations.langchain.runnable import RunBatch
-from rgate_integrations.look_first import LookFirst, settled
+from rgate_integrations.runtime.flow import Background, Call, Flow, Start
 
 
 class LookAndAnswerRouter(AnswerFirstRouter[Input, Output]):

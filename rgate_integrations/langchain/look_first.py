@@ -13,14 +13,14 @@ from langchain_core.runnables.base import RunnableLike
 from langchain_core.runnables.utils import Input, Output
 from pydantic import PrivateAttr, SkipValidation
 
+from rgate_integrations.answering.look_first import LookFirst, looked
 from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
-from rgate_integrations.flow import Call, Each, Flow
 from rgate_integrations.langchain.gate_runnable import THRESHOLD_KEY
 from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
-from rgate_integrations.look_first import LookFirst, looked
+from rgate_integrations.runtime.flow import Call, Each, Flow
 
 
 class LookFirstRouter(RetrievalRouter[Input, Output]):

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.fallback import retrieve_instead
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import (
     ConfigurationError,
     InvalidQuestionError,
     missing_dependency,
     unknown_name,
 )
-from rgate_integrations.failing import retrieve_instead
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.langchain.agent_answers import AgentEvents, AsyncAgentEvents, BegunAnswers
 from rgate_integrations.langchain.answer_first import knows_logprobs
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.graph import retrieves
 from rgate_integrations.langchain.questions import question_of
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest

@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, conver
 from langchain_core.prompt_values import PromptValue
 
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.fallback import retrieve_instead
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.failing import retrieve_instead
 
 _log = logging.getLogger("rgate_integrations")
 

@@ -20,8 +20,8 @@ from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.config import patch_config
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.langchain.watching import Cut
+from rgate_integrations.runtime.flow import Background, Call, Flow, Start
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
 

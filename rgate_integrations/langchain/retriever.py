@@ -11,17 +11,17 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from pydantic import Field, field_validator
 from typing_extensions import TypedDict
 
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.flow import Flow
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.langchain.flow_retriever import FlowRetriever
 from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable, telling
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.runtime.flow import Flow
 
 WhenKnown: TypeAlias = Literal["nothing", "note"]
 

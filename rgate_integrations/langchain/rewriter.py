@@ -6,15 +6,15 @@ from typing import Any
 
 from pydantic import Field, SkipValidation
 
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import planning
 from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Flow
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.gate_runnable import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.runtime.flow import Flow
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):

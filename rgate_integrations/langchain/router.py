@@ -23,10 +23,10 @@ from langchain_core.runnables.utils import (
 )
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.flow import Call, Each, Flow, arun, run
 from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
+from rgate_integrations.runtime.flow import Call, Each, Flow, arun, run
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):

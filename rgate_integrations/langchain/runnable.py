@@ -15,7 +15,7 @@ from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
-from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 _Result = TypeVar("_Result")
 

@@ -10,13 +10,13 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.index import PassageIndex
 from rgate_integrations.index.retriever import Hit, check_k
 from rgate_integrations.index.vectors import checked_vectors, normalised
 from rgate_integrations.langchain.distances import strategy_of
 from rgate_integrations.langchain.documents import as_document, as_names
 from rgate_integrations.langchain.filters import Filter, as_predicate
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 Scored: TypeAlias = list[tuple[Document, float]]
 _WIDER = 4  # by which factor more documents are searched while a filter leaves too few

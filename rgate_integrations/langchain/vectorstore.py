@@ -12,7 +12,6 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import run_in_executor
 
 from rgate_integrations.errors import ConfigurationError, IndexMismatchError, IndexNotFoundError
-from rgate_integrations.flow import Flow, arun, run
 from rgate_integrations.index import PassageIndex
 from rgate_integrations.index.vectors import read_vectors
 from rgate_integrations.langchain.community import has_community_folder, read_community_folder
@@ -20,6 +19,7 @@ from rgate_integrations.langchain.distances import DistanceStrategy, as_strategy
 from rgate_integrations.langchain.documents import as_names, as_passage, documents_of, ids_of, last_of_each
 from rgate_integrations.langchain.embeddings import as_embedder
 from rgate_integrations.langchain.searching import SearchedIndex
+from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class FaissVectorStore(SearchedIndex):

@@ -18,9 +18,9 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
-from rgate_integrations.answer_first import Written
-from rgate_integrations.flow import Call, Flow
-from rgate_integrations.logprobs import message_logprobs
+from rgate_integrations.answering.answer_first import Written
+from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.logprobs import message_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
 EVENTS = {

@@ -10,10 +10,10 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
 
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
 QUESTION_KEYS = ("input", "question", "query")

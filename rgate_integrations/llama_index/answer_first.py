@@ -18,7 +18,7 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.answer_first import (
+from rgate_integrations.answering.answer_first import (
     END,
     AnswerFirst,
     Attempt,
@@ -29,13 +29,13 @@ from rgate_integrations.answer_first import (
     first_token,
     judging,
 )
-from rgate_integrations.calling import DecidesBatches, answer_first_gates, deciding_in_turn, for_llm
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.flow import Background, Call, Flow, Start
+from rgate_integrations.engine.gate_like import DecidesBatches, answer_first_gates, deciding_in_turn, for_llm
 from rgate_integrations.llama_index.decider import KNOWN_BY
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.watching import Notes, noting
+from rgate_integrations.runtime.flow import Background, Call, Flow, Start
 
 _LATER: Final = object()
 

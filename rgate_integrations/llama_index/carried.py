@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches
 
 
 @dataclass(frozen=True)

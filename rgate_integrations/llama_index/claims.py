@@ -17,11 +17,11 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from rgate_integrations.calling import DecidesBatches
 from rgate_integrations.claims.plan import planning
-from rgate_integrations.flow import Call, Each, Flow, arun, run
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.runtime.flow import Call, Each, Flow, arun, run
 
 
 class ClaimFusionRetriever(BaseRetriever):

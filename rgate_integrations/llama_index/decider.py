@@ -11,15 +11,15 @@ from llama_index.core.llms import LLM, ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.schema import QueryBundle
 
-from rgate_integrations.calling import DecidesBatches, as_gate, deciding_in_turn, for_llm
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine import DecisionEngine
-from rgate_integrations.flow import Call, Flow
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, deciding_in_turn, for_llm
+from rgate_integrations.engine.loading import DEFAULT_GATES
+from rgate_integrations.engine.requests import checked
 from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
-from rgate_integrations.loading import DEFAULT_GATES
-from rgate_integrations.request import checked
+from rgate_integrations.runtime.flow import Call, Flow
 
 KNOWN_BY = "LlamaIndex's metadata"
 """Who told the name of an LLM that was not given."""

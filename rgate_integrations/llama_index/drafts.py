@@ -10,11 +10,11 @@ from llama_index.core.llms import LLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
+from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
-from rgate_integrations.drafting import DraftRequest, says_unsupported
-from rgate_integrations.flow import Call, Flow
-from rgate_integrations.logprobs import read_logprobs
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.logprobs import read_logprobs
 
 _log = logging.getLogger("rgate_integrations")
 

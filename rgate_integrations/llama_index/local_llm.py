@@ -24,9 +24,9 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.proxy.chat import begin_answer, context_size, layers_to_keep
-from rgate_integrations.proxy.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.proxy.written import WritingOptions, WrittenToken
+from rgate_integrations.models.chat import begin_answer, context_size, layers_to_keep
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.models.written import WritingOptions, WrittenToken
 
 __all__ = ["LocalLLM"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
+from rgate_integrations.answering.look_first import LookFirst, looked, settled
 from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
-from rgate_integrations.flow import Background, Call, Flow, Start
 from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst
 from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.look_first import LookFirst, looked, settled
+from rgate_integrations.runtime.flow import Background, Call, Flow, Start
 
 
 class SearchedFirst:

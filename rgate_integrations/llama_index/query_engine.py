@@ -16,11 +16,11 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from rgate_integrations.answer_first import AnswerFirst
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst, SearchedMeanwhile
 from rgate_integrations.llama_index.decider import Decider, name_of
 from rgate_integrations.llama_index.look_first import SearchedFirst
@@ -28,7 +28,7 @@ from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
 from rgate_integrations.llama_index.watching import telling_logprobs
-from rgate_integrations.look_first import LookFirst
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
 class GatedQueryEngine(BaseQueryEngine):

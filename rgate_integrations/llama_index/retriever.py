@@ -13,12 +13,12 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
-from rgate_integrations.calling import DecidesBatches
-from rgate_integrations.flow import Call, Flow, arun, run
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.note import KNOWN, note_of
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
 class GatedRetriever(BaseRetriever):

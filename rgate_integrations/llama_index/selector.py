@@ -12,11 +12,11 @@ from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
-from rgate_integrations.calling import DecidesBatches
+from rgate_integrations.engine.gate_like import DecidesBatches
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.flow import Call, Flow, arun, run
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.retriever import fresh
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 _log = logging.getLogger("rgate_integrations")
 

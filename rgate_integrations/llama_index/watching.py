@@ -18,8 +18,8 @@ from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, 
 from llama_index.core.llms import LLM
 from llama_index_instrumentation import get_dispatcher
 
-from rgate_integrations.answer_first import Written
-from rgate_integrations.logprobs import TokenLogprobs, read_logprobs
+from rgate_integrations.answering.answer_first import Written
+from rgate_integrations.runtime.logprobs import TokenLogprobs, read_logprobs
 
 
 @dataclass

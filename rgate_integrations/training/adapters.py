@@ -13,12 +13,12 @@ from typing import Any, get_args
 import numpy as np
 
 from rgate_integrations import load_gate
-from rgate_integrations.arrays import BoolArray, Float64Array, PositionArray
+from rgate_integrations.artifacts.adapter import AdapterArtifact, save_adapter
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.ik import IK_FOLLOW_UP
-from rgate_integrations.proxy.local import shared_proxy
-from rgate_integrations.saved.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.gates.papers.ik import IK_FOLLOW_UP
+from rgate_integrations.models.local import shared_proxy
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.training.drafts import Progress, drafts_for, silent
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import auc_by_set, fold_metrics, question_folds

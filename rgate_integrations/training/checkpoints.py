@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.files import json_text, parsed_json, write_atomically
+from rgate_integrations.runtime.files import json_text, parsed_json, write_atomically
 
 _SEAL = "checksums.json"
 _RUN = "run.json"

@@ -9,11 +9,11 @@ from typing import Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.files import JsonlLog
-from rgate_integrations.locks import locked
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.download import cache_dir
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.proxy.download import cache_dir
+from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.examples import Example
 
 DraftKind = Literal["proxy", "recorded", "none"]

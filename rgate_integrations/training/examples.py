@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.records import Record, read_records
-from rgate_integrations.text import normalise
+from rgate_integrations.runtime.arrays import BoolArray
+from rgate_integrations.runtime.records import Record, read_records
+from rgate_integrations.runtime.text import normalise
 from rgate_integrations.training.labels import match_ratio
 
 LABEL = "closed_book_correct"

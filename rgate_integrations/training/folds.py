@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.errors import missing_dependency
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.arrays import Float32Array, Float64Array
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.proxy.base import PooledLayer
-from rgate_integrations.saved.heads import HeadsArtifact, Kind, SegmentHeads
-from rgate_integrations.segments import LAYOUT
+from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.segments import LAYOUT
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
@@ -35,7 +35,7 @@ class HeadExamples:
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
         weights: How much each row counts, shape (n,).
-        layout: What `rgate_integrations.segments.layout` says of them, shape (n, 11); zeros unless given.
+        layout: What `rgate_integrations.models.segments.layout` says of them, shape (n, 11); zeros unless given.
     """
 
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]

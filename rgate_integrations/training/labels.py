@@ -1,6 +1,6 @@
 """Labels: does the LLM know the answer? One small function a rule, over recorded or freshly written answers.
 
-Whether one answer is right is `rgate_integrations.text.is_correct`'s matter.
+Whether one answer is right is `rgate_integrations.runtime.text.is_correct`'s matter.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.boundary import Normalisation, certainty
-from rgate_integrations.gates.ik import ik_score
+from rgate_integrations.gates.papers.boundary import Normalisation, certainty
+from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.proxy.served import ServedProxy
-from rgate_integrations.text import comparable, is_correct, matching_ratio
+from rgate_integrations.runtime.text import comparable, is_correct, matching_ratio
 
 JUDGE = PromptTemplate(
     name="answer-judge",

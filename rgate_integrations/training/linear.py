@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.errors import missing_dependency
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.training.folds import question_folds
 
 COMPONENTS = 128

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.records import read_records
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.records import read_records
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.drafts import Progress, cached_drafts, silent
 from rgate_integrations.training.examples import DataFile, read_examples
 

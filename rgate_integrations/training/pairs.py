@@ -9,12 +9,12 @@ from rgate_integrations.claims.format import Claim, parse_claims, print_claims
 from rgate_integrations.claims.rewriter import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
-from rgate_integrations.gates.boundary import BOUNDARY_QUESTION
-from rgate_integrations.gates.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
-from rgate_integrations.gates.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.gates.papers.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
+from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
+from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
+from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.records import Record, read_records
+from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.training.examples import Example
 from rgate_integrations.training.trainer import Pair
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.proxy.base import PooledLayer, Pooling, Span
-from rgate_integrations.proxy.base import middle_layers as middle_layers  # where it was before
-from rgate_integrations.proxy.local import LocalProxy
-from rgate_integrations.saved.probe import EarlyExit, ProbeArtifact
+from rgate_integrations.models.base import PooledLayer, Pooling, Span
+from rgate_integrations.models.base import middle_layers as middle_layers  # where it was before
+from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import fold_metrics, question_folds

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rgate_integrations.errors import DataFormatError, EvidenceError
-from rgate_integrations.files import JsonlLog
-from rgate_integrations.locks import locked
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.download import cache_dir
 from rgate_integrations.prompts import SHORT_ANSWER
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.proxy.download import cache_dir
-from rgate_integrations.records import read_records
+from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.records import read_records
 from rgate_integrations.training.drafts import Progress, not_ours, silent
 from rgate_integrations.training.examples import DataFile, read_examples
 from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty

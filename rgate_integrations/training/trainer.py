@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rgate_integrations.artifacts.folder import ADAPTER
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.files import check_replaceable, rename_folder
+from rgate_integrations.models.download import resolve_model
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.proxy.download import resolve_model
-from rgate_integrations.saved.folder import ADAPTER
+from rgate_integrations.runtime.files import check_replaceable, rename_folder
 from rgate_integrations.training.checkpoints import prepare
 from rgate_integrations.training.drafts import Progress, silent
 
@@ -115,7 +115,7 @@ def fine_tune(
         ``out``.
     """
     _check_dependencies()
-    from rgate_integrations.proxy.local import LocalProxy
+    from rgate_integrations.models.local import LocalProxy
     from rgate_integrations.training.target_trainer import Row, train_on_targets
 
     if not pairs:
@@ -158,7 +158,7 @@ class Run:
 
     Attributes:
         model: Base model: catalogue name, folder or Hub id.
-        fingerprint: `rgate_integrations.proxy.base.Proxy.fingerprint` of it.
+        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of it.
         recipe: How.
         seed: Seed of the adapter's weights, the order and the dropout.
         invocation: Token ids from whose last occurrence on the adapter acts; empty: everywhere.
@@ -181,7 +181,7 @@ class Run:
         import transformers
         from peft import LoraConfig, get_peft_model
 
-        from rgate_integrations.proxy.progress import quiet
+        from rgate_integrations.models.progress import quiet
 
         transformers.set_seed(self.seed)
         with quiet(transformers):

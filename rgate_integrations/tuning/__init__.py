@@ -1,1 +1,8 @@
-"""Tuning: from the questions of a log to a gate for one's own LLM; see `rgate_integrations.tuning.tune`."""
+"""Tuning: from the questions of a log to a gate for one's own LLM, thresholds with a guarantee, and evaluation."""
+
+from rgate_integrations.tuning.calibrate import calibrate
+from rgate_integrations.tuning.evaluate import compare, evaluate
+from rgate_integrations.tuning.paired import read_paired
+from rgate_integrations.tuning.policies import Budget, LowestCost, MaxLoss
+
+__all__ = ["Budget", "LowestCost", "MaxLoss", "calibrate", "compare", "evaluate", "read_paired"]

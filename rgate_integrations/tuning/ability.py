@@ -10,18 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.abilities.measured import ABILITY, save_measured
-from rgate_integrations.abilities.resolve import resolve_ability
-from rgate_integrations.arrays import Float64Array
-from rgate_integrations.engine import DecisionEngine
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
-from rgate_integrations.files import existing_folder, parsed_json
+from rgate_integrations.gates.abilities.measured import ABILITY, save_measured
+from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.loading import load_gate
-from rgate_integrations.locks import locked
-from rgate_integrations.text import is_correct
+from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.files import existing_folder, parsed_json
+from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.asking import Answers

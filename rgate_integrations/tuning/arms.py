@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from rgate_integrations.answer import AnswerRequest, write_answers
+from rgate_integrations.answering.requests import AnswerRequest, write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, told_apart
-from rgate_integrations.logprobs import message_logprobs
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.proxy.served import ServedProxy
+from rgate_integrations.runtime.logprobs import message_logprobs
 
 TEMPERATURE = 1.0
 """Of sampled answers, as in KBM (section 2.2)."""
@@ -134,7 +134,7 @@ def as_arm(given: Any, what: str) -> Arm:
     """Return what answers as an arm.
 
     Args:
-        given: An `Arm`; a `rgate_integrations.proxy.Proxy`; a LangChain runnable that takes the question; a
+        given: An `Arm`; a `rgate_integrations.models.Proxy`; a LangChain runnable that takes the question; a
             LlamaIndex query engine or LLM; or a callable from question to answer.
         what: Name of the argument, for the error.
 

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError, ServerError
-from rgate_integrations.files import JsonlLog
-from rgate_integrations.records import Record
+from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.records import Record
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.questions import Question
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float64Array
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evaluation.break_even import StageTimes
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.asking import Answered
+from rgate_integrations.tuning.break_even import StageTimes
 from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.gates import FittedGate
 from rgate_integrations.tuning.labelling import Labels

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float64Array
-from rgate_integrations.evaluation.metrics import paired_interval
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
+from rgate_integrations.tuning.metrics import paired_interval
 
 _LOSS = 0.005  # right answers that a first look may cost where it is chosen, as a share
 _MORE_RETRIEVAL = 0.02  # and questions that it may retrieve for in addition

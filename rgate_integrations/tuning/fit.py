@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array, PositionArray
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.training.folds import question_folds
 
 COMPONENTS = 64

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import BoolArray, Float32Array, Float64Array, PositionArray
-from rgate_integrations.calibration.policies import Chosen, Policy
-from rgate_integrations.engine import DecisionEngine
+from rgate_integrations.artifacts.tuned import TunedArtifact
+from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evaluation.metrics import auc, expected_calibration_error
 from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.models.base import PooledLayer, Proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.proxy.base import PooledLayer, Proxy
-from rgate_integrations.saved.tuned import TunedArtifact
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.training.drafts import Progress
 from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction
 from rgate_integrations.tuning.labelling import Labels
+from rgate_integrations.tuning.metrics import auc, expected_calibration_error
+from rgate_integrations.tuning.policies import Chosen, Policy
 
 LEAST = 20
 """Fewer labelled questions are not fitted to."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.proxy.base import Proxy
-from rgate_integrations.text import contains_answer, is_correct, normalise
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.training.labels import judge_answers, refuses
 from rgate_integrations.tuning.asking import Answered
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.arrays import Float64Array
-from rgate_integrations.evaluation.report import report_page
+from rgate_integrations.artifacts.card import plain
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.saved.card import plain
+from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.tuning.costs import Costs, cost_notes, first_look_note
 from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.gates import LEAST, FittedGate
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.questions import clusters
+from rgate_integrations.tuning.report import report_page
 
 _TOPICS, _A_TOPIC = 8, 25  # at most so many, of about so many questions at least
 _WORD = re.compile(r"[^\W\d_]{4,}")

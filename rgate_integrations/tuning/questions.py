@@ -12,7 +12,7 @@ import numpy as np
 
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.records import Record, read_records
+from rgate_integrations.runtime.records import Record, read_records
 
 _HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
 _A_CLUSTER = 10  # questions of the sample, about, so that each cluster has some

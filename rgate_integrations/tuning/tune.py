@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.calibration.policies import MaxLoss, Policy
+from rgate_integrations.artifacts.folder import read_config
+from rgate_integrations.artifacts.tuned import ANSWER_FIRST, tuned_files
+from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.files import existing_folder, write_folder
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.loading import DEFAULT_GATE, load_gate
-from rgate_integrations.locks import locked
-from rgate_integrations.proxy.base import PooledLayer, Proxy
-from rgate_integrations.saved.folder import read_config
-from rgate_integrations.saved.tuned import ANSWER_FIRST, tuned_files
+from rgate_integrations.models.base import PooledLayer, Proxy
+from rgate_integrations.runtime.files import existing_folder, write_folder
+from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.training.probe import middle_layers
@@ -36,6 +35,7 @@ from rgate_integrations.tuning.gates import (
 )
 from rgate_integrations.tuning.labelling import LabelKind, Labels, label
 from rgate_integrations.tuning.page import Notes, page, summary
+from rgate_integrations.tuning.policies import MaxLoss, Policy
 from rgate_integrations.tuning.questions import Question, read_log, sampled
 
 REPORT = "report.html"
@@ -151,7 +151,7 @@ def tune(
     Args:
         questions: The log: a JSONL file, or texts and objects; see `rgate_integrations.tuning.questions.read_log`.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
-            `rgate_integrations.proxy.Proxy`, or a function of the question.
+            `rgate_integrations.models.Proxy`, or a function of the question.
         retrieve: Answers with retrieval, likewise.
         out: Folder for the gate.
         options: How; the defaults when None.

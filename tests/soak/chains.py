@@ -16,7 +16,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import Response
 
 from rgate_integrations import load_gate
-from rgate_integrations.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.soak.gates import Unrecorded

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from rgate_integrations.artifacts.probe import read_probe, save_probe
 from rgate_integrations.errors import RGateError
 from rgate_integrations.index import PassageIndex
-from rgate_integrations.saved.probe import read_probe, save_probe
 from tests.soak.indexes import HashEmbedder
 from tests.soak.scenario import Scenario
 from tests.soak.victim import passages_of, probe_of

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from rgate_integrations.artifacts.probe import read_probe, save_probe
 from rgate_integrations.index import PassageIndex
-from rgate_integrations.saved.probe import read_probe, save_probe
 from tests.soak.indexes import HashEmbedder
 from tests.soak.scenario import Scenario, expect
 from tests.soak.victim import ROWS, passages_of, probe_of, state_of

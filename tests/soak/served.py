@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.proxy.served import ServedProxy
+from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import answer
 from tests.soak.scenario import Scenario, expect
 

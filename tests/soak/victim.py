@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rgate_integrations.artifacts.probe import ProbeArtifact, read_probe, save_probe
 from rgate_integrations.errors import RGateError
-from rgate_integrations.files import JsonlLog
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.saved.probe import ProbeArtifact, read_probe, save_probe
+from rgate_integrations.runtime.files import JsonlLog
 from tests.soak.indexes import HashEmbedder
 
 PASSAGES = 200

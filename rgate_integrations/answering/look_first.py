@@ -1,0 +1,192 @@
+"""Look first: search, and compare what the LLM knows with what was found before it reads any of it.
+
+Framework-free. Two probabilities lead to three outcomes. The LLM alone may be right (P(known)), it may be right with
+the passages (P(helps)), or neither is likely.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from rgate_integrations.artifacts.helps import HelpsModel, read_helps
+from rgate_integrations.decision import Decision, Outcome
+from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.search import FEATURES, FoundPassage, search_features
+
+_log = logging.getLogger("rgate_integrations")
+
+_NEVER_KNOWN = ("private", "fresh")
+"""Signals of the default gate: probabilities that the question is of a kind that no LLM can know."""
+
+
+@dataclass(frozen=True)
+class LookFirst:
+    """How what was found is judged; ``look_first=True`` in an adapter stands for these defaults.
+
+    Attributes:
+        least_gain: Passages are read where P(helps) is above P(known) by more than this, in [-1, 1]. A number above 0
+            saves tokens; one below 0 reads more of them.
+        neither_below: Where both probabilities are below this, in [0, 1], neither way is likely to be right.
+        when_neither: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
+            outcome is ``"neither"``, so that an application may say that it does not know.
+        model: P(helps): a `HelpsModel`; the shipped one when None.
+
+    Raises:
+        ConfigurationError: A value is out of its range, or the model was made for other features.
+    """
+
+    least_gain: float = 0.0
+    neither_below: float = 0.1
+    when_neither: Literal["retrieve", "direct"] = "retrieve"
+    model: HelpsModel | None = None
+
+    def __post_init__(self) -> None:
+        if not -1.0 <= self.least_gain <= 1.0:
+            raise ConfigurationError(f"least_gain must be in [-1, 1], not {self.least_gain}.")
+        if not 0.0 <= self.neither_below <= 1.0:
+            raise ConfigurationError(f"neither_below must be in [0, 1], not {self.neither_below}.")
+        if self.when_neither not in ("retrieve", "direct"):
+            raise ConfigurationError(
+                f"when_neither cannot be {self.when_neither!r}.", hint='Use "retrieve" or "direct".'
+            )
+        if self.model is not None and self.model.features != FEATURES:
+            raise ConfigurationError(
+                f"The model was made for the features {', '.join(self.model.features)}.",
+                hint="Make it again with this version of the package.",
+            )
+
+    @classmethod
+    def of(cls, value: bool | LookFirst) -> LookFirst | None:
+        """Return what an adapter's ``look_first=`` stands for; None for False."""
+        if isinstance(value, cls):
+            return value
+        return cls() if value else None
+
+
+def looked(
+    decision: Decision,
+    found: Sequence[FoundPassage] | Exception,
+    options: LookFirst,
+    *,
+    known_from: float | None = None,
+) -> Decision:
+    """Return a decision that also counts what a search found.
+
+    Where there is nothing to judge, since the search failed or found nothing, or the gate failed, the gate's decision
+    stands. So it does for a question that refers to something said before: its own words say too little of what the
+    passages should hold. What was found is read, however little it seems to hold, where the gate says that the
+    question is probably of a kind that no LLM can know: about the user's own documents, or what changes with time.
+    Where neither is likely to be right, `LookFirst.when_neither` still says what to do.
+
+    Args:
+        decision: The gate's.
+        found: The passages, best first, or what the search raised.
+        options: How they are judged.
+        known_from: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
+    """
+    if isinstance(found, Exception):
+        return _noting(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
+    if decision.error is not None or is_unread(decision) or is_follow_up(decision.question):
+        return decision
+    if not found:
+        return _noting(decision, "The search found nothing to judge: the gate alone decided.")
+    try:
+        p_helps = p_helps_of(decision.question, found, decision.p_known, options)
+    except Exception as error:
+        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
+        noted = _noting(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
+        return noted.model_copy(update={"retrieve": True})
+    return decided(decision, p_helps, options, known_from=known_from)
+
+
+def settled(
+    decision: Decision,
+    found: Sequence[FoundPassage] | Exception,
+    options: LookFirst,
+    *,
+    known_from: float,
+) -> Decision | None:
+    """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
+
+    What is clearly unknown is read where the passages help, and so is what no LLM can know. What is clearly known is
+    answered where they do not help, and so is what they would help with no LLM, however little it knows. For all else
+    the LLM may begin to answer, and `looked` decides once that is judged.
+
+    Args:
+        decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
+        found: The passages, best first, or what the search raised.
+        options: How they are judged.
+        known_from: The P(known) from which a question is clearly known.
+    """
+    look = looked(decision, found, options)
+    known = decision.p_known >= known_from and not look.retrieve
+    if isinstance(found, Exception) or look.p_helps is None:
+        return look if decision.retrieve or known else None
+    if known or is_never_known(decision) or (decision.retrieve and look.retrieve):
+        return look
+    # The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
+    least = options.neither_below
+    most = p_helps_of(decision.question, found, least, options)
+    return look if most - options.least_gain <= least else None
+
+
+def is_never_known(decision: Decision) -> bool:
+    """Whether it is more likely than not that no LLM can know what the question asks for."""
+    return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
+
+
+def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, options: LookFirst) -> float:
+    """Return P(the LLM answers rightly with these passages).
+
+    Args:
+        question: The question.
+        found: The passages, best first; at least one.
+        p_known: P(it answers rightly without them).
+        options: Whose model is used.
+    """
+    model = options.model or read_helps()
+    holds = model.p_holds(search_features(question, found)[None])
+    return float(model.p_helps(holds, np.array([p_known]))[0])
+
+
+def decided(
+    decision: Decision, p_helps: float, options: LookFirst, *, known_from: float | None = None
+) -> Decision:
+    """Return a decision with the outcome of comparing P(known) and P(helps); see `looked`."""
+    p_known = decision.p_known
+    outcome: Outcome
+    if known_from is not None and p_known >= known_from:
+        outcome, needed = "alone", known_from
+        reason = f"P(known) {p_known:.2f} is at least the threshold of {known_from:.2f}."
+    elif max(p_known, p_helps) < options.neither_below:
+        outcome, needed = "neither", options.neither_below
+        reason = (
+            f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
+        )
+    elif is_never_known(decision):
+        outcome, needed = "passages", 1.0
+        reason = "What was found is read, since no LLM can know that."
+    else:
+        needed = max(0.0, p_helps - options.least_gain)
+        outcome = "passages" if p_known < needed else "alone"
+        compared = "helps more than" if outcome == "passages" else "adds too little to"
+        reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
+    retrieve = outcome == "passages" or (outcome == "neither" and options.when_neither == "retrieve")
+    changed = {
+        "retrieve": retrieve,
+        "threshold": needed,
+        "p_helps": p_helps,
+        "outcome": outcome,
+        "reason": " ".join((decision.reason, reason)).strip(),
+    }
+    return decision.model_copy(update=changed)
+
+
+def _noting(decision: Decision, warning: str) -> Decision:
+    return decision.model_copy(update={"warnings": (*decision.warnings, warning)})

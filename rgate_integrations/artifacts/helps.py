@@ -1,0 +1,121 @@
+"""The model of P(helps): what a search found becomes P(the LLM answers rightly with these passages)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from rgate_integrations.decision import Frozen, Probability
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.files import existing_folder, json_text, parsed_json, write_folder
+
+DEFAULT = "look-first"
+"""Name of the shipped model."""
+
+FORMAT = 1
+_FILE = "helps.json"
+_CARD = "README.md"
+_SHIPPED = Path(__file__).parent.parent / "weights"
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class HelpsModel(Frozen):
+    """P(helps) from features of a search and P(known), by three things that can each be measured.
+
+    A logistic model of the features says whether the passages hold the answer. If they do, the LLM reads it there
+    with the probability ``reading``. If not, it answers from what it knows, and loses a share of that to them::
+
+        p_helps = p_holds * reading + (1 - p_holds) * (1 - distraction) * p_known
+
+    Attributes:
+        features: Names of the features, in order.
+        weights: One a feature.
+        bias: Added; the sum is the logit of P(the passages hold the answer).
+        reading: P(right) in [0, 1] where the passages hold the answer.
+        distraction: Share in [0, 1] of its own knowledge that an LLM loses to passages that do not.
+        provenance: Where it comes from; JSON values.
+    """
+
+    features: tuple[str, ...]
+    weights: tuple[_Finite, ...]
+    bias: _Finite
+    reading: Probability
+    distraction: Probability
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> HelpsModel:
+        if len(self.features) != len(self.weights):
+            raise ValueError(f"{len(self.weights)} weights do not match {len(self.features)} features.")
+        return self
+
+    def p_holds(self, features: Float64Array) -> Float64Array:
+        """Return P(the passages hold the answer), shape (n,).
+
+        Args:
+            features: Shape (n, features).
+        """
+        logits = features @ np.array(self.weights) + self.bias
+        found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+        return found
+
+    def p_helps(self, p_holds: Float64Array, p_known: Float64Array) -> Float64Array:
+        """Return P(the LLM answers rightly with the passages), shape (n,).
+
+        Args:
+            p_holds: What `p_holds` returned.
+            p_known: P(it answers rightly without them), shape (n,).
+        """
+        found: Float64Array = p_holds * self.reading + (1 - p_holds) * (1 - self.distraction) * p_known
+        return found
+
+
+def save_helps(model: HelpsModel, folder: str | Path, card: str) -> Path:
+    """Save a model; the folder appears whole or not at all, and replaces one that was there.
+
+    Args:
+        model: The model.
+        folder: Where to.
+        card: What a reader should know about it, in Markdown.
+    """
+    content = json_text({"format": FORMAT, **model.model_dump(mode="json")})
+    return write_folder(folder, {_FILE: content, _CARD: card})
+
+
+@lru_cache(maxsize=8)
+def read_helps(name: str | Path = DEFAULT) -> HelpsModel:
+    """Read a saved model, once in a process.
+
+    Args:
+        name: A local folder, or the name of the shipped one.
+
+    Raises:
+        ModelLoadError: There is none, or its file cannot be read or is of a newer version.
+    """
+    for folder in (existing_folder(name), _SHIPPED / name):
+        if (folder / _FILE).is_file():
+            return _read(folder / _FILE)
+    raise ModelLoadError(
+        f"There is no model of P(helps) in {str(name)!r}.",
+        hint=f"Leave it out: the shipped one is {DEFAULT!r}.",
+    )
+
+
+def _read(file: Path) -> HelpsModel:
+    try:
+        content = parsed_json(file.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+        version = content.pop("format", None)
+        if version != FORMAT:
+            raise ValueError(f"its format is {version!r}, and this version reads {FORMAT}")
+        return HelpsModel.model_validate(content)
+    except (OSError, ValueError, ValidationError) as error:
+        raise ModelLoadError(
+            f"The model of P(helps) in {str(file)!r} cannot be read: {error}", hint="Make it again."
+        ) from error

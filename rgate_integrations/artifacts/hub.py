@@ -1,0 +1,40 @@
+"""Saved gates on the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rgate_integrations.artifacts.folder import read_config
+from rgate_integrations.artifacts.heads import read_heads
+from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.errors import missing_dependency
+
+
+def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+    """Upload a saved gate's folder to the Hugging Face Hub; ``load_gate(repo_id)`` takes it from there.
+
+    Args:
+        folder: A folder that `load_gate` takes; it is checked first.
+        repo_id: Such as ``"you/my-gate"``; made if it does not exist.
+        private: Whether a new repository is private.
+        token: Access token; by default the one of ``hf auth login``.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ModelLoadError: The folder holds no saved gate, or a damaged one.
+    """
+    config = read_config(folder)
+    if config["method"] == "probe":
+        read_probe(folder)
+    elif config["method"] == "heads":
+        read_heads(folder)
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise missing_dependency("huggingface_hub", "local") from error
+    api = HfApi(token=token)
+    api.create_repo(repo_id, private=private, exist_ok=True)
+    commit = api.upload_folder(repo_id=repo_id, folder_path=str(folder))
+    return str(commit.commit_url)

@@ -1,0 +1,1 @@
+"""The engine: one owner of models and queue, from questions to decisions."""

@@ -1,0 +1,268 @@
+"""How adapters call a gate: this package's, or any object with `decide_batch` and `adecide_batch`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine.fallback import log_failures, retrieve_instead
+from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
+from rgate_integrations.engine.requests import valid_threshold
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.runtime.flow import Call, Flow, Step
+
+if TYPE_CHECKING:
+    from rgate_integrations.gates.rules import RuleOrRules
+
+OWN = "own"
+"""Stands for the first look of the gate that judges; see `answer_first_gates`."""
+
+
+@runtime_checkable
+class DecidesBatches(Protocol):
+    """A gate as adapters see it. The user's own object needs these two methods and nothing else."""
+
+    @property
+    def decide_batch(self) -> Callable[..., list[Decision]]:
+        """Takes a list of questions and returns a decision for each, in order."""
+
+    @property
+    def adecide_batch(self) -> Callable[..., Any]:
+        """The same, to be awaited."""
+
+
+def as_gate(
+    gate: Any = None, llm_name: str = "", *, always: RuleOrRules = (), never: RuleOrRules = ()
+) -> DecidesBatches:
+    """Return what an adapter's ``gate=`` argument stands for.
+
+    Args:
+        gate: An object with both methods as it is; a `Gate`, `load_gate`'s argument or None as `load_gate` takes it.
+        llm_name: The LLM whose knowledge is judged; see `load_gate`.
+        always: Rules for what always retrieves, as `load_gate` takes them.
+        never: Rules for what never does.
+
+    Raises:
+        ConfigurationError: It is none of these; it judges no LLM by its name; or there are rules and it is an object
+            of the user's own.
+        UnknownNameError: No gate has that name.
+    """
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.engine.loading import load_gate, told_llm
+    from rgate_integrations.gates.base import Gate
+
+    if isinstance(gate, DecisionEngine):
+        engine: DecisionEngine = gate
+        if llm_name:
+            told = told_llm(engine.gate, llm_name)
+            engine = engine if told is engine.gate else engine.with_gate(told)
+        return engine.with_options(always=always or None, never=never or None) if always or never else engine
+    if isinstance(gate, DecidesBatches):
+        if llm_name:
+            raise ConfigurationError(
+                f"{type(gate).__name__} judges no LLM by its name.", hint="Omit llm_name=."
+            )
+        if always or never:
+            raise ConfigurationError(
+                f"Rules need a gate of this package, not a {type(gate).__name__}.",
+                hint="Make a Gate of it, or let it apply the rules itself.",
+            )
+        return gate
+    if gate is None or isinstance(gate, str | Gate):
+        return load_gate(gate, llm_name=llm_name, always=always, never=never)
+    raise ConfigurationError(
+        f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
+        hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
+    )
+
+
+def answer_first_gates(
+    gate: DecidesBatches, first_look: DecidesBatches | str | None = OWN
+) -> tuple[DecidesBatches, DecidesBatches | None]:
+    """Return the gate that judges begun answers for a given one, and the gate of the first look.
+
+    Args:
+        gate: The gate that an adapter was given. Where it reads the question alone, the gate for begun answers that
+            belongs to it judges.
+        first_look: A gate, or what `load_gate` takes; None for no first look; `OWN` for the one that belongs to the
+            gate, if there is one. The first look of another gate would overrule a gate of the user's own.
+
+    Raises:
+        ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
+    """
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
+
+    judge: DecidesBatches | None = gate
+    own: DecidesBatches | None = None
+    if isinstance(gate, DecisionEngine):
+        found, question = answer_gate_of(gate.gate), question_gate_of(gate.gate)
+        judge = gate if found is gate.gate else None if found is None else gate.with_gate(found)
+        own = gate if question is gate.gate else None if question is None else gate.with_gate(question)
+    elif not _takes(gate.decide_batch, "drafts"):
+        judge = None
+    if judge is None:
+        name = gate.gate.name if isinstance(gate, DecisionEngine) else type(gate).__name__
+        raise ConfigurationError(
+            f"The gate {name!r} reads the question alone: it cannot judge an answer that was begun.",
+            hint="Leave the judging to the default gate, and let yours take the first look: "
+            "AnswerFirst(first_look=...). A gate of your own that judges takes drafts= in decide_batch.",
+        )
+    look = own if first_look == OWN else None if first_look is None else as_gate(first_look)
+    return judge, look
+
+
+def for_llm(gate: DecidesBatches, name: str, known_by: str = "") -> DecidesBatches:
+    """Return a gate that judges what an LLM knows; the gate itself where that changes nothing.
+
+    Args:
+        gate: The gate; one of the user's own knows itself whom it judges.
+        name: Name of the LLM; empty for none.
+        known_by: Who said so; empty for the user, whose name goes before one that was found.
+    """
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+
+    if not name or not isinstance(gate, DecisionEngine):
+        return gate
+    told = gate.gate.for_llm(name, known_by)
+    return gate if told is gate.gate else gate.with_gate(told)
+
+
+def deciding(
+    gate: DecidesBatches,
+    questions: Sequence[str],
+    *,
+    drafting: Generator[Step, Any, Any] | None = None,
+    **options: Any,
+) -> Flow[list[Decision]]:
+    """Decide for a batch; whatever goes wrong, every question gets a decision to retrieve.
+
+    Args:
+        gate: The gate.
+        questions: The questions.
+        drafting: A flow that returns the ``drafts`` to judge, one a question or None; it fails as the gate does.
+        **options: Keyword arguments of the gate's methods, such as ``threshold`` and ``drafts``; None values, and
+            those that the method does not take, are left out. A threshold that it does not take is compared with
+            the ``p_known`` of its decisions.
+
+    Returns:
+        One decision a question, in order.
+    """
+    asked = list(questions)
+    try:
+        if drafting is not None:
+            options["drafts"] = yield from drafting
+        accepted = _accepted(gate.decide_batch, options)
+        found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
+        if len(found) != len(asked):
+            raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
+        if not _is_nothing(options.get("threshold")) and "threshold" not in accepted:
+            return _by_threshold(found, options["threshold"])
+        return list(found)
+    except Exception as error:
+        if getattr(gate, "on_error", "retrieve") == "raise":
+            raise
+        name = type(gate).__name__
+        decisions = [retrieve_instead(error, question=q, gate=name) for q in asked]
+        log_failures(decisions, name)
+        return decisions
+
+
+def deciding_in_turn(
+    gate: DecidesBatches,
+    messages: Sequence[str],
+    histories: Sequence[Sequence[str]],
+    *,
+    drafting: Generator[Step, Any, Any] | None = None,
+    drafts: Sequence[Draft | None] | None = None,
+    threshold: float | Sequence[float | None] | None = None,
+    metadata: Sequence[Mapping[str, Any] | None] | None = None,
+) -> Flow[list[Decision]]:
+    """Decide for messages of conversations: what the gate cannot understand is retrieved for.
+
+    Args:
+        gate: The gate; it gets the ``histories`` if it reads them.
+        messages: The messages.
+        histories: The turns before each, as lines; none where it is the first.
+        drafting: See `deciding`. Of a message that is not understood, the draft still says what to search for.
+        drafts: The drafts, where they are written already.
+        threshold: The threshold, one for all or one a message; None for the gate's own.
+        metadata: What is known of each request, for a gate whose rules look at it.
+
+    Returns:
+        One decision a message, in order.
+    """
+    reads = reads_history(gate)
+    reasons = []
+    for message, history in zip(messages, histories, strict=True):
+        reasons.append(why_unread(message, history, reads_history=reads))
+    # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
+    has_draft = drafting is not None or drafts is not None
+    places = [place for place, reason in enumerate(reasons) if has_draft or not reason]
+    decided = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
+    if isinstance(threshold, Sequence):
+        threshold = [threshold[place] for place in places]
+    if metadata is not None:
+        takes = "metadata" in inspect.signature(gate.decide_batch).parameters
+        metadata = [metadata[place] for place in places] if takes else None
+    if places:
+        found = yield from deciding(
+            gate,
+            [messages[place] for place in places],
+            drafting=drafting,
+            drafts=drafts,
+            threshold=threshold,
+            metadata=metadata,
+            histories=[histories[place] or None for place in places] if reads else None,
+        )
+        for place, decision in zip(places, found, strict=True):
+            decided[place] = decision
+    return [
+        retrieve_unread(decision, reason) if reason else decision
+        for decision, reason in zip(decided, reasons, strict=True)
+    ]
+
+
+def reads_history(gate: DecidesBatches) -> bool:
+    """Whether a gate reads the turns before a message: it says so, or its method takes ``histories`` by name."""
+    stated = getattr(gate, "reads_history", None)
+    if stated is not None:
+        return bool(stated)
+    return "histories" in inspect.signature(gate.decide_batch).parameters
+
+
+def _by_threshold(
+    decisions: Sequence[Decision], threshold: float | Sequence[float | None] | None
+) -> list[Decision]:
+    """Compare decisions with thresholds that their gate does not take; one that failed still retrieves."""
+    thresholds = threshold if isinstance(threshold, Sequence) else [threshold] * len(decisions)
+    found = []
+    for decision, given in zip(decisions, thresholds, strict=True):
+        if given is not None:
+            compared = valid_threshold(given)
+            retrieve = decision.error is not None or decision.p_known < compared
+            decision = decision.model_copy(update={"threshold": compared, "retrieve": retrieve})
+        found.append(decision)
+    return found
+
+
+def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what was not given, and what a user's own method does not take."""
+    given = {name: value for name, value in options.items() if not _is_nothing(value)}
+    return {name: value for name, value in given.items() if _takes(method, name)}
+
+
+def _takes(method: Callable[..., Any], name: str) -> bool:
+    """Whether a method has a parameter of that name, or takes any."""
+    parameters = inspect.signature(method).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return True
+    return name in parameters
+
+
+def _is_nothing(value: Any) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(each is None for each in value)
+    return value is None

@@ -1,0 +1,112 @@
+"""`load_gate`: from a name to an engine that decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rgate_integrations.engine.decision_engine import DecisionEngine, OnError
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.base import Drafter
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.registry import gate_from_config, make_gate
+from rgate_integrations.gates.rules import RuleOrRules, Rules
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.runtime.files import parsed_json
+
+DEFAULT_GATE = "default-heads"
+_FOR_BEGUN_ANSWERS = f"begun:{DEFAULT_GATE},default-begun"
+DEFAULT_GATES = {
+    "proxy": DEFAULT_GATE,
+    "none": DEFAULT_GATE,
+    "recorded": _FOR_BEGUN_ANSWERS,
+    "llm": _FOR_BEGUN_ANSWERS,
+}
+"""The shipped gate for each source of the draft."""
+
+_OF_ONE_LLM = ("calibrated", "tuned")  # fitted to its answers: these judge that one, whatever the name
+
+
+def load_gate(
+    name: str | Gate | None = None,
+    *,
+    proxy: Proxy | str | None = None,
+    llm: Drafter | None = None,
+    on_error: OnError = "retrieve",
+    timeout: float | None = None,
+    llm_name: str = "",
+    always: RuleOrRules = (),
+    never: RuleOrRules = (),
+    **parameters: Any,
+) -> DecisionEngine:
+    """Return a gate that decides. No model is loaded until its first decision.
+
+    Args:
+        name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
+            (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; or a gate
+            of your own. None is ``"default-heads"``, the shipped default gate.
+        proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
+        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, its knowledge is judged.
+        on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
+        timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
+        llm_name: Name of the LLM that answers, or folder of ``rgate ability``: what it knows is judged. It goes
+            before a name that is found, as of ``llm``; a gate that was tuned on an LLM goes before both.
+        always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
+            question and its metadata; one or several.
+        never: Rules for what never does.
+        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
+
+    Raises:
+        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
+        ModelLoadError: A trained gate or a measured ability cannot be read.
+    """
+    if isinstance(name, Gate):
+        gate = name.changed(**parameters) if parameters else name
+    else:
+        if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
+            parameters["proxy"] = proxy
+        gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
+    served = getattr(llm, "name", "")
+    if isinstance(served, str):
+        gate = gate.for_llm(served, "the model that drafts")
+    if llm_name:
+        gate = told_llm(gate, llm_name)
+    return DecisionEngine(
+        gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
+    )
+
+
+def told_llm(gate: Gate, llm_name: str) -> Gate:
+    """Return a gate that judges what an LLM knows, or one that was fitted to an LLM as it is.
+
+    Raises:
+        ConfigurationError: It judges no LLM by its name.
+    """
+    if not gate.judges_llm and gate.name not in _OF_ONE_LLM:
+        raise ConfigurationError(
+            f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
+            hint="Gates with heads do, such as the default one.",
+        )
+    return gate.for_llm(llm_name)
+
+
+def gate_from_json(text: str) -> DecisionEngine:
+    """Return what `DecisionEngine.to_json` described.
+
+    Raises:
+        ConfigurationError: It is not JSON, or describes no gate.
+    """
+    try:
+        config = parsed_json(text)
+    except ValueError as error:
+        raise ConfigurationError(f"This is not JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError("A gate's JSON must be an object.")
+    rules = Rules.from_config(config.get("rules", {}))
+    return DecisionEngine(
+        gate_from_config(config),
+        on_error=config.get("on_error", "retrieve"),
+        timeout=config.get("timeout"),
+        always=rules.always,
+        never=rules.never,
+    )

@@ -1,0 +1,192 @@
+"""From the name of an LLM to its ability: measured, by the table, by family and size, or the default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+
+from rgate_integrations.gates.abilities.measured import read_measured
+from rgate_integrations.gates.abilities.names import ModelName, parse_name, sizes_left_out
+from rgate_integrations.gates.ability import Ability
+from rgate_integrations.runtime.files import parsed_json
+
+DEFAULT_LLM = "Llama-3.1-8B-Instruct"
+"""The LLM that is judged where nothing is known of the one that answers. Its ability is 0."""
+
+_DEFAULT = Ability(DEFAULT_LLM, 0.0, 1.0, "nothing is known of the LLM")
+_DEFAULT_SIZE = 8.0
+_A_DOUBLING = 0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
+_SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
+_SMALL = frozenset(("air", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table, and what its name says."""
+
+    name: ModelName
+    ability: Ability
+
+
+def resolve_ability(name: str) -> tuple[Ability, str]:
+    """Return the ability of an LLM, and a warning; the warning is empty where the name says which LLM it is.
+
+    The first of these that applies:
+
+    1. a folder of ``rgate ability``: what was measured;
+    2. the table, by the words of the name (see `names`): the line with the same date, or else
+       the weakest of those with these words;
+    3. a family that the table knows. Where the name has a size, what LLMs of this family have at that size, of the
+       same version if possible. Where it has none, the weakest of the family: a wrong guess never raises ability.
+       Of a name with two families, such as a distilled LLM's, the weaker counts;
+    4. a size alone, which may only lower ability;
+    5. the default.
+
+    Args:
+        name: The name, as a provider, a server, a file or a framework tells it; empty for none.
+
+    Raises:
+        ModelLoadError: The folder's measurement cannot be read.
+    """
+    if not name.strip():
+        return _DEFAULT, ""
+    measured = read_measured(name)
+    if measured is not None:
+        return measured, ""
+    return _by_name(name)
+
+
+def weakest(names: Iterable[str]) -> str:
+    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
+    return min(names, key=lambda name: resolve_ability(name)[0].theta)
+
+
+@cache
+def _by_name(name: str) -> tuple[Ability, str]:
+    entries = _table()
+    said = parse_name(name)
+    same = [entry for entry in entries if entry.name.words == said.words]
+    if same:
+        dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
+        return _weakest_of(dated or same).ability, ""
+    guesses = []
+    for family, version in zip(said.families, said.versions, strict=True):
+        members = [entry for entry in entries if family in entry.name.families]
+        if members:
+            guesses.append(_by_family(said, family, version, members))
+    if guesses:
+        return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
+    if said.size is not None:
+        source = f"guessed from {said.size:g} billion parameters"
+        guess = Ability(name, _by_size(said.size), _FAMILY_SD, source)
+        return guess, _warning(name, f"by its size, {said.size:g} billion parameters")
+    return _DEFAULT, _warning(name, f"as {DEFAULT_LLM}")
+
+
+def _warning(name: str, judged: str) -> str:
+    return (
+        f"Nothing is known of the LLM {name!r}: it is judged {judged}. Name the model that it is with llm_name=, or "
+        "measure it in a minute: rgate ability."
+    )
+
+
+@cache
+def _table() -> tuple[Entry, ...]:
+    """Return the shipped table."""
+    return table_of((files("rgate_integrations") / "weights" / "abilities.json").read_text(encoding="utf-8"))
+
+
+def table_of(text: str) -> tuple[Entry, ...]:
+    """Return the lines of a table, and again those whose LLM also goes by a name with a size.
+
+    Args:
+        text: JSON: ``theta``, ``sd`` and ``source`` by name.
+    """
+    entries: list[Entry] = []
+    for name, facts in parsed_json(text).items():
+        ability = Ability(name, float(facts["theta"]), float(facts["sd"]), str(facts["source"]))
+        entries.append(Entry(parse_name(name), ability))
+    for sized, usual in sizes_left_out():
+        words = parse_name(usual).words
+        entries += [Entry(sized, entry.ability) for entry in entries if entry.name.words == words]
+    return tuple(entries)
+
+
+def _same_date(ours: str, theirs: str) -> bool:
+    """Whether two dates are one: the day and month of one may stand for the whole of the other."""
+    if not ours or not theirs:
+        return ours == theirs
+    return ours.endswith(theirs) or theirs.endswith(ours)
+
+
+def _weakest_of(entries: Sequence[Entry]) -> Entry:
+    return min(entries, key=lambda entry: entry.ability.theta)
+
+
+def _by_family(said: ModelName, family: str, version: str, members: Sequence[Entry]) -> Ability:
+    """Guess from the members of a family, of which there is at least one."""
+    of_version = [entry for entry in members if version and _version_in(entry.name, family) == version]
+    size = said.size
+    if size is not None:
+        siblings = [entry for entry in members if entry.name.unsized == said.unsized]
+        for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
+            curve = _curve(some)
+            if curve:
+                nearest = _nearest(size, curve)
+                source = f"guessed from its size and others of its family, such as {nearest.llm}"
+                return Ability(family, _at(size, curve), sd, source)
+        lowest = _weakest_of(members).ability
+        theta = min(lowest.theta, _by_size(size))
+        return Ability(
+            family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}"
+        )
+    # A word such as "nano" that no LLM of this version has: this one may be smaller than all of them.
+    known = frozenset[str]().union(*(entry.name.words for entry in of_version))
+    small = _SMALL & said.words - known
+    if of_version and not small:
+        lowest, sd = _weakest_of(of_version).ability, _VERSION_SD
+    else:
+        lowest, sd = _weakest_of(members).ability, _FAMILY_SD
+    return Ability(family, lowest.theta, sd, f"the weakest known of its family, {lowest.llm}")
+
+
+def _by_size(size: float) -> float:
+    """Return what a size alone says: never more than the default."""
+    return min(0.0, _A_DOUBLING * math.log2(size / _DEFAULT_SIZE))
+
+
+def _version_in(name: ModelName, family: str) -> str:
+    return name.versions[name.families.index(family)]
+
+
+def _curve(entries: Sequence[Entry]) -> list[tuple[float, Ability]]:
+    """Return sizes and the weakest ability at each, by size; those without a size are left out."""
+    at: dict[float, Ability] = {}
+    for entry in entries:
+        size = entry.name.size
+        if size is not None and (size not in at or entry.ability.theta < at[size].theta):
+            at[size] = entry.ability
+    return sorted(at.items(), key=lambda point: point[0])
+
+
+def _nearest(size: float, curve: Sequence[tuple[float, Ability]]) -> Ability:
+    """Return the ability of the LLM whose size is nearest."""
+    return min(curve, key=lambda point: abs(math.log2(point[0] / size)))[1]
+
+
+def _at(size: float, curve: Sequence[tuple[float, Ability]]) -> float:
+    """Return the ability at a size: between two sizes on a line, above the largest as much as that one has."""
+    smallest, largest = curve[0], curve[-1]
+    if size <= smallest[0]:
+        return smallest[1].theta + _A_DOUBLING * math.log2(size / smallest[0])
+    if size >= largest[0]:
+        return largest[1].theta
+    for (low, below), (high, above) in pairwise(curve):
+        if low <= size <= high:
+            share = math.log2(size / low) / math.log2(high / low)
+            return below.theta + share * (above.theta - below.theta)
+    raise AssertionError("a size is on the curve, or beyond one of its ends")

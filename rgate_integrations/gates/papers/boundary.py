@@ -1,0 +1,126 @@
+"""The Knowledge Boundary Model: how certain, or how accurate, would many sampled answers be?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.samples import SamplesSpec
+from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.papers.adapter_gate import AdapterGate
+from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.text import comparable
+
+BOUNDARY_QUESTION = PromptTemplate(
+    name="boundary-question",
+    version=1,
+    user="{question}\n\nIs the answer to this question known to you? Reply known or unknown.",
+)
+Normalisation = Literal["distinct", "samples"]
+
+
+def certainty(counts: Sequence[int], normalisation: Normalisation = "distinct") -> float:
+    """Return C = 1 - H / H_max over the distribution of distinct answers (KBM, equations 1 and 2).
+
+    Args:
+        counts: How often each distinct answer was given, each >= 1.
+        normalisation: H_max is log2 of the number of ``"distinct"`` answers (the paper: 15:15 is as
+            uncertain as 30 different answers), or of the number of ``"samples"``.
+
+    Returns:
+        Certainty in [0, 1]; 1 for a single distinct answer, where the formula is 0/0.
+
+    >>> round(certainty([29, 1]), 3), round(certainty([28, 1, 1]), 3), certainty([15, 15])
+    (0.789, 0.735, 0.0)
+    """
+    n = sum(counts)
+    if len(counts) <= 1:
+        return 1.0
+    entropy = -sum(c / n * math.log2(c / n) for c in counts)
+    greatest = math.log2(len(counts) if normalisation == "distinct" else n)
+    return min(max(1.0 - entropy / greatest, 0.0), 1.0)
+
+
+class BoundaryGate(AdapterGate):
+    """Knowledge Boundary Model (sections 2.2 and 3.1).
+
+    Without an adapter, and for ``label="certainty"`` only, the answers are sampled on the spot and their
+    certainty is the score; nothing is trained. With an adapter the model predicts the soft label from the
+    question alone, which costs one pass. The accuracy label needs gold answers, so it can only be trained.
+
+    Attributes:
+        threshold: The paper's tau.
+        label: Which soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
+        samples: How many answers to sample; the paper takes 30.
+        temperature: Sampling temperature.
+        tokens: Maximum length of a sampled answer.
+        normalisation: See `certainty`.
+        seed: Seed of the sampling.
+        adapter: LoRA adapter trained on soft labels, or None.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "boundary",
+        "Knowledge Boundary Model (2024)",
+        "sampled answers, or the question",
+        "optional",
+        "several samples",
+    )
+
+    threshold: float = Field(default=0.9, ge=0.0, allow_inf_nan=False)
+    label: Literal["certainty", "accuracy"] = "certainty"
+    samples: int = Field(default=30, ge=2, le=200)
+    temperature: float = Field(default=1.0, gt=0)
+    tokens: int = Field(default=16, ge=1, le=256)
+    normalisation: Normalisation = "distinct"
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _accuracy_is_trained(self) -> Self:
+        if self.label == "accuracy" and self.adapter is None:
+            raise ConfigurationError(
+                "The accuracy label compares samples with gold answers, so it cannot be computed for a new question.",
+                hint='Give a trained adapter, or use label="certainty".',
+            )
+        return self
+
+    @classmethod
+    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
+        """Read ``boundary:certainty`` or ``boundary:accuracy``."""
+        return cls.model_validate({"label": argument, **options})
+
+    @property
+    def _samples(self) -> SamplesSpec:
+        return SamplesSpec(self.samples, self.temperature, self.tokens, self.seed)
+
+    @property
+    def _targets(self) -> TargetsSpec:
+        return TargetsSpec(BOUNDARY_QUESTION, ("known", "unknown"), adapter=self.adapter)
+
+    @property
+    def specs(self) -> Specs:
+        """Sampled answers, or the trained model's verdict on the question."""
+        return (self._samples,) if self.adapter is None else (self._targets,)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the certainty of the samples, or by the trained model."""
+        if self.adapter is not None:
+            warnings = self.check_model(evidence, self._targets)
+            p = ik_score(*evidence[self._targets])
+            return Score(p, f"The boundary model predicts {self.label} {p:.2f}.", warnings=warnings)
+        answers = evidence[self._samples]
+        texts = comparable([a.text for a in answers])
+        counts = Counter(texts)
+        p = certainty(list(counts.values()), self.normalisation)
+        draft = answers[texts.index(counts.most_common(1)[0][0])]
+        return Score(
+            p, f"{len(counts)} distinct answers in {len(answers)} samples: certainty {p:.2f}.", draft
+        )

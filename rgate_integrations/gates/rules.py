@@ -1,0 +1,312 @@
+"""Rules of the user's own: requests that always retrieve or never do, whatever the gate would say of them.
+
+Nobody should have to train a gate to say that questions about contracts always retrieve. A rule is an example, a
+pattern or a function. Examples are compared by the states that the default gate reads anyway: those of layer 14,
+without what all requests share (their mean), in the directions in which requests differ most, each scaled to the same
+variance. Without that all requests look alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from pydantic import Field, SkipValidation
+
+from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.segments import RequestSpec
+from rgate_integrations.gates.base import Score, Specs
+from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
+from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.models.base import PooledLayer, Proxy
+from rgate_integrations.models.reader import READS
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.files import parsed_json
+
+Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
+"""An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
+
+RuleOrRules: TypeAlias = Rule | Sequence[Rule]
+
+ALIKE = 0.28
+"""The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
+LAYER = PooledLayer(14, "question", "mean")
+_SHOWN = 60  # characters of an example in a reason
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What always retrieves and what never does. Where both hold, it retrieves.
+
+    Attributes:
+        always: Rules for what retrieves.
+        never: Rules for what does not.
+
+    Raises:
+        ConfigurationError: A rule is none of the three, or an example is empty.
+    """
+
+    always: tuple[Rule, ...] = ()
+    never: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("always", "never"):
+            for rule in getattr(self, name):
+                _check(name, rule)
+
+    def __bool__(self) -> bool:
+        return bool(self.always or self.never)
+
+    @classmethod
+    def of(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
+        """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several."""
+        return cls(_several(always), _several(never))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Rules:
+        """Read rules from a JSON file.
+
+        It holds ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
+
+        Raises:
+            DataFormatError: It is something else.
+        """
+        try:
+            return cls.from_config(parsed_json(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError, ConfigurationError) as error:
+            raise DataFormatError(
+                f"The rules in {str(path)!r} cannot be read: {error}",
+                hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
+            ) from error
+
+    @classmethod
+    def from_config(cls, config: Any) -> Rules:
+        """Return what `config` described.
+
+        Raises:
+            ConfigurationError: It describes no rules.
+        """
+        if not isinstance(config, Mapping) or not set(config) <= {"always", "never"}:
+            raise ConfigurationError("Rules are an object with lists named always and never.")
+        found: dict[str, tuple[Rule, ...]] = {}
+        for name, listed in config.items():
+            if not isinstance(listed, list):
+                raise ConfigurationError(f"{name} must be a list.")
+            found[name] = tuple(_from_json(rule) for rule in listed)
+        return cls(**found)
+
+    def config(self) -> dict[str, list[Any]]:
+        """Return the rules as JSON values; a function by its name, which cannot be read back."""
+        return {name: [_to_json(rule) for rule in getattr(self, name)] for name in ("always", "never")}
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        """The examples, those that retrieve first."""
+        return tuple(rule for rule in (*self.always, *self.never) if isinstance(rule, str))
+
+    def score(self, inputs: Inputs, likeness: Float64Array | None) -> Score | None:
+        """Return what the rules say of a request, with P(known) 0 or 1; None if they say nothing.
+
+        Args:
+            inputs: The request.
+            likeness: Its likeness to each of `examples`; None before they were compared: only the others count.
+        """
+        like = {} if likeness is None else dict(zip(self.examples, likeness.tolist(), strict=True))
+        for name, known in (("always", 0.0), ("never", 1.0)):
+            for rule in getattr(self, name):
+                try:
+                    why = _why(rule, inputs, like)
+                except Exception as error:  # whatever a user's function raises
+                    problem = (
+                        f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
+                    )
+                    return Score(0.0, problem, warnings=(problem,))
+                if why:
+                    return Score(known, f"The rule {name}=: {why}")
+        return None
+
+
+@dataclass(frozen=True)
+class LikenessSpec(EvidenceSpec[Float64Array]):
+    """The cosine of a request's direction with that of each example, shape (examples,).
+
+    Of a request of several segments that which is most like an example counts where it would retrieve, and that
+    which is least like it where it would not: so nothing that is asked beside it is skipped.
+
+    Attributes:
+        examples: The examples, those that retrieve first.
+        always: How many of them retrieve.
+        states: The states that are compared.
+        shared: Whether they are of the model that the gate reads, too; else the reader is asked.
+    """
+
+    examples: tuple[str, ...]
+    always: int
+    states: RequestSpec
+    shared: bool = True
+
+    @property
+    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
+        """The states of the question, unless the gate's model is another one."""
+        return (self.states,) if self.shared else ()
+
+    def compute(self, context: Context) -> list[Piece[Float64Array]]:
+        """Compare the questions with the examples, which are read once in the life of an engine."""
+        examples = context.memory(self, lambda: self._read(context, self.examples))
+        if self.shared:
+            layer = self.states.segments.index(LAYER)
+            requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
+        else:
+            read = self._read(context, [each.question for each in context.inputs])
+            requests = list(read[:, None])
+        found = []
+        for request in requests:
+            cosines = request @ examples.T  # (segments, examples)
+            most, least = cosines.max(axis=0), cosines.min(axis=0)
+            found.append(Piece(np.concatenate([most[: self.always], least[self.always :]])))
+        return found
+
+    def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
+        values = [{"question": " ".join(text.split())} for text in texts]
+        found = self._reader(context).hidden(self.states.prompt, values, None, (LAYER,))
+        return directions_of(np.stack([each.states[0] for each in found]))
+
+    def _reader(self, context: Context) -> Proxy:
+        if self.shared:
+            return context.proxy
+        from rgate_integrations.models.local import shared_proxy
+
+        return shared_proxy(READS)
+
+
+class RuledGate(GateOfGates):
+    """A gate that is asked only where no rule holds; an engine with rules makes it.
+
+    Attributes:
+        inner: The gate.
+        rules: The rules.
+    """
+
+    gate_fields: ClassVar[tuple[str, ...]] = ("inner",)
+
+    inner: InnerGate
+    rules: SkipValidation[Rules] = Field(default=Rules(), exclude=True)
+
+    @property
+    def _likeness(self) -> LikenessSpec:
+        for spec in expanded_specs(self.inner.specs):
+            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
+                return self._compared_by(spec)
+        return self._compared_by(RequestSpec((LAYER,), (LAYER,)))
+
+    def _compared_by(self, states: RequestSpec) -> LikenessSpec:
+        always = sum(isinstance(rule, str) for rule in self.rules.always)
+        return LikenessSpec(self.rules.examples, always, states, self.proxy == READS)
+
+    @property
+    def specs(self) -> Specs:
+        """The likeness to examples, where there are any, and the inner gate's score."""
+        return (*self._compared, ScoreSpec(self.inner))
+
+    @property
+    def _compared(self) -> Specs:
+        return (self._likeness,) if self.rules.examples else ()
+
+    def looks(self, inputs: Inputs) -> Sequence[Specs]:
+        """First nothing but the request, then its likeness to the examples, and the gate last."""
+        compared = [self._compared] if self.rules.examples else []
+        return ((), *compared, (ScoreSpec(self.inner),))
+
+    def score(self, evidence: Evidence) -> Score | None:
+        """Score by the rules, or as the inner gate does.
+
+        Raises:
+            EvidenceError: The request could not be compared with the examples.
+        """
+        compared = not self.rules.examples or self._likeness in evidence
+        if ScoreSpec(self.inner) not in evidence:
+            likeness = evidence[self._likeness] if self.rules.examples and compared else None
+            return self.rules.score(evidence.inputs, likeness)
+        if not compared:
+            raise EvidenceError("The request could not be compared with the examples of the rules.")
+        return evidence[ScoreSpec(self.inner)]
+
+
+def _several(given: RuleOrRules) -> tuple[Rule, ...]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return tuple(given)
+    return (given,)  # type: ignore[return-value]  # what it is, is checked with the others
+
+
+def _check(name: str, rule: object) -> None:
+    if isinstance(rule, str) and not rule.strip():
+        raise ConfigurationError(f"An example of {name}= is empty.")
+    if not isinstance(rule, str | re.Pattern) and not callable(rule):
+        raise ConfigurationError(
+            f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
+            hint='always=["Which clause ...?", re.compile("contract"), a_function]',
+        )
+
+
+def _why(rule: Rule, inputs: Inputs, like: Mapping[str, float]) -> str:
+    """Return why a rule holds for a request; empty if it does not."""
+    if isinstance(rule, str):
+        likeness = like.get(rule, -1.0)
+        return f"it is like {rule[:_SHOWN]!r} ({likeness:.2f})." if likeness >= ALIKE else ""
+    if isinstance(rule, re.Pattern):
+        return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
+    takes_metadata = len(inspect.signature(rule).parameters) > 1
+    holds = rule(inputs.question, inputs.metadata) if takes_metadata else rule(inputs.question)
+    return f"{_name(rule)} says so." if holds else ""
+
+
+def _name(function: Callable[..., bool]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _to_json(rule: Rule) -> Any:
+    if isinstance(rule, str):
+        return rule
+    if isinstance(rule, re.Pattern):
+        return {"pattern": rule.pattern, "ignore_case": bool(rule.flags & re.IGNORECASE)}
+    return {"function": _name(rule)}
+
+
+def _from_json(rule: Any) -> Rule:
+    if isinstance(rule, str):
+        return rule
+    if isinstance(rule, dict) and isinstance(rule.get("pattern"), str):
+        flags = re.IGNORECASE if rule.get("ignore_case") else 0
+        try:
+            return re.compile(rule["pattern"], flags)
+        except re.error as error:
+            raise ConfigurationError(f"{rule['pattern']!r} is no regular expression: {error}.") from error
+    raise ConfigurationError(f"{rule!r} is neither an example nor a pattern.")
+
+
+def directions_of(states: Float32Array) -> Float64Array:
+    """Return states as they are compared, of length 1; shape (texts, directions)."""
+    mean, directions = reader_directions()
+    compared = (states.astype(np.float64) - mean) @ directions
+    lengths = np.linalg.norm(compared, axis=1, keepdims=True)
+    found: Float64Array = compared / np.maximum(lengths, 1e-12)
+    return found
+
+
+@lru_cache(maxsize=1)
+def reader_directions() -> tuple[Float64Array, Float64Array]:
+    """Return the mean of requests' states, and the scaled directions in which they differ most."""
+    with resources.as_file(
+        resources.files("rgate_integrations") / "weights" / "rules" / "likeness.npz"
+    ) as path:
+        saved = np.load(path)
+        return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

@@ -1,0 +1,302 @@
+"""What a gate needs from a model: drafts, samples, target scores, hidden states. One call serves a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.models.segments import segmented_lines
+from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.arrays import Float32Array
+
+__all__ = [
+    "HiddenStates",
+    "PooledLayer",
+    "Pooling",
+    "Proxy",
+    "Span",
+    "TargetScores",
+    "Values",
+    "middle_layers",
+]
+
+Values: TypeAlias = Mapping[str, str]
+"""The fields of a prompt template by name."""
+
+Pooling = Literal["mean", "last"]
+"""How the states of a span become one vector."""
+Span = Literal["question", "prompt", "draft", "all"]
+"""Whose states; see `PooledLayer`."""
+_DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
+
+
+class PooledLayer(NamedTuple):
+    """Hidden states of one layer, pooled to a single vector. A plain tuple of the three will do in its place.
+
+    Attributes:
+        layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
+        span: Whose tokens: those of the question, of the prompt that it stands in, of the draft, or of the whole
+            text; the last three with control tokens. Without a draft, ``"draft"`` is the whole prompt.
+        pooling: ``"mean"`` over the span, or its ``"last"`` token.
+    """
+
+    layer: int
+    span: Span
+    pooling: Pooling
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """Log-probabilities of fixed continuations of one prompt.
+
+    Attributes:
+        logprobs: Natural log-probability of each target's whole token sequence, each <= 0.
+        prompt_tokens: Length of the prompt in tokens.
+    """
+
+    logprobs: tuple[float, ...]
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Pooled hidden states of one prompt.
+
+    Attributes:
+        states: Shape (layers asked for, hidden size), float32.
+        prompt_tokens: Length of the text read, in tokens; 0 if they were kept while a draft was written.
+    """
+
+    states: Float32Array = field(repr=False)
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """A request as it is read for its segments.
+
+    Attributes:
+        lines: Its segments by line, see `rgate_integrations.models.segments`; at least one.
+        history: What was said before it, read in the same pass; may be empty.
+    """
+
+    lines: tuple[tuple[str, ...], ...]
+    history: str = ""
+
+    @classmethod
+    def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
+        """Split a request."""
+        return cls(tuple(tuple(line) for line in segmented_lines(text)), "\n".join(history))
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """All of them in order."""
+        return tuple(segment for line in self.lines for segment in line)
+
+
+@dataclass(frozen=True)
+class RequestStates:
+    """Pooled hidden states of one request.
+
+    Attributes:
+        whole: Those of all of it, shape (layers asked for, hidden size), float32.
+        segments: Those of each segment, shape (segments, layers asked for, hidden size).
+        draft: Those over the draft, shape (layers asked for, hidden size), if any were asked for.
+        prompt_tokens: Length of the text read, in tokens.
+    """
+
+    whole: Float32Array = field(repr=False)
+    segments: Float32Array = field(repr=False)
+    draft: Float32Array | None = field(repr=False)
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestLayers:
+    """What is to be pooled of a request: (layer, span, pooling) each.
+
+    Attributes:
+        whole: Over the request, without what was said before it.
+        segments: Over each segment; their span is ``"question"``.
+        draft: Over the begun answer.
+    """
+
+    whole: tuple[PooledLayer, ...]
+    segments: tuple[PooledLayer, ...] = ()
+    draft: tuple[PooledLayer, ...] = ()
+
+    @property
+    def every(self) -> tuple[PooledLayer, ...]:
+        """All of them."""
+        return (*self.whole, *self.segments, *self.draft)
+
+
+def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
+    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
+    first, last = _DEPTH[span]
+    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
+
+
+class Proxy(ABC):
+    """A model that drafts answers and scores continuations.
+
+    Every method takes a batch and returns results in its order, equal (within rounding) to those of one
+    call an item. Implementations apply their own maximum batch size and are safe to call from threads.
+    """
+
+    name: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the weights apart from those of other models; empty when they cannot be known (a served model)."""
+        return ""
+
+    @abstractmethod
+    def generate(
+        self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
+    ) -> list[Draft]:
+        """Continue prompts greedily.
+
+        Args:
+            prompt: The template.
+            values: The template's fields, one mapping a prompt.
+            tokens: Maximum number of new tokens, >= 0; 0 gives empty drafts without a model call.
+            adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
+        """
+
+    @abstractmethod
+    def sample(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        n: int,
+        tokens: int,
+        temperature: float,
+        seed: int,
+    ) -> list[tuple[Draft, ...]]:
+        """Sample ``n`` continuations of each prompt; they depend on seed and prompt, never on the batch."""
+
+    @abstractmethod
+    def score(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        targets: Sequence[str],
+        *,
+        adapter: str | None = None,
+    ) -> list[TargetScores]:
+        """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
+
+    @abstractmethod
+    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
+        """Read given texts as continuations of prompts, token by token.
+
+        Returns:
+            The drafts in this model's own tokens, with its log-probabilities and entropies, and `scored_by`
+            set to its name.
+        """
+
+    @abstractmethod
+    def hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        drafts: Sequence[Draft] | None,
+        layers: Sequence[PooledLayer],
+    ) -> list[HiddenStates]:
+        """Pool hidden states over the prompt with the draft as the assistant's turn.
+
+        Args:
+            prompt: The template.
+            values: The template's fields, one mapping a prompt.
+            drafts: One a prompt, or None for the prompts alone.
+            layers: Which layers, and how each is pooled.
+        """
+
+    def request_states(
+        self,
+        prompt: PromptTemplate,
+        texts: Sequence[Segmented],
+        drafts: Sequence[Draft] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states over requests and over each of their segments.
+
+        By default each is read by itself, without what was said before it. A proxy that keeps the states of every
+        token reads a request once.
+
+        Args:
+            prompt: The template.
+            texts: The requests.
+            drafts: What answers begin with, one a request, where states over them are asked for; or None.
+            layers: What is pooled.
+        """
+        whole = [{"question": " ".join(text.segments)} for text in texts]
+        read = self.hidden(prompt, whole, None, layers.whole)
+        of_drafts = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else None
+        parts = [{"question": segment} for text in texts for segment in text.segments]
+        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
+        found = []
+        for row, text in enumerate(texts):
+            own = [next(of_parts) for _ in text.segments] if layers.segments else []
+            segments = (
+                np.stack([each.states for each in own]) if own else np.zeros((len(text.segments), 0, 0))
+            )
+            draft = None if of_drafts is None else of_drafts[row].states
+            tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
+            found.append(RequestStates(read[row].states, segments.astype(np.float32), draft, tokens))
+        return found
+
+    def generate_hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        layers: Sequence[PooledLayer],
+    ) -> list[tuple[Draft, HiddenStates]]:
+        """Continue prompts greedily, and pool hidden states over prompt and continuation.
+
+        In two passes, unless a proxy can keep the states while it writes.
+        """
+        drafts = self.generate(prompt, values, tokens=tokens)
+        return list(zip(drafts, self.hidden(prompt, values, drafts, layers), strict=True))
+
+    def generate_scored(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        *,
+        tokens: int,
+        follow_up: PromptTemplate,
+        targets: Sequence[str],
+        adapter: str | None = None,
+    ) -> list[tuple[Draft, TargetScores]]:
+        """Continue prompts greedily, and score targets after a further turn that asks about the continuation.
+
+        In two passes, unless a proxy can go on where the draft ends.
+
+        Args:
+            prompt: The template of the draft.
+            values: Its fields, one mapping a prompt.
+            tokens: Maximum number of new tokens.
+            follow_up: The template of the whole, with the field ``draft``; it `PromptTemplate.follows` ``prompt``.
+            targets: Continuations of the whole.
+            adapter: Folder or Hub id of a LoRA adapter that judges, or None for the base model.
+
+        Returns:
+            Draft and scores of each; ``prompt_tokens`` counts what was read for the judgment alone.
+        """
+        drafts = self.generate(prompt, values, tokens=tokens)
+        asked = [{**v, "draft": d.text} for v, d in zip(values, drafts, strict=True)]
+        return list(zip(drafts, self.score(follow_up, asked, targets, adapter=adapter), strict=True))
+
+    @abstractmethod
+    def cut(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""

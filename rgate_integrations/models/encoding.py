@@ -1,0 +1,231 @@
+"""From prompts to token ids: chat templates, limits, and text that must not act as control tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.models.base import Values
+from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
+
+_MARK = "\u2042"
+"""Stands for a value, to find where it lies in the rendered text; no template has it."""
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
+_SEAM_TOKENS = 8
+"""Cut text may split into a few tokens more than counted, where it meets what stands beside it."""
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt in token ids.
+
+    Attributes:
+        ids: The token ids.
+        question: Half-open range of the positions that hold the question; empty range if not found.
+        template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
+        open_ended: Whether the text ends without white space, so that a continuation starts with a space.
+    """
+
+    ids: tuple[int, ...]
+    question: range
+    template: PromptTemplate
+    open_ended: bool
+
+
+class PromptEncoder:
+    """Renders and tokenizes prompts for one model.
+
+    Args:
+        tokenizer: A fast tokenizer of transformers.
+        limit: Maximum length of a prompt in tokens. A longer one has its template's ``cut`` field
+            shortened, and only then, if that is not enough, the question.
+    """
+
+    def __init__(self, tokenizer: Any, limit: int) -> None:
+        self.tokenizer = tokenizer
+        self.limit = limit
+        self.chat = bool(getattr(tokenizer, "chat_template", None))
+        self._shared_prefixes: dict[PromptTemplate, tuple[int, ...]] = {}
+        control = {str(token) for token in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]}
+        # The longest first: one may be a part of another.
+        self._control = sorted(control, key=len, reverse=True)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return int(self.tokenizer.pad_token_id)
+
+    def stop_ids(self) -> list[int]:
+        """Return the ids of the tokens that end an answer."""
+        vocabulary = self.tokenizer.get_vocab()
+        ids = {vocabulary[token] for token in _TURN_ENDS if token in vocabulary}
+        if self.tokenizer.eos_token_id is not None:
+            ids.add(self.tokenizer.eos_token_id)
+        return sorted(ids)
+
+    @property
+    def turn_end(self) -> list[int]:
+        """The token that ends an answer, if the tokenizer has one."""
+        vocabulary = self.tokenizer.get_vocab()
+        if self.chat:
+            for token in _TURN_ENDS:
+                if token in vocabulary:
+                    return [vocabulary[token]]
+        end_of_text = self.tokenizer.eos_token_id
+        return [] if end_of_text is None else [end_of_text]
+
+    def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+        """Render a prompt and tokenize it within the limit."""
+        clean = {name: self.plain(text) for name, text in values.items()}
+        encoded = self._encode(prompt, clean)
+        for name in (prompt.cut, "question"):  # the question only if the other was not long enough
+            excess = len(encoded.ids) - self.limit
+            if excess > 0 and name in clean:
+                keep = len(self.ids(clean[name])) - excess - _SEAM_TOKENS
+                clean[name] = self.cut(clean[name], max(keep, 1)) or clean[name]
+                encoded = self._encode(prompt, clean)
+        return encoded
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Render a conversation and tokenize it, whatever its length; a last turn of the assistant is continued.
+
+        Args:
+            messages: The turns, each with ``role`` and ``content``.
+
+        Raises:
+            ConfigurationError: The tokenizer has no chat template, or its template refuses the turns.
+        """
+        if not self.chat:
+            raise ConfigurationError(
+                "This model has no chat template, so it cannot take a conversation.",
+                hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
+            )
+        turns = [{"role": turn["role"], "content": self.plain(turn["content"])} for turn in messages]
+        try:
+            text = self._rendered(turns)
+        except Exception as error:  # the template is a program of the model's author: it raises what it likes
+            raise ConfigurationError(
+                f"The model's chat template refuses this conversation: {error}"
+            ) from error
+        return tuple(self.ids(text))
+
+    def shared_prefix(self, prompt: PromptTemplate) -> tuple[int, ...]:
+        """Return the token ids with which a prompt begins whatever its fields hold, such as its system turn."""
+        if prompt not in self._shared_prefixes:
+            # Two renderings differ from the first field on.
+            some = self._encode(prompt, dict.fromkeys(prompt.fields, "a")).ids
+            other = self._encode(prompt, dict.fromkeys(prompt.fields, "1")).ids
+            length = 0
+            while length < min(len(some), len(other)) and some[length] == other[length]:
+                length += 1
+            self._shared_prefixes[prompt] = some[:length]
+        return self._shared_prefixes[prompt]
+
+    def after_draft(self, prompt: PromptTemplate) -> list[int]:
+        """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
+        return self.ids(self._tail(prompt))
+
+    def goes_on(self, prompt: PromptTemplate, written: PromptTemplate) -> bool:
+        """Return whether ``prompt`` is, to the letter, ``written`` with a draft and what follows it."""
+        values = dict.fromkeys(prompt.fields, _MARK)
+        whole, _ = self._text(prompt, values)
+        before_draft, _ = self._text(written, values)
+        return prompt.follows(written) and whole.startswith(before_draft + _MARK)
+
+    def plain(self, text: str) -> str:
+        """Replace the spellings of control tokens, so that a text cannot end its own turn."""
+        for token in self._control:
+            if token in text:
+                text = text.replace(token, " ")
+        return text
+
+    def ids(self, text: str) -> list[int]:
+        """Tokenize plain text without adding control tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def cut(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        offsets = encoding["offset_mapping"]
+        if len(offsets) <= tokens:
+            return None
+        _, end = offsets[tokens - 1]
+        return text[:end]
+
+    def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
+        """Tokenize a text that continues a prompt, with the space that the prompt left off."""
+        return self.ids(f" {text}" if encoded.open_ended else text)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text that each token adds; the texts joined are the decoded whole."""
+        texts: list[str] = []
+        done = ""
+        for end in range(1, len(ids) + 1):
+            whole = self.tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
+            if whole.endswith("\ufffd") and end < len(ids):  # half a character: the next token completes it
+                texts.append("")
+                continue
+            texts.append(whole[len(done) :])
+            done = whole
+        return texts
+
+    def vocabulary_texts(self, size: int) -> list[str]:
+        """Return the text of each token of the tokenizer, at most ``size``."""
+        count = min(size, len(self.tokenizer))
+        return list(self.tokenizer.batch_decode([[token_id] for token_id in range(count)]))
+
+    def _text(self, prompt: PromptTemplate, values: Values) -> tuple[str, PromptTemplate]:
+        """Render a prompt; returns its text, and the template that was rendered."""
+        if self.chat and not prompt.raw:
+            return self._rendered(prompt.messages(**values)), prompt
+        if prompt == ANSWER:
+            prompt = ANSWER_FEW_SHOT
+        return prompt.text(**values), prompt
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Render turns with the chat template."""
+        continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+        return str(text)
+
+    def _tail(self, prompt: PromptTemplate) -> str:
+        """Return what follows the last field of a prompt."""
+        text = self._text(prompt, dict.fromkeys(prompt.fields, _MARK))[0]
+        return text[text.rfind(_MARK) + len(_MARK) :]
+
+    def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+        text, prompt = self._text(prompt, values)
+        special = prompt.raw or not self.chat  # a chat template writes its control tokens itself
+        # Tokenized apart from the tail, a draft has the tokens with which it was written, so that a judgment of it
+        # can go on where it ends.
+        tail = self._tail(prompt) if prompt.follow_up else ""
+        encoding = self.tokenizer(
+            text.removesuffix(tail), add_special_tokens=special, return_offsets_mapping=True
+        )
+        return EncodedPrompt(
+            ids=(*encoding["input_ids"], *self.ids(tail)),
+            question=_token_range(encoding["offset_mapping"], text, values.get("question", "")),
+            template=prompt,
+            open_ended=not text[-1:].isspace(),
+        )
+
+
+def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
+    """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
+    start = text.rfind(part) if part else -1
+    if start < 0:
+        return range(0)
+    end = start + len(part)
+    inside = []
+    for position, (first, last) in enumerate(offsets):
+        has_text = last > first  # control tokens have none
+        if has_text and first < end and last > start:
+            inside.append(position)
+    return range(inside[0], inside[-1] + 1) if inside else range(0)

@@ -1,0 +1,143 @@
+"""Makes the files that `Reader` loads, of the model's GGUF: int8 weights, and the tokenizer. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rgate_integrations.runtime.arrays import Float32Array
+
+WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
+LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
+_ALIGNED = 4_096  # the operating system maps whole pages
+_BLOCK = 32  # values a scale in the file's embedding (Q8_0)
+
+
+def make_reader(source: Path, target: Path) -> None:
+    """Write weights and tokenizer into a folder.
+
+    Args:
+        source: SmolLM2-135M-Instruct as a GGUF file, with an embedding in Q8_0.
+        target: The folder.
+    """
+    from gguf import GGUFReader
+
+    file = GGUFReader(source)
+    with (target / WEIGHTS).open("wb") as out:
+        for array in reader_tensors(file).values():
+            out.write(b"\0" * (-out.tell() % _ALIGNED))
+            out.write(array.tobytes())
+    (target / TOKENIZER).write_text(_tokenizer_json(file), encoding="utf-8")
+
+
+def offsets(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, tuple[int, int]]:
+    """Return where each tensor lies in the file of weights: offset and length in bytes."""
+    found, end = {}, 0
+    for name, array in tensors.items():
+        start = end + -end % _ALIGNED
+        end = start + array.nbytes
+        found[name] = (start, array.nbytes)
+    return found
+
+
+def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays of the graph's weights by name, in the order of the file.
+
+    A linear map has int8 weights of shape (inputs, outputs), with a scale an output. What is large in the
+    activations is moved into the weights first (SmoothQuant, arXiv 2211.10438, with the factors of `_smoothing`).
+
+    Args:
+        file: An open GGUF file.
+    """
+    from gguf import dequantize
+
+    stored = {each.name: each for each in file.tensors}
+
+    def weight(name: str) -> Float32Array:
+        tensor = stored[f"{name}.weight"]
+        return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
+
+    blocks = stored["token_embd.weight"].data.reshape(-1, HEADS * HEAD_SIZE // _BLOCK, 2 + _BLOCK)
+    found: dict[str, np.ndarray[Any, Any]] = {
+        "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
+        "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),
+    }
+    smoothing = _smoothing()
+    for number in range(LAYERS):
+        block = f"blk.{number}"
+        factor = {name: factors[number] for name, factors in smoothing.items()}
+        # The scores are divided by the root of the head's size here, once.
+        queries = _unpermuted(weight(f"{block}.attn_q"), HEADS) / np.float32(HEAD_SIZE**0.5)
+        keys = _unpermuted(weight(f"{block}.attn_k"), KV_HEADS)
+        values = weight(f"{block}.attn_v") / factor["out"][:, None]
+        # Each head of values serves several attention heads.
+        shared = np.repeat(factor["out"].reshape(KV_HEADS, 1, HEAD_SIZE), HEADS // KV_HEADS, axis=1)
+        gate, up = weight(f"{block}.ffn_gate"), weight(f"{block}.ffn_up") / factor["down"][:, None]
+        maps = {
+            "qkv": np.concatenate([queries, keys, values]) * factor["qkv"],
+            "out": weight(f"{block}.attn_output") * shared.reshape(-1),
+            "gate_up": np.concatenate([gate, up]) * factor["gate_up"],
+            "down": weight(f"{block}.ffn_down") * factor["down"],
+        }
+        found[f"{number}.norm_1"] = weight(f"{block}.attn_norm") / factor["qkv"]
+        found[f"{number}.norm_2"] = weight(f"{block}.ffn_norm") / factor["gate_up"]
+        for name, full in maps.items():
+            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantised_weight(full)
+    return found
+
+
+def quantised_weight(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
+    """Return int8 weights, shape (inputs, outputs), and their scales, shape (outputs,).
+
+    CPUs without VNNI multiply 8-bit activations (at most 255) and weights by an instruction that adds each pair of
+    neighbouring inputs up in 16 bits, and saturates. So no pair of weights of one sign may exceed 128 together:
+    255 * 128 is below 2**15. Then every CPU computes the same integers.
+
+    Args:
+        weight: Shape (outputs, inputs).
+    """
+    pairs = weight.reshape(len(weight), -1, 2)
+    same_sign = pairs[..., 0] * pairs[..., 1] > 0
+    largest_pair = (np.abs(pairs.sum(-1)) * same_sign).max(axis=1)
+    largest = np.maximum(np.abs(weight).max(axis=1), largest_pair)
+    # 127, since rounding may add 1 to the sum of a pair.
+    scale = (np.maximum(largest, np.float32(1e-12)) / np.float32(127)).astype(np.float32)
+    rounded = np.rint(weight / scale[:, None]).astype(np.int8)
+    return np.ascontiguousarray(rounded.T), scale
+
+
+def _smoothing() -> dict[str, Float32Array]:
+    """Return by which factor each input of a linear map is divided: shape (layers, inputs), by the map's name."""
+    packed = resources.files("rgate_integrations") / "weights" / "reader" / "smoothing.npz"
+    with packed.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name].astype(np.float32) for name in arrays.files}
+
+
+def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:
+    """Undo the order of rows that GGUF gives to queries and keys: it turns neighbours, the graph turns halves."""
+    parts = weight.reshape(heads, HEAD_SIZE // 2, 2, -1)
+    return parts.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _tokenizer_json(file: Any) -> str:
+    """Return the tokenizer of a GGUF file (byte-level BPE) in the format of `tokenizers`."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = file.fields["tokenizer.ggml.tokens"].contents()
+    kinds = file.fields["tokenizer.ggml.token_type"].contents()
+    merges = [tuple(pair.split(" ")) for pair in file.fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)
+
+
+_CONTROL = 3
+"""GGUF's type of control tokens."""

@@ -1,0 +1,92 @@
+"""Splits a request into segments, each of which is judged: sentences, lines, items of a list."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from rgate_integrations.runtime.arrays import Float32Array
+
+LAYOUT = 11
+"""Columns of `layout`."""
+
+_CLOSERS = "\"')]*_”’»"
+_OPENERS = "\"'([*_“‘«"
+_LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
+_ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+_MOST_WORDS = 60
+"""A sentence without an end is cut after so many words: the mean of more says little of any of them."""
+
+
+def segments(text: str) -> list[str]:
+    r"""Return the segments of a text in order, each run of white space as one space.
+
+    >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
+    ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
+    """
+    return [segment for line in segmented_lines(text) for segment in line]
+
+
+def segmented_lines(text: str) -> list[list[str]]:
+    """Return the segments of each line that is not empty; see `segments`. One walk over the words of the text."""
+    lines = []
+    for line in text.splitlines():
+        words = line.split()
+        found, begin = [], 0
+        for i, word in enumerate(words[:-1], start=1):
+            if _ends(word, words[i]) or i - begin >= _MOST_WORDS:
+                found.append(" ".join(words[begin:i]))
+                begin = i
+        if words:
+            lines.append([*found, " ".join(words[begin:])])
+    return lines
+
+
+def _ends(word: str, following: str) -> bool:
+    """Return whether a sentence ends between two words."""
+    bare = word.rstrip(_CLOSERS)
+    if bare.endswith(("?", "!")) or _LABEL.match(following):
+        return True
+    if not bare.endswith((".", "…", "。")) or _ABBREVIATION.match(bare.lstrip(_OPENERS)):
+        return False
+    first = following.lstrip(_OPENERS)[:1]
+    return first.isupper() or first.isdigit()
+
+
+def layout(text: str) -> Float32Array:
+    """Return how each segment stands in a text, and what it looks like, shape (segments, 11).
+
+    What was pasted stands in blocks of lines, and looks unlike what is asked beside it. The columns are: lines of
+    its paragraph and segments of its line (logarithms), whether it is the first or the last of all, ends in a
+    question mark, its words (logarithm), the share of letters and spaces, whether it begins with a capital or with
+    no letter, all segments (logarithm), and whether its paragraph is one line.
+    """
+    rows = []
+    paragraphs = [segmented_lines(paragraph) for paragraph in _BLANK_LINE.split(text)]
+    for paragraph in paragraphs:
+        for line in paragraph:
+            for segment in line:
+                plain = sum(character.isalpha() or character == " " for character in segment)
+                first = segment[:1]
+                rows.append(
+                    (
+                        np.log1p(len(paragraph)),
+                        np.log1p(len(line)),
+                        0.0,
+                        0.0,
+                        segment.endswith("?"),
+                        np.log1p(len(segment.split())),
+                        plain / len(segment),
+                        first.isupper(),
+                        not first.isalpha(),
+                        0.0,
+                        len(paragraph) == 1,
+                    )
+                )
+    found = np.array(rows, np.float32).reshape(-1, LAYOUT)
+    if len(found):
+        found[0, 2] = found[-1, 3] = 1.0
+        found[:, 9] = np.log1p(len(found))
+    return found

@@ -1,0 +1,329 @@
+"""Files that are whole or not there, JSON that raises one kind of error, and JSONL that is continued line by line."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import shutil
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
+
+
+def write_atomically(path: str | Path, content: bytes | str) -> Path:
+    """Write a file that appears whole or not at all, and replaces one that was there.
+
+    Args:
+        path: Where to; folders that are missing are made.
+        content: The content; text is written as UTF-8.
+
+    Returns:
+        The path.
+
+    Raises:
+        WriteError: It could not be written, such as on a full disk; what was there is as it was.
+    """
+    target = Path(path)
+    made = _temporary(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _write(made, content)
+        made.replace(target)
+    except BaseException as error:
+        made.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _not_written(target, error) from error
+        raise
+    return target
+
+
+def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
+    """Write a folder that appears whole or not at all, and replaces one that was there.
+
+    Args:
+        folder: Where to; folders above it that are missing are made.
+        files: Contents by name; a name may begin with a sub-folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigurationError: A name leads out of the folder, or a folder with something else in it is there.
+        WriteError: It could not be written, such as on a full disk; what was there is as it was.
+    """
+    target = Path(folder)
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigurationError(f"{name!r} leads out of the folder.")
+    made = _temporary(target)
+    try:
+        made.mkdir(parents=True)
+        for name, content in files.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            _write(made / name, content)
+        rename_folder(made, target)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _not_written(target, error) from error
+        raise
+    return target
+
+
+def rename_folder(made: Path, target: Path) -> None:
+    """Give a finished folder its name; the folder that has the name is replaced.
+
+    A folder with files in it cannot be replaced in one step, so the earlier one is put aside for a moment. What a
+    process leaves that is killed in that moment is still found by `existing_folder`, and put back by the next call.
+
+    Args:
+        made: The finished folder, beside ``target``.
+        target: Its name.
+
+    Raises:
+        ConfigurationError: A file has that name, or a folder with something else in it.
+    """
+    check_replaceable(target, os.listdir(made))
+    aside = _aside(target)
+    if not target.exists() and aside.exists():
+        aside.rename(target)
+    _remove(aside)  # of a process that was killed after its second step
+    if not target.exists():
+        made.rename(target)
+        return
+    target.rename(aside)
+    try:
+        made.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    _remove(aside)
+
+
+def check_replaceable(target: Path, names: Iterable[str]) -> None:
+    """Refuse to replace what is something else than a folder of the same kind: a typo must not cost what is there.
+
+    Args:
+        target: The name that a folder is going to have.
+        names: What is going to be in it. One of these, other than a README, shows that a folder is of the same kind.
+
+    Raises:
+        ConfigurationError: A file has that name, or a folder with something else in it.
+    """
+    if target.is_file():
+        raise ConfigurationError(f"{str(target)!r} is a file.", hint="Give the name of a folder.")
+    there = set(os.listdir(target)) if target.is_dir() else set()
+    if there and not (there & set(names)) - {"README.md"}:
+        raise ConfigurationError(
+            f"{str(target)!r} is a folder with something else in it, such as {min(there)!r}.",
+            hint="Give the name of another folder.",
+        )
+
+
+def existing_folder(folder: str | Path) -> Path:
+    """Return where the content of a folder is: under its name, unless `rename_folder` was killed half way."""
+    # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
+    target = Path(os.path.expanduser(folder))
+    if os.path.exists(target):
+        return target
+    aside = _aside(target)
+    return aside if os.path.isdir(aside) else target
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text, wherever it comes from.
+
+    Raises:
+        ValueError: It is not JSON, not UTF-8, or nested too deeply. Nothing else is ever raised.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]:
+    """Read a JSONL file, also gzipped: line number and value of each line that is not blank.
+
+    Only a line feed ends a line: text that is not escaped may hold other separators, such as U+2028.
+
+    Args:
+        path: The file.
+        hint: What a line should look like, for the error.
+
+    Raises:
+        DataFormatError: The file cannot be read, or a line is not UTF-8 or not JSON; the message names file and line.
+    """
+    path = Path(path)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield number, _value(line, f"{path}, line {number}", hint)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataFormatError(f"The file {str(path)!r} cannot be read: {reason}.") from error
+
+
+class JsonlLog:
+    """A JSONL file that a run appends to, and that a run which is started again continues.
+
+    A last line that a kill left half written is passed over, and cut off when something is appended. Opening and
+    reading change nothing: the file may turn out to be somebody else's. Two runs that append at once need a lock:
+    see `rgate_integrations.runtime.locks.locked`.
+
+    Args:
+        path: The file; it and its folder are made if they are missing.
+
+    Raises:
+        WriteError: The file cannot be written to.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._is_whole = False  # not known before something is appended
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("ab").close()  # so that what cannot be written to fails here
+        except OSError as error:
+            raise _not_written(self.path, error) from error
+
+    def values(self) -> list[Any]:
+        """Return what was appended so far, in order.
+
+        Raises:
+            DataFormatError: A line is not JSON.
+        """
+        whole, _ = self._parts()
+        found = []
+        for number, line in enumerate(whole.split(b"\n"), start=1):
+            if line.strip():
+                found.append(_value(line, f"{self.path}, line {number}", ""))
+        return found
+
+    def append(self, values: Iterable[Any]) -> None:
+        """Append values, one a line: all of them or, with an error, none.
+
+        Raises:
+            DataFormatError: The file holds no line that was appended, but something else.
+            WriteError: They could not be written, such as on a full disk. The file ends as it did before.
+        """
+        lines = "".join(json_line(value) for value in values).encode()
+        if not self._is_whole:
+            self._cut_torn_line(lines)
+        # Unbuffered: all lines go out in one write, so that those of another process do not come between.
+        with self.path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file, lines)
+            except BaseException as error:
+                file.truncate(before)
+                if isinstance(error, OSError):
+                    raise _not_written(self.path, error) from error
+                raise
+
+    def _cut_torn_line(self, lines: bytes) -> None:
+        """Cut off what a kill left half written, before ``lines`` are appended for the first time."""
+        whole, torn = self._parts()
+        # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
+        if not whole and not lines.startswith(torn):
+            raise DataFormatError(
+                f"{str(self.path)!r} holds something else than what is written to it.",
+                hint="Name another file.",
+            )
+        if torn:
+            os.truncate(self.path, len(whole))
+        self._is_whole = True
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        """Return the whole lines, and what stands behind the last line feed."""
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise DataFormatError(
+                f"The file {str(self.path)!r} cannot be read: {error.strerror or error}."
+            ) from error
+        end = content.rfind(b"\n") + 1
+        return content[:end], content[end:]
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSONL."""
+    return _unicode(json.dumps(value, ensure_ascii=False)) + "\n"
+
+
+def json_text(value: Any) -> str:
+    """Return a value as the text of a JSON file for people to read."""
+    return _unicode(json.dumps(value, indent=1, ensure_ascii=False)) + "\n"
+
+
+def _unicode(text: str) -> str:
+    """Return JSON with half surrogate pairs, which UTF-8 has no bytes for, as JSON's own escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _value(line: bytes, where: str, hint: str) -> Any:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"{where}: byte {error.start + 1} of it is not UTF-8.", hint="Save the file as UTF-8."
+        ) from error
+    try:
+        return parsed_json(text)
+    except ValueError as error:
+        raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+
+
+def _write_all(file: io.FileIO, content: bytes) -> None:
+    """Write all of it: when the disk becomes full, an unbuffered file takes a part, and says nothing."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) or 0 :]
+
+
+def _not_written(target: Path, error: OSError) -> WriteError:
+    """Build the error for a file or folder that could not be written."""
+    if isinstance(error, WriteError):
+        return error
+    hint = "Check that it may be written to, or name another place."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "Free some space, then run the same command again: what was written before is kept."
+    return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)
+
+
+def _temporary(target: Path) -> Path:
+    """Return a name of this write's own, in the same folder: only within a file system is a rename one step."""
+    return _beside(target, uuid.uuid4().hex[:12])
+
+
+def _aside(target: Path) -> Path:
+    return _beside(target, "before")
+
+
+def _beside(target: Path, mark: str) -> Path:
+    if target.name in ("", ".."):  # the current folder, or the root
+        raise ConfigurationError(f"{str(target)!r} is no name for a file or folder of its own.")
+    return target.with_name(f".{target.name}-{mark}")
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _write(path: Path, content: bytes | str) -> None:
+    with path.open("xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())  # before the rename: a name must never stand for a file that is still empty

@@ -1,0 +1,1 @@
+"""Gates at scale: over Ray Data and shards of files."""
