@@ -95,9 +95,9 @@ class Decided(BaseCallbackHandler):
     def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
         """Note a decision."""
         self.retrieve.append(data["retrieve"])
-        beginning = data.get("beginning") or {}
-        self.held = beginning.get("tokens_held", 0)
-        self.looks = beginning.get("first_look", 0.0) + beginning.get("judging", 0.0)
+        partial_answer = data.get("partial_answer") or {}
+        self.held = partial_answer.get("tokens_held", 0)
+        self.looks = partial_answer.get("first_look", 0.0) + partial_answer.get("judging", 0.0)
 
 
 class Ways:

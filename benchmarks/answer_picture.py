@@ -40,7 +40,7 @@ PLACES = {
 """Where the name of a way stands, in points from its own: these have others near them."""
 
 
-class Beginning(NamedTuple):
+class PartialAnswerInfo(NamedTuple):
     """A begun answer: what the gate says of it, and what it had cost by then."""
 
     p_known: float
@@ -56,7 +56,7 @@ class Point(NamedTuple):
     right: float
 
 
-def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, Beginning]) -> None:
+def draw(path: Path, title: str, answers: Sequence[Answered], begun: dict[str, PartialAnswerInfo]) -> None:
     """Draw accuracy against mean time and against mean prompt tokens.
 
     Args:
@@ -113,7 +113,7 @@ def _question_curve(ways: dict[str, dict[str, Answered]]) -> list[Point]:
     return _curve(ways, {name: each.p_known or 0.0 for name, each in gated.items()}, spent)
 
 
-def _begun_curve(ways: dict[str, dict[str, Answered]], begun: dict[str, Beginning]) -> list[Point]:
+def _begun_curve(ways: dict[str, dict[str, Answered]], begun: dict[str, PartialAnswerInfo]) -> list[Point]:
     """Return the points of a gate that reads every begun answer."""
     spent = {name: Spent(each.prompt, each.seconds) for name, each in begun.items()}
     return _curve(ways, {name: each.p_known for name, each in begun.items()}, spent)

@@ -126,7 +126,7 @@ def judge_runs(
     head = fit_head(features[train], question.part(train), known[train])
     ways = {
         "question and words": together(question, text),
-        "as shipped": together(question, judged(read_probe("default-begun").logprobs, features)),
+        "as shipped": together(question, judged(read_probe("default-answer").logprobs, features)),
         "all": together(question, judged(head, features)),
     }
     ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)

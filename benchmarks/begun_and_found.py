@@ -97,7 +97,7 @@ def _row(asked: dict, direct: dict, read: dict, passages: dict[str, Passage]) ->
     found = [FoundPassage(passage.text, passage.title) for passage in shown]
     tokens = direct["tokens"][:BEGUN]
     values = np.array([min(token["logprob"], 0.0) for token in tokens] or [0.0])
-    holds = read_helps().p_holds(search_features(question, found)[None])
+    holds = read_helps().p_contains_answer(search_features(question, found)[None])
     return (
         is_correct(direct["text"], gold),
         is_correct(read["text"], gold),

@@ -24,7 +24,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.look_first import LookFirst, decided
-from rgate_integrations.artifacts.helps import HelpsModel, save_helps
+from rgate_integrations.artifacts.helps import PassageUtilityModel, save_helps
 from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
@@ -210,14 +210,14 @@ class Rows:
         """Which rows only measure."""
         return np.char.startswith(self.where("corpus"), "unseen")
 
-    def fit(self, chosen: np.ndarray) -> HelpsModel:
+    def fit(self, chosen: np.ndarray) -> PassageUtilityModel:
         """Fit on some rows: a logistic regression of standardised features."""
         mean, scale = self.features[chosen].mean(axis=0), self.features[chosen].std(axis=0)
         standard = (self.features[chosen] - mean) / scale
         fitted = LogisticRegression(C=STRENGTH, max_iter=1_000)
         fitted.fit(standard, self.held[chosen], sample_weight=self.weight[chosen])
         weights = fitted.coef_[0] / scale
-        return HelpsModel(
+        return PassageUtilityModel(
             features=FEATURES,
             weights=tuple(float(weight) for weight in weights),
             bias=float(fitted.intercept_[0] - weights @ mean),
@@ -227,15 +227,15 @@ class Rows:
 
     def held_out(self) -> np.ndarray:
         """Return P(holds) of every row: by question, and by all that trains for what only measures."""
-        p_holds = np.zeros(len(self.searches))
+        p_contains_answer = np.zeros(len(self.searches))
         for number in range(FOLDS):
             part = self.fold == number
-            p_holds[part] = self.fit(~part & ~self.unseen).p_holds(self.features[part])
-        p_holds[self.unseen] = self.fit(~self.unseen).p_holds(self.features[self.unseen])
-        return p_holds
+            p_contains_answer[part] = self.fit(~part & ~self.unseen).p_contains_answer(self.features[part])
+        p_contains_answer[self.unseen] = self.fit(~self.unseen).p_contains_answer(self.features[self.unseen])
+        return p_contains_answer
 
 
-def show(rows: Rows, p_holds: np.ndarray) -> dict[str, float]:
+def show(rows: Rows, p_contains_answer: np.ndarray) -> dict[str, float]:
     """Print how well the labels are told apart; returns the AUC of each corpus and set."""
     table = Table(
         title="P(the passages hold the answer), held out by question", title_justify="left", box=None
@@ -246,7 +246,7 @@ def show(rows: Rows, p_holds: np.ndarray) -> dict[str, float]:
     for corpus in dict.fromkeys(corpora):
         for kind in (*dict.fromkeys(kinds[corpora == corpus]), "all"):
             own = (corpora == corpus) & ((kinds == kind) | (kind == "all"))
-            held, p = rows.held[own], p_holds[own]
+            held, p = rows.held[own], p_contains_answer[own]
             auc = float(roc_auc_score(held, p)) if 0 < held.mean() < 1 else None
             if auc is not None:
                 found[f"{corpus}: {kind}"] = round(auc, 3)
@@ -256,7 +256,7 @@ def show(rows: Rows, p_holds: np.ndarray) -> dict[str, float]:
     return found
 
 
-def show_read(rows: Rows, model: HelpsModel) -> None:
+def show_read(rows: Rows, model: PassageUtilityModel) -> None:
     """Print how often the default gate, and a look after it, have the passages of unseen corpora read."""
     gate, options = load_gate(on_error="raise"), LookFirst(model=model)
     table = Table(
@@ -269,7 +269,7 @@ def show_read(rows: Rows, model: HelpsModel) -> None:
         own = np.flatnonzero(corpora == corpus)
         decisions = gate.decide_batch([rows.searches[row].question for row in own])
         p_known = np.array([decision.p_known for decision in decisions])
-        p_helps = model.p_helps(model.p_holds(rows.features[own]), p_known)
+        p_helps = model.p_helps(model.p_contains_answer(rows.features[own]), p_known)
         looks = [decided(d, float(p), options) for d, p in zip(decisions, p_helps, strict=True)]
         alone = np.array([decision.retrieve for decision in decisions])
         read = np.array([look.retrieve for look in looks])

@@ -22,14 +22,14 @@ from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.artifacts.probe import LogprobHead
-from rgate_integrations.gates.begun import BegunGate
+from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.heads import logistic
 
 HELD_BACK = CUTS.index(32)  # what `answer_first` holds back
 PENALTY = 1.0
-WEIGHT = float(BegunGate.model_fields["weight"].default)
+WEIGHT = float(AnswerGate.model_fields["weight"].default)
 LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
 """The lowest log-probability that counts; and about how far the probe's logit, sum, minimum and mean are spread."""
 
@@ -114,7 +114,7 @@ def _calls(runs: Path) -> Iterator[tuple]:
 
 
 def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> LogprobHead:
-    """Fit the head so that it is right together with the question, as `BegunGate` weighs the two.
+    """Fit the head so that it is right together with the question, as `AnswerGate` weighs the two.
 
     A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
 
@@ -150,7 +150,7 @@ def judged(head: LogprobHead | None, features: np.ndarray) -> np.ndarray:
 
 
 def together(question: Alone, begun: np.ndarray) -> np.ndarray:
-    """Return the log-odds of `BegunGate`, which is the default for begun answers, shape (n, cuts)."""
+    """Return the log-odds of `AnswerGate`, which is the default for begun answers, shape (n, cuts)."""
     weight = WEIGHT * question.depends[:, None]
     return (1 - weight) * question.logits[:, None] + weight * begun
 

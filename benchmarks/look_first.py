@@ -27,7 +27,7 @@ from sklearn.metrics import roc_auc_score
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst, is_never_known, p_helps_of
-from rgate_integrations.artifacts.helps import HelpsModel, read_helps
+from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.evidence.search import FoundPassage, search_features
 from rgate_integrations.gates.calibrated import logits
@@ -60,7 +60,7 @@ class Runs:
         read_tokens: Length of the prompt with them, shape (n,).
         p_known: P(known) by the question alone, shape (n,).
         p_begun: P(known) by the begun answer, shape (n,).
-        p_holds: P(the passages hold the answer), shape (n,).
+        p_contains_answer: P(the passages hold the answer), shape (n,).
         never_known: Whether the gate says that no LLM can know it, shape (n,).
         threshold: That of the default gate for the question alone.
         threshold_begun: That of the default gate for begun answers.
@@ -75,14 +75,14 @@ class Runs:
     read_tokens: np.ndarray
     p_known: np.ndarray
     p_begun: np.ndarray
-    p_holds: np.ndarray
+    p_contains_answer: np.ndarray
     never_known: np.ndarray
     threshold: float
     threshold_begun: float
 
-    def helps(self, p_known: np.ndarray, model: HelpsModel | None = None) -> np.ndarray:
+    def helps(self, p_known: np.ndarray, model: PassageUtilityModel | None = None) -> np.ndarray:
         """Return P(helps) for some P(known), by the shipped model or another."""
-        return (model or read_helps()).p_helps(self.p_holds, p_known)
+        return (model or read_helps()).p_helps(self.p_contains_answer, p_known)
 
     def right(self, retrieve: np.ndarray) -> np.ndarray:
         """Return which answers are right if these questions are retrieved for."""
@@ -160,7 +160,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         np.array([call["prompt_tokens"] for call in read]),
         Kept(OUT / "look-first.known.json").of(questions, known),
         Kept(OUT / f"look-first.begun.{llm.stem}.json").of(questions, begun),
-        read_helps().p_holds(np.array(features)),
+        read_helps().p_contains_answer(np.array(features)),
         Kept(OUT / "look-first.never.json").of(questions, never) > 0,
         gate.threshold,
         judge.threshold,
@@ -184,7 +184,7 @@ class Fitted:
     Attributes:
         p_known: Calibrated, shape (n,).
         p_helps: Shape (n,).
-        reading: Mean over the folds; see `HelpsModel`.
+        reading: Mean over the folds; see `PassageUtilityModel`.
         distraction: The same.
     """
 
@@ -201,9 +201,9 @@ class Fitted:
         for part in (fold == number for number in range(FOLDS)):
             line = LogisticRegression().fit(logits(p_known[~part])[:, None], runs.direct[~part])
             calibrated = line.predict_proba(logits(p_known)[:, None])[:, 1]
-            model = fit_helps(runs.p_holds[~part], calibrated[~part], runs.read[~part])
+            model = fit_helps(runs.p_contains_answer[~part], calibrated[~part], runs.read[~part])
             known[part] = calibrated[part]
-            helps[part] = model.p_helps(runs.p_holds[part], calibrated[part])
+            helps[part] = model.p_helps(runs.p_contains_answer[part], calibrated[part])
             numbers.append((model.reading, model.distraction))
         reading, distraction = np.mean(numbers, axis=0)
         return cls(known, helps, float(reading), float(distraction))
@@ -213,18 +213,18 @@ class Fitted:
         """Fit the same to the runs of another LLM."""
         line = LogisticRegression().fit(logits(other_known)[:, None], other.direct)
         theirs, known = (line.predict_proba(logits(p)[:, None])[:, 1] for p in (other_known, p_known))
-        model = fit_helps(other.p_holds, theirs, other.read)
-        return cls(known, model.p_helps(runs.p_holds, known), model.reading, model.distraction)
+        model = fit_helps(other.p_contains_answer, theirs, other.read)
+        return cls(known, model.p_helps(runs.p_contains_answer, known), model.reading, model.distraction)
 
 
-def fit_helps(p_holds: np.ndarray, p_known: np.ndarray, right: np.ndarray) -> HelpsModel:
+def fit_helps(p_contains_answer: np.ndarray, p_known: np.ndarray, right: np.ndarray) -> PassageUtilityModel:
     """Return the model with the reading and the distraction under which the answers are most likely."""
     best, chosen = -np.inf, read_helps()
     for reading in GRID:
         for distraction in GRID:
             numbers = {"reading": float(reading), "distraction": float(distraction)}
             model = read_helps().model_copy(update=numbers)
-            p = np.clip(model.p_helps(p_holds, p_known), 1e-3, 1 - 1e-3)
+            p = np.clip(model.p_helps(p_contains_answer, p_known), 1e-3, 1 - 1e-3)
             likelihood = float(np.log(np.where(right, p, 1 - p)).sum())
             if likelihood > best:
                 best, chosen = likelihood, model
@@ -258,9 +258,9 @@ def looked(
     begun: np.ndarray | bool = False,
 ) -> Way:
     """Return a way that looks first, by the rule of `rgate_integrations.answering.look_first.decided`."""
-    neither = np.maximum(p_known, p_helps) < options.neither_below
-    helpful = runs.never_known | (p_helps - options.least_gain > p_known)
-    return Way(name, np.where(neither, options.when_neither == "retrieve", helpful), begun)
+    neither = np.maximum(p_known, p_helps) < options.abstain_below
+    helpful = runs.never_known | (p_helps - options.min_gain > p_known)
+    return Way(name, np.where(neither, options.on_abstain == "retrieve", helpful), begun)
 
 
 def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
@@ -268,8 +268,8 @@ def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
     low, high = AnswerFirst().band
     first = looked("", runs, runs.p_known, runs.helps(runs.p_known), options).retrieve
     settled = runs.never_known | (first & (runs.p_known < low)) | (~first & (runs.p_known >= high))
-    least = np.full(len(runs.questions), options.neither_below)
-    begun = ~settled & (runs.helps(least) - options.least_gain > least)
+    least = np.full(len(runs.questions), options.abstain_below)
+    begun = ~settled & (runs.helps(least) - options.min_gain > least)
     p_known = np.where(begun, runs.p_begun, runs.p_known)
     return looked(name, runs, p_known, runs.helps(p_known), options, begun)
 
@@ -277,7 +277,7 @@ def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
 def ways(runs: Runs, fitted: Fitted, begun: Fitted, other: Runs | None) -> list[Way]:
     """Return all ways; those that are fitted to another LLM only if there is one."""
     n = len(runs.questions)
-    saving = LookFirst(when_neither="direct")
+    saving = LookFirst(on_abstain="direct")
     helps = runs.helps(runs.p_known)
     low, high = AnswerFirst().band
     unclear = (runs.p_known >= low) & (runs.p_known < high)  # what is clear at the first look is not judged
@@ -289,10 +289,10 @@ def ways(runs: Runs, fitted: Fitted, begun: Fitted, other: Runs | None) -> list[
         Way("answer first", answered, unclear),
         looked("look first", runs, runs.p_known, helps, LookFirst()),
         looked("  neither: direct", runs, runs.p_known, helps, saving),
-        *(looked(f"  least_gain={g}", runs, runs.p_known, helps, LookFirst(least_gain=g)) for g in GAINS[1:]),
+        *(looked(f"  min_gain={g}", runs, runs.p_known, helps, LookFirst(min_gain=g)) for g in GAINS[1:]),
         looked("  fitted", runs, fitted.p_known, fitted.p_helps, LookFirst()),
         *(
-            look_and_answer(f"look first + answer first, least_gain={g}", runs, LookFirst(least_gain=g))
+            look_and_answer(f"look first + answer first, min_gain={g}", runs, LookFirst(min_gain=g))
             for g in GAINS
         ),
         looked("  fitted, every answer begun", runs, begun.p_known, begun.p_helps, LookFirst(), True),
@@ -325,7 +325,7 @@ def show(runs: Runs, other: Runs | None) -> None:
     scores = {
         "-P(known), question alone": -runs.p_known,
         "-P(known), begun answer": -runs.p_begun,
-        "P(the passages hold the answer)": runs.p_holds,
+        "P(the passages hold the answer)": runs.p_contains_answer,
         "P(helps) - P(known)": runs.helps(runs.p_known) - runs.p_known,
         "P(helps) - P(known), fitted": fitted.p_helps - fitted.p_known,
         "P(helps) - P(known), begun answer": runs.helps(runs.p_begun) - runs.p_begun,
@@ -346,7 +346,7 @@ def show(runs: Runs, other: Runs | None) -> None:
     numbers = f"reading {fitted.reading:.2f}, distraction {fitted.distraction:.2f}"
     CONSOLE.print(
         f"Fitted by the question alone: {numbers}; AUC of P(holds) for right with passages "
-        f"{roc_auc_score(runs.read, runs.p_holds):.3f}."
+        f"{roc_auc_score(runs.read, runs.p_contains_answer):.3f}."
     )
     by_band(runs)
     by_kind(runs)
@@ -426,7 +426,7 @@ def by_kind(runs: Runs) -> None:
         low, high = interval(difference)
         shares = [f"{share[own].mean():.0%}" for share in (runs.direct, runs.read, right)]
         against = f"{difference.mean():+.0%} [{low:+.0%}, {high:+.0%}]"
-        means = [f"{share[own].mean():.0%}" for share in (look, runs.p_known, runs.p_holds)]
+        means = [f"{share[own].mean():.0%}" for share in (look, runs.p_known, runs.p_contains_answer)]
         table.add_row(str(kind), str(int(own.sum())), *shares, against, *means)
     CONSOLE.print(table)
 
@@ -484,7 +484,7 @@ class Times:
 def picture(options: LookFirst, size: int = 300) -> str:
     """Return the three outcomes over P(known) and P(helps), as an SVG."""
     edge, border = size + 60, 40
-    low = options.neither_below * size
+    low = options.abstain_below * size
     top, bottom, right = 20, 20 + size, border + size
     areas = (
         ("#dbeafe", f"{border},{bottom} {border},{top} {right},{top}", "with passages", 0.3, 0.25),

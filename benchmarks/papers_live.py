@@ -83,7 +83,7 @@ def slimplm(data: Path) -> None:
             load_gate("slimplm", proxy=proxy, source="recorded", tokens=64, on_error="raise"),
         ),
         ("slimplm, trained", load_gate(str(folder), on_error="raise")),
-        ("default-begun, shipped", load_gate("default-begun", on_error="raise")),
+        ("default-answer, shipped", load_gate("default-answer", on_error="raise")),
     ):
         p = np.array([d.p_known for d in gate.decide_batch([r["question"] for r in test], drafts=texts)])
         table.add_row(name, f"{np.mean((p >= 0.5) == known):.3f}", f"{auc(p, known):.3f}")

@@ -283,7 +283,7 @@ def filter_claim(kept: Found, every: Found, judge: str) -> Claim:
 
 def _claims_judged(flat: list[tuple[str, str, str]], places: list[int]) -> list[float]:
     """Judge claims with the gate, query and claim in the places of question and answer."""
-    gate = load_gate("default-begun", on_error="raise")
+    gate = load_gate("default-answer", on_error="raise")
     some = [flat[place] for place in places]
     drafts = [Draft(text=claim, source="recorded") for _, claim, _ in some]
     return [d.p_known for d in gate.decide_batch([query for *_, query in some], drafts=drafts)]

@@ -63,7 +63,7 @@ class Facts:
         p_known: P(known) by the question alone.
         gate: Seconds that it took.
         search: Seconds of a search.
-        p_holds: P(the passages hold the answer).
+        p_contains_answer: P(the passages hold the answer).
         begun: By the number of tokens that are held back.
     """
 
@@ -75,7 +75,7 @@ class Facts:
     p_known: np.ndarray
     gate: np.ndarray
     search: float
-    p_holds: np.ndarray
+    p_contains_answer: np.ndarray
     begun: dict[int, Begun]
 
 
@@ -162,7 +162,7 @@ def _begun(facts: Facts, held: int, begins: np.ndarray, stops: np.ndarray) -> Ch
 
 
 def _helps(facts: Facts, p_known: np.ndarray) -> np.ndarray:
-    return read_helps().p_helps(facts.p_holds, p_known)
+    return read_helps().p_helps(facts.p_contains_answer, p_known)
 
 
 def remedies(threshold: float) -> list[Remedy]:
@@ -316,7 +316,9 @@ def read_facts(
         p_known=p_known,
         gate=gate,
         search=options.search,
-        p_holds=read_helps().p_holds(np.array([_features(q, p) for q, p in zip(asked, found, strict=True)])),
+        p_contains_answer=read_helps().p_contains_answer(
+            np.array([_features(q, p) for q, p in zip(asked, found, strict=True)])
+        ),
         begun=begun,
     )
 

@@ -63,7 +63,7 @@ def queries_for(questions: list[dict], answers: dict[str, str], filtered: bool) 
         "claims + question": [[q.text for q in p.queries] for p in with_question],
     }
     if filtered:
-        kept = plan_queries(decisions, gate=load_gate("default-begun", on_error="raise"))
+        kept = plan_queries(decisions, gate=load_gate("default-answer", on_error="raise"))
         ways["unknown claims + question"] = [[q.text for q in p.queries] for p in kept]
     return ways
 

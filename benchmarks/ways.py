@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from answer_picture import Beginning
+from answer_picture import PartialAnswerInfo
 from asked import asked_chains
 from langchain_core.messages import convert_to_openai_messages
 from langchain_core.output_parsers import StrOutputParser
@@ -88,7 +88,9 @@ class Ways:
             ways = {name: way for name, way in ways.items() if name in ("never", "always", *self.only)}
         return ways
 
-    def judged_beginnings(self, chat: RecordedChat, asked: Sequence[Question]) -> dict[str, Beginning]:
+    def judged_beginnings(
+        self, chat: RecordedChat, asked: Sequence[Question]
+    ) -> dict[str, PartialAnswerInfo]:
         """Return what the judge says of the first tokens of each direct answer, by question id."""
         drafts, costs = [], []
         for question in asked:
@@ -100,7 +102,9 @@ class Ways:
         for question, draft, (prompt, seconds) in zip(asked, drafts, costs, strict=True):
             start = time.process_time()
             decision = self.judge.decide(question.question, draft=draft)
-            begun[question.id] = Beginning(decision.p_known, prompt, seconds + time.process_time() - start)
+            begun[question.id] = PartialAnswerInfo(
+                decision.p_known, prompt, seconds + time.process_time() - start
+            )
         return begun
 
     @cached_property

@@ -22,7 +22,7 @@ from rgate_integrations.index.fusion import fuse
 # %%
 question = "In which year was the university of the birthplace of Aarno Maliniemi founded?"
 draft = "Aarno Maliniemi was born in Oulu. The University of Oulu was founded in 1958. Finland is in Europe."
-gate = load_gate("default-begun")
+gate = load_gate("default-answer")
 (decision,) = gate.decide_batch([question], drafts=[draft])
 print(decision.retrieve, decision.reason)
 

@@ -74,7 +74,7 @@ result, judged = evaluate(gate, records, name="perplexity")
 print(
     {
         k: result["pooled"][k]
-        for k in ("auc", "ece", "retrieval_rate", "in_accuracy", "never", "always", "oracle")
+        for k in ("auc", "ece", "retrieval_rate", "containment_accuracy", "never", "always", "oracle")
     }
 )
 
@@ -96,7 +96,9 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
 curve = np.array(after["pooled"]["curve"])
 left.plot(curve[:, 0], curve[:, 1], label="gate")
 left.plot([0, 1], [after["pooled"]["never"], after["pooled"]["always"]], "--", label="random")
-left.scatter(after["pooled"]["retrieval_rate"], after["pooled"]["in_accuracy"], zorder=3, label="threshold")
+left.scatter(
+    after["pooled"]["retrieval_rate"], after["pooled"]["containment_accuracy"], zorder=3, label="threshold"
+)
 left.set(xlabel="retrieval rate", ylabel="in-accuracy")
 left.legend()
 known = judged_after.closed_book
@@ -118,4 +120,4 @@ figure.tight_layout()
 # **Next:** `rgate train` fits a probe to the same file: a gate that reads the proxy's hidden states.
 
 # %%
-print(json.dumps({k: after["pooled"][k] for k in ("retrieval_rate", "in_accuracy", "always")}))
+print(json.dumps({k: after["pooled"][k] for k in ("retrieval_rate", "containment_accuracy", "always")}))

@@ -58,7 +58,7 @@ names = (
     "self_eval",
     "token_probability",
     "perplexity",
-    "default-begun",
+    "default-answer",
 )
 gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]
 found = dict(zip(names, decide_together(gates, questions, drafts=drafts), strict=True))

@@ -90,7 +90,7 @@ for chunk in chain.stream("What is the capital of France?"):
 async def events(question):
     async for event in chain.astream_events(question, version="v2"):
         if event["event"] == "on_custom_event":
-            print(event["data"]["retrieve"], event["data"]["beginning"])
+            print(event["data"]["retrieve"], event["data"]["partial_answer"])
 
 
 await events("What is the capital of France?")  # noqa: F704

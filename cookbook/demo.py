@@ -76,7 +76,7 @@ class Shown(BaseCallbackHandler):
         self.retrieved += data["retrieve"]
         word = "retrieve" if data["retrieve"] else "skip retrieval"
         say(f"  {word}: {data['reason']}")
-        dropped = data.get("beginning", {}).get("tokens_dropped")
+        dropped = data.get("partial_answer", {}).get("tokens_dropped")
         if dropped:
             say(f"  (the {dropped} tokens that the LLM had begun with are dropped)")
 

@@ -111,8 +111,8 @@ class Draft(Frozen):
             is_whole = kept == self.tokens
             text = "".join(kept).strip()
         else:
-            beginning = self.text[:longest]
-            words = beginning.split(" ") if beginning else []
+            partial_answer = self.text[:longest]
+            words = partial_answer.split(" ") if partial_answer else []
             scored = self.logprobs or self.entropies or ()
             is_whole = max(len(words), len(scored)) <= tokens
             text = " ".join(words[:tokens])
@@ -153,7 +153,7 @@ class Failure(Frozen):
         )
 
 
-class Beginning(Frozen):
+class PartialAnswerInfo(Frozen):
     """What became of an answer that was begun before it was judged. Times are in milliseconds.
 
     Attributes:
@@ -207,7 +207,7 @@ class Decision(Frozen):
     cost: Cost = Cost()
     error: Failure | None = None
     warnings: tuple[str, ...] = ()
-    beginning: Beginning | None = None
+    partial_answer: PartialAnswerInfo | None = None
     signals: dict[str, float] = Field(default_factory=dict)
     p_helps: Probability | None = None
     outcome: Outcome | None = None

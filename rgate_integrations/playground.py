@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from rgate_integrations.answering.answer_first_gate import FIRST_LOOK
-from rgate_integrations.decision import Beginning, Decision
+from rgate_integrations.decision import Decision, PartialAnswerInfo
 from rgate_integrations.errors import RGateError, missing_dependency
 from rgate_integrations.index import PassageIndex, read_passages
 
@@ -129,12 +129,12 @@ def _inside(p: float) -> str:
 
 def draft_html(decision: Decision) -> str:
     """Show a draft, its tokens coloured by their probability, and where it was judged; all of it is text."""
-    draft, beginning = decision.draft, decision.beginning
+    draft, partial_answer = decision.draft, decision.partial_answer
     look = _first_look(decision)
     if draft is None:
-        why = "the question alone was judged" if beginning is None else "the question alone was clear"
+        why = "the question alone was judged" if partial_answer is None else "the question alone was clear"
         return f'<div class="rg">{look}<small>No draft: {why}.</small></div>'
-    judged = "" if beginning is None else f' <span class="judged">{_fate(beginning)}</span>'
+    judged = "" if partial_answer is None else f' <span class="judged">{_fate(partial_answer)}</span>'
     if draft.logprobs is None:
         return f'<div class="rg">{look}{escape(draft.text)}{judged}</div>'
     spans = []
@@ -151,17 +151,18 @@ def _token(text: str, p: float) -> str:
 
 def _first_look(decision: Decision) -> str:
     """Say what the question alone looked like, before an answer was begun."""
-    p, beginning = decision.signals.get(FIRST_LOOK), decision.beginning
-    if p is None or beginning is None:
+    p, partial_answer = decision.signals.get(FIRST_LOOK), decision.partial_answer
+    if p is None or partial_answer is None:
         return ""
-    return f"<small>First look, {beginning.first_look:.0f} ms: P(known) {p:.2f} by the question alone.</small><br>"
+    took = f"{partial_answer.first_look:.0f} ms"
+    return f"<small>First look, {took}: P(known) {p:.2f} by the question alone.</small><br>"
 
 
-def _fate(beginning: Beginning) -> str:
+def _fate(partial_answer: PartialAnswerInfo) -> str:
     """Say what became of a begun answer."""
-    if beginning.tokens_dropped:
-        return f"judged after {beginning.tokens_held} tokens: stopped, and they are dropped"
-    return f"judged after {beginning.tokens_held} tokens: the answer goes on"
+    if partial_answer.tokens_dropped:
+        return f"judged after {partial_answer.tokens_held} tokens: stopped, and they are dropped"
+    return f"judged after {partial_answer.tokens_held} tokens: the answer goes on"
 
 
 def saved_html(decision: Decision, times: Mapping[str, float]) -> str:
@@ -174,7 +175,7 @@ def saved_html(decision: Decision, times: Mapping[str, float]) -> str:
     if not decision.retrieve:
         said = f"Answering alone took {compared}, and read none."
     else:
-        dropped = 0 if decision.beginning is None else decision.beginning.tokens_dropped
+        dropped = 0 if decision.partial_answer is None else decision.partial_answer.tokens_dropped
         said = f"Nothing is saved: passages are needed. Answering alone took {compared}"
         said += f"; {dropped} begun tokens were dropped." if dropped else "."
     return f'<div class="rg">{said}</div>'

@@ -194,7 +194,7 @@ def test_the_default_gates_are_those_for_begun_answers():
     assert router.options == AnswerFirst()
     assert router.first_look.gate.gate.artifact == "default-heads"
     judge = router.judge.gate.gate
-    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
 
 
 @each(SINGLES)
@@ -218,7 +218,7 @@ def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_the_one_th
     gate = load_gate(**options)
     router = RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)
     judge = router.judge.gate
-    assert judge.gate.name == "begun"
+    assert judge.gate.name == "answer"
     assert judge.gate.question == gate.gate
     threshold = options.get("threshold", load_gate(DEFAULT_GATES["llm"]).threshold)
     assert (judge.threshold, judge.on_error, judge.timeout) == (threshold, gate.on_error, gate.timeout)
@@ -244,7 +244,7 @@ def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(gate):
     assert "first_look=" in caught.value.hint
     remedy = AnswerFirst(first_look=gate)
     router = RetrievalGate().route(retrieve=str, direct=str, answer_first=remedy)
-    assert router.judge.gate.gate.name == "begun"
+    assert router.judge.gate.gate.name == "answer"
 
 
 # --- what fails ----------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_tokens_that_are_dropped_are_shown_to_nobody(call):
     assert shown.tokens == []
     call(router, "a known one?", {"callbacks": [shown]})
     assert "".join(shown.tokens) == WHOLE
-    stopped, released = (event["beginning"] for event in shown.events)
+    stopped, released = (event["partial_answer"] for event in shown.events)
     assert (stopped["tokens_held"], stopped["tokens_dropped"], stopped["first_token"]) == (4, 4, None)
     assert (released["tokens_held"], released["tokens_dropped"]) == (4, 0)
     assert released["first_token"] >= released["judging"] >= 0
@@ -566,7 +566,7 @@ def test_the_decision_says_what_was_judged_and_spent(drive, question):
     assert decision.retrieve == (question == "unknown")
     assert decision.draft.text == " ".join(words[:4])
     assert decision.draft.source == "llm"
-    assert (decision.beginning.tokens_held, decision.beginning.tokens_dropped) == (4, dropped)
+    assert (decision.partial_answer.tokens_held, decision.partial_answer.tokens_dropped) == (4, dropped)
     assert (decision.cost.model_calls, decision.cost.tokens_out) == (int(decision.retrieve), dropped)
 
 

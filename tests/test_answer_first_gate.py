@@ -109,10 +109,14 @@ def test_only_what_is_not_clearly_unknown_is_begun_and_judged(gate, decide):
     unknown, easy, hard = decide(["clear 0.1", "easy 0.6", "hard 0.6"])
     assert gate.judge.asked == [["easy 0.6", "hard 0.6"]]
     assert [draft.text for draft in gate.judge.drafts] == ["sure it", "perhaps it"]
-    assert (unknown.retrieve, unknown.draft, unknown.beginning.tokens_held) == (True, None, 0)
+    assert (unknown.retrieve, unknown.draft, unknown.partial_answer.tokens_held) == (True, None, 0)
     assert unknown.signals == {"first_look": 0.1}
-    assert (easy.retrieve, easy.beginning.tokens_held, easy.beginning.tokens_dropped) == (False, 2, 0)
-    assert (hard.retrieve, hard.beginning.tokens_dropped, hard.cost.tokens_out) == (True, 2, 2)
+    assert (easy.retrieve, easy.partial_answer.tokens_held, easy.partial_answer.tokens_dropped) == (
+        False,
+        2,
+        0,
+    )
+    assert (hard.retrieve, hard.partial_answer.tokens_dropped, hard.cost.tokens_out) == (True, 2, 2)
     assert hard.cost.tokens_in == 7
     assert easy.signals["first_look"] == hard.signals["first_look"] == 0.6
     assert easy.draft.source == "llm"
@@ -120,7 +124,7 @@ def test_only_what_is_not_clearly_unknown_is_begun_and_judged(gate, decide):
 
 def test_what_is_clearly_known_is_not_judged(gate, decide):
     (sure,) = decide(["hard 0.9"])
-    assert (sure.retrieve, sure.draft, sure.beginning.tokens_held) == (False, None, 0)
+    assert (sure.retrieve, sure.draft, sure.partial_answer.tokens_held) == (False, None, 0)
     assert sure.signals == {"first_look": 0.9}
     assert gate.judge.asked in ([], [[]])
     (strict,) = decide(["hard 0.9"], threshold=0.95)
@@ -204,7 +208,7 @@ def test_ask_shows_the_first_look_the_begun_answer_the_moment_and_what_was_saved
     assert "the question alone is clearly unknown" in shown(clear)
     assert "not judged: the question alone is clearly known" in shown(sure)
     assert sure.answer
-    assert answered_as_json(known)["beginning"]["tokens_held"] == 2
+    assert answered_as_json(known)["partial_answer"]["tokens_held"] == 2
     assert answered_as_json(known)["signals"] == {"first_look": 0.6}
 
 

@@ -51,9 +51,9 @@ def test_gates_lists_all_with_their_papers():
     assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
     assert "IK score" in rgate("gates").stdout
     shipped = objects(rgate("gates", "--shipped", "--json"))
-    assert {DEFAULT_GATE, "default", "default-begun"} == {g["name"] for g in shipped}
+    assert {DEFAULT_GATE, "default", "default-answer"} == {g["name"] for g in shipped}
     assert load_gate().gate.artifact == DEFAULT_GATE
-    assert "default-begun" in rgate("gates", "--shipped").stdout
+    assert "default-answer" in rgate("gates", "--shipped").stdout
 
 
 def test_decide_streams_and_goes_on_after_an_error():
@@ -219,11 +219,11 @@ def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
     options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1"]
     asked = ["Which is longer, the Nile or the Rhine?", "What is the capital of France?"]
     answered, sure = objects(rgate("ask", "--json", *options, "--threshold", "0", *asked))
-    assert (sure["retrieve"], sure["beginning"]["tokens_held"]) == (False, 0)
+    assert (sure["retrieve"], sure["partial_answer"]["tokens_held"]) == (False, 0)
     assert sure["answer"]
     assert "error" not in answered
     assert answered["retrieve"] is False
-    assert answered["beginning"]["tokens_held"] > 0
+    assert answered["partial_answer"]["tokens_held"] > 0
     assert 0 <= answered["signals"]["first_look"] <= 1
     assert answered["answer"].startswith(answered["draft"])
 

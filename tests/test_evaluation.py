@@ -12,7 +12,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.calibrated import ProbabilityMap
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.tuning import Budget, LowestCost, MaxLoss, calibrate, compare, evaluate, read_paired
+from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compare, evaluate, read_paired
 from rgate_integrations.tuning.break_even import StageTimes
 from rgate_integrations.tuning.evaluate import JudgedQuestions, measure
 from rgate_integrations.tuning.metrics import (
@@ -93,7 +93,11 @@ def test_every_number_by_hand():
     assert found["auc"] == 1.0
     assert found["accuracy"] == 0.75  # the second is skipped and unknown
     assert (found["never"], found["always"], found["oracle"]) == (0.25, 0.5, 0.75)
-    assert (found["retrieval_rate"], found["in_accuracy"], found["random_same_rate"]) == (0.5, 0.5, 0.375)
+    assert (found["retrieval_rate"], found["containment_accuracy"], found["random_same_rate"]) == (
+        0.5,
+        0.5,
+        0.375,
+    )
     assert (found["helped"], found["harmed"]) == (1, 1)
     assert found["brier"] == pytest.approx((0.01 + 0.64 + 0.09 + 0.01) / 4)
     # hurts: the first (0.9); helps: the second and third (0.8, 0.3): 1 - p ranks both above
@@ -234,17 +238,17 @@ def test_what_cannot_be_promised_is_not():
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag, 0).threshold < 0.01
     assert betting_p_value(np.zeros(5), 0.01, 0.05) > 0.05
     assert betting_p_value(np.ones(500), 0.01, 0.05) == 1.0
-    for bad in (lambda: Budget(1.5), lambda: MaxLoss(0), lambda: MaxLoss(0.1, 1.0), lambda: LowestCost(-1)):
+    for bad in (lambda: Budget(1.5), lambda: MaxLoss(0), lambda: MaxLoss(0.1, 1.0), lambda: MinCost(-1)):
         with pytest.raises(ConfigurationError):
             bad()
 
 
 def test_the_least_cost():
     p, closed, rag = np.array([0.9, 0.8, 0.2, 0.1]), np.array([T, T, F, F]), np.array([T, T, T, T])
-    priced = LowestCost(retrieval=10, wrong=100).choose(p, closed, rag, 0)
+    priced = MinCost(retrieval=10, wrong=100).choose(p, closed, rag, 0)
     assert (p < priced.threshold).tolist() == [F, F, T, T]
     assert priced.facts["cost"] == 5
-    assert LowestCost(retrieval=1000, wrong=100).choose(p, closed, rag, 0).threshold == 0
+    assert MinCost(retrieval=1000, wrong=100).choose(p, closed, rag, 0).threshold == 0
 
 
 def test_calibrating_from_the_command_line(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rgate_integrations.runtime.flow import Arrival, Call, Each, Fed, Start, arun, run
+from rgate_integrations.runtime.flow import Call, Gather, NextInput, PushDriver, Start, arun, run
 from tests.patience import PATIENCE
 
 DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}
@@ -63,7 +63,7 @@ def test_what_a_step_raises_is_raised_inside_the_flow(drive):
 
 def test_several_steps_keep_their_order(drive):
     def several():
-        return (yield Each([Call(now, later, i) for i in range(5)]))
+        return (yield Gather([Call(now, later, i) for i in range(5)]))
 
     assert drive(several()) == [0, 1, 2, 3, 4]
 
@@ -131,7 +131,7 @@ def test_several_steps_run_side_by_side(drive):
         return value
 
     def flow():
-        return (yield Each([Call(meets, None, i) for i in range(3)]))
+        return (yield Gather([Call(meets, None, i) for i in range(3)]))
 
     assert drive(flow()) == [0, 1, 2]
 
@@ -140,7 +140,7 @@ def test_steps_side_by_side_see_the_callers_context(drive):
     name = contextvars.ContextVar("name")
 
     def flow():
-        return (yield Each([Call(name.get, None), Call(name.get, None)]))
+        return (yield Gather([Call(name.get, None), Call(name.get, None)]))
 
     def with_a_name():
         name.set("ada")
@@ -154,7 +154,7 @@ def test_what_one_of_several_steps_raises_is_raised(drive, place):
     steps = [Call(now, later, i, error=ValueError(f"no {i}") if i == place else None) for i in range(3)]
 
     def flow():
-        return (yield Each(steps))
+        return (yield Gather(steps))
 
     with pytest.raises(ValueError, match=f"no {place}"):
         drive(flow())
@@ -162,7 +162,7 @@ def test_what_one_of_several_steps_raises_is_raised(drive, place):
 
 def test_no_steps_and_one_step(drive):
     def flow(n):
-        return (yield Each([Call(threading.current_thread, None) for _ in range(n)]))
+        return (yield Gather([Call(threading.current_thread, None) for _ in range(n)]))
 
     assert drive(flow(0)) == []
     assert len(drive(flow(1))) == 1
@@ -199,16 +199,16 @@ def test_a_fed_flow_goes_on_with_what_it_is_brought(drive):
 
     def adding():
         total = 0
-        while (value := (yield Arrival())) is not None:
+        while (value := (yield NextInput())) is not None:
             total += yield Call(doubling, None, value)
         return total
 
-    fed = Fed(adding())
-    drive(fed.starting())
+    fed = PushDriver(adding())
+    drive(fed.start())
     for value in (1, 2, 3):
-        drive(fed.feeding(value))
+        drive(fed.feed(value))
         assert not fed.done
-    drive(fed.feeding(None))
+    drive(fed.feed(None))
     assert (fed.done, fed.result) == (True, 12)
 
 
@@ -223,19 +223,19 @@ def test_a_fed_flow_decides_what_a_failure_means(drive):
         except OSError as error:
             reasons.append(str(error))
         try:
-            yield Arrival()
+            yield NextInput()
         except TimeoutError as error:
             reasons.append(str(error))
         return reasons
 
-    fed = Fed(patient())
-    drive(fed.starting())
-    drive(fed.failing(TimeoutError("no arrival")))
+    fed = PushDriver(patient())
+    drive(fed.start())
+    drive(fed.fail(TimeoutError("no arrival")))
     assert fed.result == ["no step", "no arrival"]
-    impatient = Fed(iter_of(Arrival()))
-    drive(impatient.starting())
+    impatient = PushDriver(iter_of(NextInput()))
+    drive(impatient.start())
     with pytest.raises(TimeoutError, match="no arrival"):
-        drive(impatient.failing(TimeoutError("no arrival")))
+        drive(impatient.fail(TimeoutError("no arrival")))
     assert not impatient.done
 
 
@@ -245,4 +245,4 @@ def iter_of(step):
 
 def test_a_flow_that_nobody_feeds_says_so(drive):
     with pytest.raises(RuntimeError, match="Nobody brings"):
-        drive(iter_of(Arrival()))
+        drive(iter_of(NextInput()))

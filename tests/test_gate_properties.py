@@ -163,8 +163,8 @@ def make(labelled, probe_folder, heads_folder, tuned_folder):
             case = probe_folder
         if case == "heads":
             case = heads_folder
-        if case == "begun":
-            case = f"begun:{heads_folder},token_probability"
+        if case == "answer":
+            case = f"answer:{heads_folder},token_probability"
         if case == "tuned":
             case = tuned_folder
         return load_gate(case, proxy=proxy or ScriptedProxy(), **options)

@@ -120,7 +120,7 @@ def test_a_decision_names_what_decided(artifact, tmp_path, first, retrieve, reas
 
 def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(artifact, tmp_path):
     folder = str(save_heads(artifact, tmp_path / "g"))
-    gate = load_gate(f"begun:{folder},token_probability", proxy=told((1, 2, -1, 0.5)), weight=0.5)
+    gate = load_gate(f"answer:{folder},token_probability", proxy=told((1, 2, -1, 0.5)), weight=0.5)
     draft = Draft(text="Bern", tokens=("Bern",), logprobs=(math.log(0.2),), source="llm")
     decision = gate.decide_batch(["q"], drafts=[draft])[0]
     task, fact, _ = softmax(1, 2, -1)
@@ -137,9 +137,9 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(artifact, tmp_path)
 
 def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
     with pytest.raises(ConfigurationError, match="does not know the kind"):
-        load_gate("begun:ik,token_probability", proxy=ScriptedProxy())
+        load_gate("answer:ik,token_probability", proxy=ScriptedProxy())
     with pytest.raises(ConfigurationError, match="does not name two gates"):
-        load_gate("begun:default-heads", proxy=ScriptedProxy())
+        load_gate("answer:default-heads", proxy=ScriptedProxy())
 
 
 def test_an_abler_llm_knows_more(artifact, tmp_path):
@@ -208,7 +208,7 @@ def test_a_score_says_whose_knowledge_was_judged_and_how_it_is_known(artifact, t
 def test_gates_of_gates_tell_their_gates_the_llm(artifact, tmp_path):
     folder = str(save_heads(artifact, tmp_path / "g"))
     proxy = told((0, 9, 0, -1))
-    begun = load_gate(f"begun:{folder},token_probability", proxy=proxy, llm_name="phi-4")
+    begun = load_gate(f"answer:{folder},token_probability", proxy=proxy, llm_name="phi-4")
     assert begun.gate.question.ability.llm == "phi-4"
     with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
         load_gate("ik", proxy=proxy, llm_name="phi-4")

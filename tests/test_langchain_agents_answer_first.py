@@ -138,7 +138,7 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_asked_for_again_with_tools
     assert model.shown == [["add"]]
     assert model.ended == ["whole"]
     assert known["retrieval_decision"].retrieve is False
-    assert known["retrieval_decision"].beginning.tokens_held == 4
+    assert known["retrieval_decision"].partial_answer.tokens_held == 4
     assert [d.text for (d,) in judge.drafts] == ["It is surely the"]
 
     model.shown.clear()
@@ -150,7 +150,7 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_asked_for_again_with_tools
     assert model.shown == [["add"], ["search_docs", "add"], ["search_docs", "add"]]
     assert model.written[:5] == ["Perhaps", "it", "is", "this", "Read"]
     assert model.ended[1] == "closed"
-    assert unknown["retrieval_decision"].beginning.tokens_dropped == 4
+    assert unknown["retrieval_decision"].partial_answer.tokens_dropped == 4
     assert len(judge.calls) == 2
 
 
@@ -420,7 +420,7 @@ def test_a_later_turn_that_the_gate_does_not_read_shows_the_tools_at_once(call):
 def test_the_default_gates_are_those_for_begun_answers():
     middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
     judge = middleware.first.judge.gate.gate
-    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
     assert middleware.first.first_look.gate.gate.artifact == "default-heads"
     assert middleware.first.options == AnswerFirst()
 

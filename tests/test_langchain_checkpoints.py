@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import pytest
 
 from rgate_integrations.claims import QueryPlan
-from rgate_integrations.decision import Beginning, Cost, Decision, Draft, Failure
+from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.checkpoints import CHECKPOINT_TYPES
 from tests.langchain_fakes import Judge
@@ -28,7 +28,7 @@ FULL = Decision(
     threshold=0.75,
     reason="Because.",
     gate="ik",
-    beginning=Beginning(tokens_held=4, first_token=None),
+    partial_answer=PartialAnswerInfo(tokens_held=4, first_token=None),
     draft=Draft(
         text="It is",
         token_ids=(3, 4),
@@ -51,7 +51,7 @@ VALUES = [
     FAILED,
     FULL.draft,
     FULL.cost,
-    FULL.beginning,
+    FULL.partial_answer,
     FULL.error,
     PLAN,
     {"deep": [FULL, {"in": FULL}]},

@@ -64,7 +64,7 @@ def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_sea
     assert routed.ask(call, HELD_UNKNOWN) == READ
     assert (routed.event["outcome"], routed.event["p_known"]) == ("passages", 0.2)
     assert routed.event["p_helps"] == pytest.approx(0.9, abs=0.001)
-    assert routed.event["beginning"]["tokens_dropped"] == 4
+    assert routed.event["partial_answer"]["tokens_dropped"] == 4
     assert routed.writer.ended == ["closed"]
     assert routed.shelf.queries == [HELD_UNKNOWN]
 
@@ -74,7 +74,7 @@ def test_where_no_passage_helps_the_answer_goes_on_unjudged(call):
     routed = Routed()
     assert routed.ask(call, NOT_HELD) == WHOLE
     assert (routed.event["outcome"], routed.event["p_known"]) == ("alone", 0.5)
-    assert routed.event["beginning"]["tokens_held"] == 0
+    assert routed.event["partial_answer"]["tokens_held"] == 0
     assert routed.writer.ended == ["whole"]
     assert (len(routed.first.calls), routed.judge.calls) == (1, [])
 
@@ -92,7 +92,7 @@ def test_what_is_clearly_unknown_is_settled_by_what_was_found(call):
 @each(SINGLES)
 @pytest.mark.parametrize(("choice", "wanted"), [("retrieve", READ), ("direct", WHOLE)])
 def test_where_neither_is_likely_the_option_chooses(call, choice, wanted):
-    routed = Routed(LookFirst(model=COVERED, when_neither=choice))
+    routed = Routed(LookFirst(model=COVERED, on_abstain=choice))
     assert routed.ask(call, "cold weather") == wanted
     assert routed.event["outcome"] == "neither"
     assert routed.judge.calls == []

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.artifacts.helps import HelpsModel
+from rgate_integrations.artifacts.helps import PassageUtilityModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.langchain import RetrievalGate
@@ -19,7 +19,7 @@ from rgate_integrations.langchain.events import EVENT
 from tests.langchain_fakes import BATCHES, SINGLES, Judge, each
 
 # P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
-COVERED = HelpsModel(
+COVERED = PassageUtilityModel(
     features=FEATURES,
     weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
     bias=-10.0,
@@ -126,7 +126,7 @@ def test_passages_that_do_not_help_are_not_read(call):
 @pytest.mark.parametrize(("choice", "wanted"), [("retrieve", READ), ("direct", "direct")])
 def test_where_neither_is_likely_the_option_chooses(call, choice, wanted):
     shelf, told = Shelf(), Told()
-    look = LookFirst(model=COVERED, neither_below=0.3, when_neither=choice)
+    look = LookFirst(model=COVERED, abstain_below=0.3, on_abstain=choice)
     assert wanted in call(router(shelf, look), "unknown weather", {"callbacks": [told]})
     (event,) = told.events
     assert (event["outcome"], event["retrieve"]) == ("neither", choice == "retrieve")

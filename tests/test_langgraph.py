@@ -186,7 +186,7 @@ EVENT_KEYS = {
     "gate",
     "error",
     "warnings",
-    "beginning",
+    "partial_answer",
     "p_helps",
     "outcome",
     "llm",

@@ -241,15 +241,15 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_stopped(style):
     shown = response.metadata["rgate"]
     assert shown["retrieve"] is False
     assert shown["draft"]["text"] == "It is surely the"
-    assert shown["beginning"]["tokens_held"] == 4
-    assert shown["beginning"]["first_token"] > 0
+    assert shown["partial_answer"]["tokens_held"] == 4
+    assert shown["partial_answer"]["first_token"] > 0
     way = "aquery" if style.startswith("a") else "query"
     text, response = ask(engine, "an unknown one?", way)
     assert text == "read about an unknown one?"
     assert llm.ended == ["whole", "closed"]
     assert len(llm.calls) == 2
     shown = response.metadata["rgate"]
-    assert (shown["beginning"]["tokens_dropped"], shown["cost"]["model_calls"]) == (4, 1)
+    assert (shown["partial_answer"]["tokens_dropped"], shown["cost"]["model_calls"]) == (4, 1)
 
 
 @pytest.mark.parametrize("style", ["stream", "astream"])
@@ -391,7 +391,7 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call):
 def test_one_event_says_what_became_of_what_was_begun(call, told):
     call(gated(Writer()), "query", "an unknown one?")
     call(gated(Writer(), first_look=Reader({"hopeless": 0.05})), "query", "hopeless")
-    begun = [(d.retrieve, d.beginning.tokens_held, d.beginning.tokens_dropped) for d in told]
+    begun = [(d.retrieve, d.partial_answer.tokens_held, d.partial_answer.tokens_dropped) for d in told]
     assert begun == [(True, 4, 4), (True, 0, 0)]
 
 
@@ -431,7 +431,7 @@ def test_chat_engines_work_around_it(style):
 def test_the_default_gates_are_those_for_begun_answers():
     engine = GatedQueryEngine.from_defaults(Rag(), llm=Writer(), answer_first=True)
     judge = engine.first.gate.gate
-    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-begun")
+    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
     assert engine.first.first_look.gate.artifact == "default-heads"
     assert engine.first.options == AnswerFirst()
     assert GatedQueryEngine.from_defaults(
@@ -450,7 +450,7 @@ def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
 def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_another_or_is_refused():
     gate = load_gate(threshold=0.4)
     engine = GatedQueryEngine.from_defaults(Rag(), gate, Writer(), answer_first=True)
-    assert (engine.first.gate.gate.name, engine.first.gate.threshold) == ("begun", 0.4)
+    assert (engine.first.gate.gate.name, engine.first.gate.threshold) == ("answer", 0.4)
     assert engine.first.first_look.threshold == 0.4
     assert engine.first.first_look.gate.llm_name == "writer"  # the LLM that answers
     with pytest.raises(ConfigurationError, match="cannot judge an answer"):

@@ -74,7 +74,7 @@ def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_sea
     said = response.metadata["rgate"]
     assert (said["outcome"], said["retrieve"], said["p_known"]) == ("passages", True, 0.2)
     assert said["p_helps"] == pytest.approx(0.9, abs=0.001)
-    assert said["beginning"]["tokens_dropped"] == 4
+    assert said["partial_answer"]["tokens_dropped"] == 4
     assert gated.writer.ended == ["closed"]
     assert gated.shelf.queries == [HELD_UNKNOWN]
 
@@ -85,7 +85,7 @@ def test_where_no_passage_helps_the_answer_goes_on_unjudged(style):
     text, response = ask(gated.engine, "unknownish weather", style)
     assert text == UNSURE
     said = response.metadata["rgate"]
-    assert (said["outcome"], said["p_known"], said["beginning"]["tokens_held"]) == ("alone", 0.5, 0)
+    assert (said["outcome"], said["p_known"], said["partial_answer"]["tokens_held"]) == ("alone", 0.5, 0)
     assert gated.writer.ended == ["whole"]
     assert gated.judge.calls == []
 
@@ -102,7 +102,7 @@ def test_what_is_clearly_unknown_is_settled_by_what_was_found(call):
 @both_ways
 @pytest.mark.parametrize("choice", ["retrieve", "direct"])
 def test_where_neither_is_likely_the_option_chooses(call, choice):
-    gated = Gated(look=LookFirst(model=COVERED, when_neither=choice))
+    gated = Gated(look=LookFirst(model=COVERED, on_abstain=choice))
     response = call(gated.engine, "query", "cold weather")
     assert response.metadata["rgate"]["outcome"] == "neither"
     assert (TEXT in str(response)) is (choice == "retrieve")

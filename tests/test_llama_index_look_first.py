@@ -9,13 +9,13 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.artifacts.helps import HelpsModel
+from rgate_integrations.artifacts.helps import PassageUtilityModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.llama_index_parts import ScriptedGate, ask, awaiting, blocking, both_ways, every_style
 
-COVERED = HelpsModel(
+COVERED = PassageUtilityModel(
     features=FEATURES,
     weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
     bias=-10.0,
@@ -113,7 +113,7 @@ def test_in_two_steps(call):
 @both_ways
 @pytest.mark.parametrize("choice", ["retrieve", "direct"])
 def test_where_neither_is_likely_the_option_chooses(call, choice):
-    look = LookFirst(model=COVERED, neither_below=0.6, when_neither=choice)
+    look = LookFirst(model=COVERED, abstain_below=0.6, on_abstain=choice)
     response = call(engine_over(Shelf(), look), "query", "unknown weather")
     said = response.metadata["rgate"]
     assert (said["outcome"], said["retrieve"]) == ("neither", choice == "retrieve")

@@ -33,7 +33,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.engine.follow_ups import REFERS_BACK
-from rgate_integrations.engine.gate_like import deciding
+from rgate_integrations.engine.gate_like import decide
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
@@ -186,7 +186,7 @@ def test_a_threshold_for_a_gate_that_takes_none(gate, call):
 
 @both_ways
 def test_a_threshold_for_each_question_of_a_gate_that_takes_none(gate, call):
-    flow = deciding(gate, [KNOWN, KNOWN, UNKNOWN], threshold=[0.6, None, 0.4])
+    flow = decide(gate, [KNOWN, KNOWN, UNKNOWN], threshold=[0.6, None, 0.4])
     decisions = run(flow) if call.__name__ == "blocking" else asyncio.run(arun(flow))
     assert [(d.retrieve, d.threshold) for d in decisions] == [(True, 0.6), (False, 0.5), (False, 0.4)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst, decided, looked, p_helps_of, settled
-from rgate_integrations.artifacts.helps import HelpsModel, read_helps, save_helps
+from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps, save_helps
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
@@ -73,19 +73,19 @@ def test_only_the_best_passages_are_read():
 
 # --- the model ---------------------------------------------------------------------------------------------
 
-MODEL = HelpsModel(features=("a", "b"), weights=(2.0, -1.0), bias=0.5, reading=0.8, distraction=0.25)
+MODEL = PassageUtilityModel(features=("a", "b"), weights=(2.0, -1.0), bias=0.5, reading=0.8, distraction=0.25)
 
 
 def test_p_helps_by_hand():
-    holds = MODEL.p_holds(np.array([[0.0, 0.5], [1.0, 2.5]]))
+    holds = MODEL.p_contains_answer(np.array([[0.0, 0.5], [1.0, 2.5]]))
     assert holds == pytest.approx([0.5, 0.5])
     # Half the time it reads the answer, half the time three quarters of what it knows are left.
     assert MODEL.p_helps(holds, np.array([0.0, 0.4])) == pytest.approx([0.4, 0.55])
 
 
 def test_probabilities_stay_in_their_range():
-    extreme = HelpsModel(features=("a",), weights=(1e30,), bias=0.0, reading=1.0, distraction=0.0)
-    holds = extreme.p_holds(np.array([[-1e30], [0.0], [1e30]]))
+    extreme = PassageUtilityModel(features=("a",), weights=(1e30,), bias=0.0, reading=1.0, distraction=0.0)
+    holds = extreme.p_contains_answer(np.array([[-1e30], [0.0], [1e30]]))
     helps = extreme.p_helps(holds, np.array([0.0, 1.0, 1.0]))
     assert ((helps >= 0) & (helps <= 1)).all()
 
@@ -150,12 +150,12 @@ def decision(p_known, **facts):
         (0.6, 0.3, LookFirst(), "alone", False),
         (0.5, 0.5, LookFirst(), "alone", False),
         (0.7, 0.8, LookFirst(), "passages", True),
-        (0.7, 0.8, LookFirst(least_gain=0.2), "alone", False),
-        (0.8, 0.7, LookFirst(least_gain=-0.2), "passages", True),
+        (0.7, 0.8, LookFirst(min_gain=0.2), "alone", False),
+        (0.8, 0.7, LookFirst(min_gain=-0.2), "passages", True),
         (0.05, 0.06, LookFirst(), "neither", True),
-        (0.05, 0.06, LookFirst(when_neither="direct"), "neither", False),
-        (0.05, 0.06, LookFirst(neither_below=0.0), "passages", True),
-        (0.0, 0.0, LookFirst(neither_below=0.0), "alone", False),
+        (0.05, 0.06, LookFirst(on_abstain="direct"), "neither", False),
+        (0.05, 0.06, LookFirst(abstain_below=0.0), "passages", True),
+        (0.0, 0.0, LookFirst(abstain_below=0.0), "alone", False),
     ],
 )
 def test_three_outcomes(p_known, p_helps, options, outcome, retrieve):
@@ -175,8 +175,8 @@ def test_a_threshold_that_was_given_is_enough():
 
 def test_what_no_llm_can_know_is_read_however_little_was_found():
     private = {"signals": {"private": 0.4, "fresh": 0.15, "known": 0.9}}
-    assert decided(decision(0.4), 0.1, LookFirst(least_gain=0.2)).outcome == "alone"
-    found = decided(decision(0.4, **private), 0.1, LookFirst(least_gain=0.2))
+    assert decided(decision(0.4), 0.1, LookFirst(min_gain=0.2)).outcome == "alone"
+    found = decided(decision(0.4, **private), 0.1, LookFirst(min_gain=0.2))
     assert (found.outcome, found.retrieve, found.threshold) == ("passages", True, 1.0)
     assert found.reason == "Because. What was found is read, since no LLM can know that."
     assert decided(decision(0.05, **private), 0.05, LookFirst()).outcome == "neither"
@@ -210,7 +210,7 @@ def test_the_words_of_a_follow_up_that_the_gate_has_understood_are_not_compared(
     assert looked(made, [FoundPassage("text")], LookFirst()) == made
 
 
-COVERED = HelpsModel(
+COVERED = PassageUtilityModel(
     features=FEATURES,
     weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
     bias=-10.0,
@@ -238,14 +238,14 @@ def test_a_first_look_settles_what_no_passage_would_help_with():
     # What it knows least, and is not clearly unknown, is 0.15; of that these passages leave three quarters.
     assert first_look(0.15, BESIDE).outcome == "alone"
     assert first_look(0.9, BESIDE).outcome == "alone"
-    assert first_look(0.15, BESIDE, least_gain=-0.1) is None
+    assert first_look(0.15, BESIDE, min_gain=-0.1) is None
 
 
 def test_a_first_look_settles_what_is_clearly_known_and_not_helped():
     for nothing in (HOLDING, BESIDE, [], TimeoutError()):
         assert not first_look(0.95, nothing).retrieve
     assert first_look(0.95, HOLDING).outcome == "alone"
-    assert first_look(0.95, HOLDING, least_gain=-0.2) is None
+    assert first_look(0.95, HOLDING, min_gain=-0.2) is None
     assert first_look(0.95, HOLDING, {"private": 0.6}).outcome == "passages"
 
 
@@ -273,10 +273,10 @@ def test_instructions_in_a_passage_are_words_like_others():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"least_gain": 2.0}, "least_gain"),
-        ({"least_gain": float("nan")}, "least_gain"),
-        ({"neither_below": -0.1}, "neither_below"),
-        ({"when_neither": "ask"}, "when_neither"),
+        ({"min_gain": 2.0}, "min_gain"),
+        ({"min_gain": float("nan")}, "min_gain"),
+        ({"abstain_below": -0.1}, "abstain_below"),
+        ({"on_abstain": "ask"}, "on_abstain"),
         ({"model": MODEL}, "made for the features a, b"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.engine.gate_like import as_gate
+from rgate_integrations.engine.gate_like import resolve_gate
 from rgate_integrations.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates import Score
 
@@ -71,7 +71,7 @@ def test_an_own_gate_decides_in_every_way(scripted):
 
 
 def test_adapters_take_an_own_gate(scripted):
-    assert as_gate(Hedging()).gate == Hedging()
+    assert resolve_gate(Hedging()).gate == Hedging()
 
 
 def test_an_own_gate_works_inside_of_others(scripted):

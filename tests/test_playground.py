@@ -15,7 +15,7 @@ from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
 from rgate_integrations.answering.pipeline import Pipeline
 from rgate_integrations.claims import plan_queries
-from rgate_integrations.decision import Beginning, Failure
+from rgate_integrations.decision import Failure, PartialAnswerInfo
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.retriever import Hit
 from tests.scripted_proxy import ScriptedProxy
@@ -61,14 +61,14 @@ def test_what_models_write_is_shown_as_text():
 
 def begun(*, retrieve):
     """A decision on an answer of two tokens that was begun."""
-    beginning = Beginning(tokens_held=2, tokens_dropped=2 if retrieve else 0, first_look=12.0)
+    partial_answer = PartialAnswerInfo(tokens_held=2, tokens_dropped=2 if retrieve else 0, first_look=12.0)
     draft = Draft(text="Quim bo", tokens=("Quim", " bo"), logprobs=(-0.01, -3.0))
     return Decision(
         question="q",
         retrieve=retrieve,
         p_known=0.4,
         draft=draft,
-        beginning=beginning,
+        partial_answer=partial_answer,
         signals={"first_look": 0.7},
     )
 

@@ -6,7 +6,8 @@ import pytest
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.decision import Draft, Failure
-from rgate_integrations.engine.gate_like import as_gate, deciding
+from rgate_integrations.engine import gate_like
+from rgate_integrations.engine.gate_like import resolve_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.runtime.flow import Call, arun, run
 
@@ -94,14 +95,14 @@ class Own:
 
 
 def test_adapters_accept_the_users_own_gate(drive):
-    own = as_gate(Own())
-    assert drive(deciding(own, ["a"], threshold=[0.3], drafts=[None]))[0].p_known == 0.9
-    assert drive(deciding(own, ["a"]))[0].p_known == 0.9
-    failed = drive(deciding(own, ["RAISE", "b"]))
+    own = resolve_gate(Own())
+    assert drive(gate_like.decide(own, ["a"], threshold=[0.3], drafts=[None]))[0].p_known == 0.9
+    assert drive(gate_like.decide(own, ["a"]))[0].p_known == 0.9
+    failed = drive(gate_like.decide(own, ["RAISE", "b"]))
     assert [d.retrieve for d in failed] == [True, True]
     assert failed[0].error.message == "own failure"
     with pytest.raises(ConfigurationError, match="decide_batch"):
-        as_gate(object())
+        resolve_gate(object())
 
 
 def test_a_threshold_that_the_users_own_gate_does_not_take_is_compared_with_its_p_known(drive):
@@ -112,11 +113,14 @@ def test_a_threshold_that_the_users_own_gate_does_not_take_is_compared_with_its_
             return [*super().decide_batch(questions[:-1]), failed]
 
     for thresholds in (0.93, [0.93, 0.93, 0.93]):
-        found = drive(deciding(Mixed(), ["a", "b", "c"], threshold=thresholds))
+        found = drive(gate_like.decide(Mixed(), ["a", "b", "c"], threshold=thresholds))
         assert [(d.retrieve, d.threshold) for d in found] == [(True, 0.93)] * 3
-    found = drive(deciding(Mixed(), ["a", "b", "c"], threshold=[None, 0.2, 0.2]))
+    found = drive(gate_like.decide(Mixed(), ["a", "b", "c"], threshold=[None, 0.2, 0.2]))
     assert [(d.retrieve, d.threshold) for d in found] == [(False, 0.5), (False, 0.2), (True, 0.2)]
-    assert drive(deciding(Mixed(), ["a", "c"], threshold=float("nan")))[0].error.type == "ConfigurationError"
+    assert (
+        drive(gate_like.decide(Mixed(), ["a", "c"], threshold=float("nan")))[0].error.type
+        == "ConfigurationError"
+    )
 
 
 def test_a_gate_that_returns_too_few_retrieves(drive):
@@ -124,7 +128,7 @@ def test_a_gate_that_returns_too_few_retrieves(drive):
         def decide_batch(self, questions):
             return []
 
-    assert drive(deciding(Short(), ["a", "b"]))[1].retrieve
+    assert drive(gate_like.decide(Short(), ["a", "b"]))[1].retrieve
 
 
 def test_a_gate_that_is_told_to_raise_does(drive):
@@ -132,7 +136,7 @@ def test_a_gate_that_is_told_to_raise_does(drive):
         on_error = "raise"
 
     with pytest.raises(RuntimeError, match="own failure"):
-        drive(deciding(Strict(), ["RAISE"]))
+        drive(gate_like.decide(Strict(), ["RAISE"]))
 
 
 class Remembering(Own):
@@ -149,7 +153,7 @@ class Remembering(Own):
 def test_a_gate_gets_what_it_takes_and_nothing_that_was_not_given(drive):
     gate = Remembering()
     draft = Draft(text="d")
-    drive(deciding(gate, ["a", "b"], drafts=[draft, None], threshold=[None, None], other=3))
+    drive(gate_like.decide(gate, ["a", "b"], drafts=[draft, None], threshold=[None, None], other=3))
     assert gate.given == ([draft, None], None)
 
 
@@ -161,7 +165,7 @@ def test_drafting_fails_as_the_gate_does(drive):
         return [draft]
 
     gate = Remembering()
-    assert not drive(deciding(gate, ["a"], drafting=drafting(None)))[0].retrieve
+    assert not drive(gate_like.decide(gate, ["a"], drafting=drafting(None)))[0].retrieve
     assert gate.given[0] == [Draft(text="d")]
-    (failed,) = drive(deciding(gate, ["a"], drafting=drafting(OSError("no disk"))))
+    (failed,) = drive(gate_like.decide(gate, ["a"], drafting=drafting(OSError("no disk"))))
     assert (failed.retrieve, failed.error.message) == (True, "no disk")

@@ -35,7 +35,7 @@ def facts(remedies: ModuleType, times: int = 1) -> Any:
         p_known=each(0.9, 0.6, 0.4, 0.1),
         gate=np.full(n, 0.1),
         search=0.02,
-        p_holds=each(0.0, 0.0, 1.0, 1.0),
+        p_contains_answer=each(0.0, 0.0, 1.0, 1.0),
         begun={32: remedies.Begun(each(0.9, 0.8, 0.2, 0.7), np.full(n, 0.2), np.full(n, 0.5))},
     )
 

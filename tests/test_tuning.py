@@ -18,7 +18,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.tuned import TunedGate
-from rgate_integrations.tuning import Budget, LowestCost, MaxLoss
+from rgate_integrations.tuning import Budget, MaxLoss, MinCost
 from rgate_integrations.tuning.tune import TuneOptions, tune
 from tests.tuning_parts import (
     Direct,
@@ -148,7 +148,7 @@ def test_too_small_for_a_promise_says_how_many_would_do(tmp_path, prior):
     assert "questions like these would do" in found.question.chosen.promise
 
 
-@pytest.mark.parametrize("policy", [Budget(0.9), LowestCost(retrieval=2.0, answer=1.0)])
+@pytest.mark.parametrize("policy", [Budget(0.9), MinCost(retrieval=2.0, answer=1.0)])
 def test_other_policies(tmp_path, prior, policy):
     found = tuned(tmp_path, prior, options={"policy": policy})
     assert found.question.chosen.kept

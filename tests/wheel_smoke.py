@@ -42,7 +42,7 @@ def core():
     assert load_gate(Short()).decide(QUESTION).retrieve is False
     assert load_gate(KNOWN).decide(QUESTION).retrieve is False
     assert len(list_gates()) >= 18
-    assert {"default-heads", "default-begun"} <= {
+    assert {"default-heads", "default-answer"} <= {
         json.loads(line)["name"] for line in command("gates", "--shipped", "--json").splitlines()
     }
     assert command("--version").startswith("rgate ")

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from rgate_integrations.answering.drafting import says_unsupported
-from rgate_integrations.decision import Beginning, Cost, Decision, Draft
-from rgate_integrations.engine.fallback import retrieve_instead
-from rgate_integrations.engine.gate_like import OWN, DecidesBatches
+from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
+from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.gate_like import OWN, GateLike
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.models.kept import KeptAnswer, kept_answer
-from rgate_integrations.runtime.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -55,7 +55,7 @@ class AnswerFirst:
 
     tokens: int | tuple[int, ...] = 32
     band: tuple[float, float] = (0.3, 0.9)
-    first_look: DecidesBatches | str | None = OWN
+    first_look: GateLike | str | None = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
@@ -403,14 +403,14 @@ class Clock:
 
     def at_once(self, decision: Decision) -> Decision:
         """Return the decision of a first look that was clear: no answer was begun."""
-        return decision.model_copy(update={"beginning": Beginning(first_look=self.first_look)})
+        return decision.model_copy(update={"partial_answer": PartialAnswerInfo(first_look=self.first_look)})
 
 
 def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows side by side, with threads or on the event loop."""
     if len(flows) == 1:
         return [(yield from flows[0])]
-    found: list[Any] = yield Each([Call(_driver(flow), _async_driver(flow)) for flow in flows])
+    found: list[Any] = yield Gather([Call(_driver(flow), _async_driver(flow)) for flow in flows])
     return found
 
 
@@ -443,13 +443,17 @@ def first_token(attempt: Attempt, decision: Decision) -> Flow[Decision]:
     yield from attempt.holding(1)
     if attempt.error is None:
         return decision
-    changed = {"cost": decision.cost, "warnings": decision.warnings, "beginning": decision.beginning}
+    changed = {
+        "cost": decision.cost,
+        "warnings": decision.warnings,
+        "partial_answer": decision.partial_answer,
+    }
     return _without_answer(attempt.error, decision.question).model_copy(update=changed)
 
 
 def _without_answer(error: Exception, question: str) -> Decision:
     _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
-    return retrieve_instead(error, question=question)
+    return fallback_decision(error, question=question)
 
 
 def by_question(look: Decision, threshold: float | None) -> Decision:
@@ -482,7 +486,7 @@ def _told(decision: Decision | Exception, attempt: Attempt, clock: Clock) -> Dec
         return decision
     held = attempt.written.count
     dropped = held if decision.retrieve else 0
-    told = Beginning(
+    told = PartialAnswerInfo(
         tokens_held=held,
         tokens_dropped=dropped,
         first_look=clock.first_look,
@@ -493,7 +497,7 @@ def _told(decision: Decision | Exception, attempt: Attempt, clock: Clock) -> Dec
     spent = Cost()
     if decision.retrieve:
         spent = Cost(model_calls=1, tokens_in=attempt.written.prompt_tokens, tokens_out=dropped)
-    return decision.model_copy(update={"beginning": told, "cost": decision.cost + spent})
+    return decision.model_copy(update={"partial_answer": told, "cost": decision.cost + spent})
 
 
 def _milliseconds(began: float) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.requests import AnswerRequest, write_answers
-from rgate_integrations.decision import Beginning, Cost, Decision, Draft
-from rgate_integrations.engine.fallback import retrieve_instead
-from rgate_integrations.engine.gate_like import DecidesBatches, answer_first_gates, deciding, for_llm
+from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
+from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
 from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.base import Proxy
@@ -29,8 +29,8 @@ class AnswerFirstGate:
 
     A first look at the question sends what is clearly unknown to retrieval, and lets the LLM answer what is clearly
     known. For the others it writes the beginning of its answer, which is judged. The decision carries it as
-    ``draft``, so that the pipeline goes on with it where the question is known, and as ``beginning`` what became of
-    it.
+    ``draft``, so that the pipeline goes on with it where the question is known, and as
+    ``partial_answer`` what became of it.
 
     Attributes:
         llm: The LLM that answers.
@@ -41,9 +41,9 @@ class AnswerFirstGate:
     """
 
     llm: Proxy
-    judge: DecidesBatches = field(default_factory=lambda: load_gate(DEFAULT_GATES["llm"]))
+    judge: GateLike = field(default_factory=lambda: load_gate(DEFAULT_GATES["llm"]))
     options: AnswerFirst = AnswerFirst()  # noqa: RUF009  it is frozen
-    first_look: DecidesBatches | None = field(init=False, repr=False)
+    first_look: GateLike | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Each knows whose knowledge it judges, and the judge is the one that belongs to a gate for questions.
@@ -75,7 +75,7 @@ class AnswerFirstGate:
         self, questions: Sequence[str], threshold: float | None, drafts: Sequence[Draft | None] | None
     ) -> Flow[list[Decision]]:
         if drafts is not None:
-            return (yield from deciding(self.judge, questions, threshold=threshold, drafts=drafts))
+            return (yield from decide(self.judge, questions, threshold=threshold, drafts=drafts))
         began = time.perf_counter()
         decisions = yield from self._looking(questions)
         looked = _milliseconds(began) / max(len(questions), 1)
@@ -92,18 +92,20 @@ class AnswerFirstGate:
         asked = [questions[place] for place in open_places]
         begun = yield Call(self._begin, None, asked)
         began = time.perf_counter()
-        judged = yield from deciding(self.judge, asked, threshold=threshold, drafts=begun)
+        judged = yield from decide(self.judge, asked, threshold=threshold, drafts=begun)
         judging = _milliseconds(began) / max(len(asked), 1)
         for place, draft, decision in zip(open_places, begun, judged, strict=True):
             look = None if self.first_look is None else decisions[place].p_known
-            decisions[place] = _told(decision, draft, look, Beginning(first_look=looked, judging=judging))
+            decisions[place] = _told(
+                decision, draft, look, PartialAnswerInfo(first_look=looked, judging=judging)
+            )
         return decisions
 
     def _looking(self, questions: Sequence[str]) -> Flow[list[Decision]]:
         """Return the decisions of the first look; without one, whatever can be read is open."""
         if self.first_look is None:
             return [Decision(question=question, retrieve=True, p_known=0.0) for question in questions]
-        return (yield from deciding(self.first_look, questions))
+        return (yield from decide(self.first_look, questions))
 
     def _begin(self, questions: Sequence[str]) -> list[Draft]:
         """Let the LLM write the beginning of its answers, as one batch."""
@@ -115,25 +117,30 @@ class AnswerFirstGate:
 
 def _clear(decision: Decision, looked: float, *, retrieve: bool) -> Decision:
     """Return the decision of a first look that was clear: no begun answer is judged, whatever the threshold."""
-    told = {"retrieve": retrieve, "beginning": Beginning(first_look=looked)}
+    told = {"retrieve": retrieve, "partial_answer": PartialAnswerInfo(first_look=looked)}
     return decision.model_copy(update=told | {"signals": {**decision.signals, FIRST_LOOK: decision.p_known}})
 
 
-def _told(decision: Decision, draft: Draft, first_look: float | None, times: Beginning) -> Decision:
+def _told(decision: Decision, draft: Draft, first_look: float | None, times: PartialAnswerInfo) -> Decision:
     """Add to a decision what was begun, and what it costs if it is dropped."""
     if not draft.text.strip():
         nothing = EvidenceError("The LLM wrote nothing that could be judged.")
-        decision = retrieve_instead(nothing, question=decision.question, gate=decision.gate)
+        decision = fallback_decision(nothing, question=decision.question, gate=decision.gate)
     held = len(draft.tokens) or len(draft.text.split())
     dropped = held if decision.retrieve else 0
     spent = Cost()
     if decision.retrieve:
         spent = Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=dropped)
-    beginning = times.model_copy(update={"tokens_held": held, "tokens_dropped": dropped})
+    partial_answer = times.model_copy(update={"tokens_held": held, "tokens_dropped": dropped})
     signals = dict(decision.signals)
     if first_look is not None:
         signals[FIRST_LOOK] = first_look
-    update = {"draft": draft, "beginning": beginning, "cost": decision.cost + spent, "signals": signals}
+    update = {
+        "draft": draft,
+        "partial_answer": partial_answer,
+        "cost": decision.cost + spent,
+        "signals": signals,
+    }
     return decision.model_copy(update=update)
 
 

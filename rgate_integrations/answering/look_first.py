@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.artifacts.helps import HelpsModel, read_helps
+from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
@@ -30,30 +30,30 @@ class LookFirst:
     """How what was found is judged; ``look_first=True`` in an adapter stands for these defaults.
 
     Attributes:
-        least_gain: Passages are read where P(helps) is above P(known) by more than this, in [-1, 1]. A number above 0
+        min_gain: Passages are read where P(helps) is above P(known) by more than this, in [-1, 1]. A number above 0
             saves tokens; one below 0 reads more of them.
-        neither_below: Where both probabilities are below this, in [0, 1], neither way is likely to be right.
-        when_neither: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
+        abstain_below: Where both probabilities are below this, in [0, 1], neither way is likely to be right.
+        on_abstain: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
             outcome is ``"neither"``, so that an application may say that it does not know.
-        model: P(helps): a `HelpsModel`; the shipped one when None.
+        model: P(helps): a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
         ConfigurationError: A value is out of its range, or the model was made for other features.
     """
 
-    least_gain: float = 0.0
-    neither_below: float = 0.1
-    when_neither: Literal["retrieve", "direct"] = "retrieve"
-    model: HelpsModel | None = None
+    min_gain: float = 0.0
+    abstain_below: float = 0.1
+    on_abstain: Literal["retrieve", "direct"] = "retrieve"
+    model: PassageUtilityModel | None = None
 
     def __post_init__(self) -> None:
-        if not -1.0 <= self.least_gain <= 1.0:
-            raise ConfigurationError(f"least_gain must be in [-1, 1], not {self.least_gain}.")
-        if not 0.0 <= self.neither_below <= 1.0:
-            raise ConfigurationError(f"neither_below must be in [0, 1], not {self.neither_below}.")
-        if self.when_neither not in ("retrieve", "direct"):
+        if not -1.0 <= self.min_gain <= 1.0:
+            raise ConfigurationError(f"min_gain must be in [-1, 1], not {self.min_gain}.")
+        if not 0.0 <= self.abstain_below <= 1.0:
+            raise ConfigurationError(f"abstain_below must be in [0, 1], not {self.abstain_below}.")
+        if self.on_abstain not in ("retrieve", "direct"):
             raise ConfigurationError(
-                f"when_neither cannot be {self.when_neither!r}.", hint='Use "retrieve" or "direct".'
+                f"on_abstain cannot be {self.on_abstain!r}.", hint='Use "retrieve" or "direct".'
             )
         if self.model is not None and self.model.features != FEATURES:
             raise ConfigurationError(
@@ -82,7 +82,7 @@ def looked(
     stands. So it does for a question that refers to something said before: its own words say too little of what the
     passages should hold. What was found is read, however little it seems to hold, where the gate says that the
     question is probably of a kind that no LLM can know: about the user's own documents, or what changes with time.
-    Where neither is likely to be right, `LookFirst.when_neither` still says what to do.
+    Where neither is likely to be right, `LookFirst.on_abstain` still says what to do.
 
     Args:
         decision: The gate's.
@@ -131,9 +131,9 @@ def settled(
     if known or is_never_known(decision) or (decision.retrieve and look.retrieve):
         return look
     # The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
-    least = options.neither_below
+    least = options.abstain_below
     most = p_helps_of(decision.question, found, least, options)
-    return look if most - options.least_gain <= least else None
+    return look if most - options.min_gain <= least else None
 
 
 def is_never_known(decision: Decision) -> bool:
@@ -151,7 +151,7 @@ def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, opt
         options: Whose model is used.
     """
     model = options.model or read_helps()
-    holds = model.p_holds(search_features(question, found)[None])
+    holds = model.p_contains_answer(search_features(question, found)[None])
     return float(model.p_helps(holds, np.array([p_known]))[0])
 
 
@@ -164,8 +164,8 @@ def decided(
     if known_from is not None and p_known >= known_from:
         outcome, needed = "alone", known_from
         reason = f"P(known) {p_known:.2f} is at least the threshold of {known_from:.2f}."
-    elif max(p_known, p_helps) < options.neither_below:
-        outcome, needed = "neither", options.neither_below
+    elif max(p_known, p_helps) < options.abstain_below:
+        outcome, needed = "neither", options.abstain_below
         reason = (
             f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
         )
@@ -173,11 +173,11 @@ def decided(
         outcome, needed = "passages", 1.0
         reason = "What was found is read, since no LLM can know that."
     else:
-        needed = max(0.0, p_helps - options.least_gain)
+        needed = max(0.0, p_helps - options.min_gain)
         outcome = "passages" if p_known < needed else "alone"
         compared = "helps more than" if outcome == "passages" else "adds too little to"
         reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
-    retrieve = outcome == "passages" or (outcome == "neither" and options.when_neither == "retrieve")
+    retrieve = outcome == "passages" or (outcome == "neither" and options.on_abstain == "retrieve")
     changed = {
         "retrieve": retrieve,
         "threshold": needed,

@@ -16,7 +16,7 @@ from itertools import islice
 from rgate_integrations.answering.requests import AnswerRequest, answer_all, stream_answer, write_answers
 from rgate_integrations.claims.plan import Query, QueryPlan, plan_queries
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import DecidesBatches, deciding
+from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
@@ -77,7 +77,7 @@ class Pipeline:
         claims: Whether the claims of the draft are searched beside the question.
     """
 
-    gate: DecidesBatches
+    gate: GateLike
     index: Retriever | None
     llm: Proxy
     k: int = field(default=3, kw_only=True)
@@ -182,7 +182,7 @@ class Pipeline:
 
     def decide(self, questions: Sequence[str], *, threshold: float | None = None) -> list[Decision]:
         """Ask the gate, in one call; whatever goes wrong, every question gets a decision to retrieve."""
-        return run(deciding(self.gate, questions, threshold=threshold))
+        return run(decide(self.gate, questions, threshold=threshold))
 
     def plan(self, decisions: Sequence[Decision]) -> list[QueryPlan]:
         """Turn decisions into queries: the question and, with `claims`, the claims of its draft."""

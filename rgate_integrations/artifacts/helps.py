@@ -24,13 +24,13 @@ _SHIPPED = Path(__file__).parent.parent / "weights"
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class HelpsModel(Frozen):
+class PassageUtilityModel(Frozen):
     """P(helps) from features of a search and P(known), by three things that can each be measured.
 
     A logistic model of the features says whether the passages hold the answer. If they do, the LLM reads it there
     with the probability ``reading``. If not, it answers from what it knows, and loses a share of that to them::
 
-        p_helps = p_holds * reading + (1 - p_holds) * (1 - distraction) * p_known
+        p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 
     Attributes:
         features: Names of the features, in order.
@@ -49,12 +49,12 @@ class HelpsModel(Frozen):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _fits(self) -> HelpsModel:
+    def _fits(self) -> PassageUtilityModel:
         if len(self.features) != len(self.weights):
             raise ValueError(f"{len(self.weights)} weights do not match {len(self.features)} features.")
         return self
 
-    def p_holds(self, features: Float64Array) -> Float64Array:
+    def p_contains_answer(self, features: Float64Array) -> Float64Array:
         """Return P(the passages hold the answer), shape (n,).
 
         Args:
@@ -64,18 +64,20 @@ class HelpsModel(Frozen):
         found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         return found
 
-    def p_helps(self, p_holds: Float64Array, p_known: Float64Array) -> Float64Array:
+    def p_helps(self, p_contains_answer: Float64Array, p_known: Float64Array) -> Float64Array:
         """Return P(the LLM answers rightly with the passages), shape (n,).
 
         Args:
-            p_holds: What `p_holds` returned.
+            p_contains_answer: What `p_contains_answer` returned.
             p_known: P(it answers rightly without them), shape (n,).
         """
-        found: Float64Array = p_holds * self.reading + (1 - p_holds) * (1 - self.distraction) * p_known
+        found: Float64Array = (
+            p_contains_answer * self.reading + (1 - p_contains_answer) * (1 - self.distraction) * p_known
+        )
         return found
 
 
-def save_helps(model: HelpsModel, folder: str | Path, card: str) -> Path:
+def save_helps(model: PassageUtilityModel, folder: str | Path, card: str) -> Path:
     """Save a model; the folder appears whole or not at all, and replaces one that was there.
 
     Args:
@@ -88,7 +90,7 @@ def save_helps(model: HelpsModel, folder: str | Path, card: str) -> Path:
 
 
 @lru_cache(maxsize=8)
-def read_helps(name: str | Path = DEFAULT) -> HelpsModel:
+def read_helps(name: str | Path = DEFAULT) -> PassageUtilityModel:
     """Read a saved model, once in a process.
 
     Args:
@@ -106,7 +108,7 @@ def read_helps(name: str | Path = DEFAULT) -> HelpsModel:
     )
 
 
-def _read(file: Path) -> HelpsModel:
+def _read(file: Path) -> PassageUtilityModel:
     try:
         content = parsed_json(file.read_bytes())
         if not isinstance(content, dict):
@@ -114,7 +116,7 @@ def _read(file: Path) -> HelpsModel:
         version = content.pop("format", None)
         if version != FORMAT:
             raise ValueError(f"its format is {version!r}, and this version reads {FORMAT}")
-        return HelpsModel.model_validate(content)
+        return PassageUtilityModel.model_validate(content)
     except (OSError, ValueError, ValidationError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(file)!r} cannot be read: {error}", hint="Make it again."

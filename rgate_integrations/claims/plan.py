@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
 from rgate_integrations.decision import Decision, Draft, Frozen
-from rgate_integrations.engine.gate_like import DecidesBatches, deciding
+from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
 
@@ -57,7 +57,7 @@ class QueryPlan(Frozen):
 def plan_queries(
     decisions: Sequence[Decision],
     *,
-    gate: DecidesBatches | None = None,
+    gate: GateLike | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
@@ -94,7 +94,7 @@ def plan_queries(
 def planning(
     decisions: Sequence[Decision],
     *,
-    gate: DecidesBatches | None = None,
+    gate: GateLike | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
@@ -113,9 +113,7 @@ def planning(
     return plans
 
 
-def _judging(
-    rewritten: Sequence[Sequence[Claim]], gate: DecidesBatches | None
-) -> Flow[list[list[JudgedClaim]]]:
+def _judging(rewritten: Sequence[Sequence[Claim]], gate: GateLike | None) -> Flow[list[list[JudgedClaim]]]:
     """Let the gate judge the claims of all questions, in one call."""
     asked: list[Claim] = []
     if gate is not None:
@@ -125,7 +123,7 @@ def _judging(
     decisions: dict[int, Decision] = {}
     if gate is not None and asked:
         drafts = [Draft(text=claim.text, source="recorded") for claim in asked]
-        found = yield from deciding(gate, [claim.query or claim.text for claim in asked], drafts=drafts)
+        found = yield from decide(gate, [claim.query or claim.text for claim in asked], drafts=drafts)
         for claim, decision in zip(asked, found, strict=True):
             decisions[id(claim)] = decision
     judged = []

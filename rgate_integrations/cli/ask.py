@@ -29,7 +29,7 @@ from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 
 if TYPE_CHECKING:
     from rgate_integrations.answering.pipeline import Answered
-    from rgate_integrations.decision import Beginning, Decision, Draft
+    from rgate_integrations.decision import Decision, Draft, PartialAnswerInfo
 
 
 LIKELY, UNSURE = 0.8, 0.4
@@ -84,8 +84,8 @@ def answered_as_json(answered: Answered) -> dict[str, Any]:
     }
     if decision.signals:
         found["signals"] = decision.signals
-    if decision.beginning is not None:
-        found["beginning"] = decision.beginning.model_dump()
+    if decision.partial_answer is not None:
+        found["partial_answer"] = decision.partial_answer.model_dump()
     if decision.error is not None:
         found["error"] = decision.error.model_dump()
     return found
@@ -108,8 +108,8 @@ def panel(answered: Answered, *, coloured: bool = False) -> Panel:
     grid.add_column()
     grid.add_row("", _verdict(decision, colour))
     grid.add_row("because", _one_line(decision.reason))
-    if decision.beginning is not None:
-        _add_beginning(grid, decision, decision.beginning, coloured)
+    if decision.partial_answer is not None:
+        _add_beginning(grid, decision, decision.partial_answer, coloured)
     elif decision.draft is not None:
         grid.add_row("draft", _one_line(decision.draft.text))
     for query in answered.plan.queries:
@@ -127,14 +127,16 @@ def panel(answered: Answered, *, coloured: bool = False) -> Panel:
     return Panel(grid, title=Text(decision.question[:90]), title_align="left", border_style=colour)
 
 
-def _add_beginning(grid: Table, decision: Decision, beginning: Beginning, coloured: bool) -> None:
+def _add_beginning(
+    grid: Table, decision: Decision, partial_answer: PartialAnswerInfo, coloured: bool
+) -> None:
     """Show the first look, what the LLM began to answer, and where it was judged."""
     from rgate_integrations.answering.answer_first_gate import FIRST_LOOK
 
     p = decision.signals.get(FIRST_LOOK)
     if p is not None:
         grid.add_row(
-            "first look", f"P(known) {p:.2f} by the question alone, in {beginning.first_look:.0f} ms"
+            "first look", f"P(known) {p:.2f} by the question alone, in {partial_answer.first_look:.0f} ms"
         )
     if decision.draft is None:
         why = "nothing: the question alone is clearly unknown"
@@ -142,7 +144,7 @@ def _add_beginning(grid: Table, decision: Decision, beginning: Beginning, colour
             why = "not judged: the question alone is clearly known"
         grid.add_row("begun", _one_line(why, "dim"))
         return
-    grid.add_row("begun", _begun(decision.draft, _fate(beginning)))
+    grid.add_row("begun", _begun(decision.draft, _fate(partial_answer)))
     if coloured and decision.draft.logprobs:
         legend = Text("tokens by their probability: ", "dim")
         for name, style in _STYLES.items():
@@ -169,18 +171,18 @@ def likelihood(logprob: float) -> str:
     return "unsure" if p >= UNSURE else "unlikely"
 
 
-def _fate(beginning: Beginning) -> str:
-    if beginning.tokens_dropped:
-        return f"stopped here: {beginning.tokens_dropped} tokens dropped"
-    return f"judged after {beginning.tokens_held} tokens: it goes on"
+def _fate(partial_answer: PartialAnswerInfo) -> str:
+    if partial_answer.tokens_dropped:
+        return f"stopped here: {partial_answer.tokens_dropped} tokens dropped"
+    return f"judged after {partial_answer.tokens_held} tokens: it goes on"
 
 
 def _saved(decision: Decision) -> str:
     """Say what the decision saved, or cost; nothing where it is neither."""
     if not decision.retrieve:
         return "the search, and reading what it finds"
-    if decision.beginning is not None and decision.beginning.tokens_dropped:
-        return f"nothing; it cost {decision.beginning.tokens_dropped} tokens that were dropped"
+    if decision.partial_answer is not None and decision.partial_answer.tokens_dropped:
+        return f"nothing; it cost {decision.partial_answer.tokens_dropped} tokens that were dropped"
     return ""
 
 

@@ -33,7 +33,7 @@ class _Promise:
         Raises:
             ConfigurationError: Not exactly one was asked for.
         """
-        from rgate_integrations.tuning import Budget, LowestCost, MaxLoss
+        from rgate_integrations.tuning import Budget, MaxLoss, MinCost
 
         asked = [v for v in (self.budget, self.max_loss, self.cost) if v is not None]
         if len(asked) != 1:
@@ -43,7 +43,7 @@ class _Promise:
         if self.max_loss is not None:
             return MaxLoss(self.max_loss, self.confidence)
         prices = numbers(self.cost or "", ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",))
-        return LowestCost(**prices)
+        return MinCost(**prices)
 
 
 def calibrate(

@@ -159,7 +159,7 @@ def _table(result: dict[str, Any]) -> Table:
 def _row(measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
     auc_interval = measured["intervals"].get("auc")
-    low, high = measured["intervals"]["in_accuracy"]
+    low, high = measured["intervals"]["containment_accuracy"]
     shares = [measured[name] for name in ("never", "random_same_rate", "always", "oracle")]
     return [
         str(measured["n"]),
@@ -168,7 +168,7 @@ def _row(measured: dict[str, Any]) -> list[str]:
         _number(measured["auc_utility"]),
         _number(measured["ece"]),
         f"{100 * measured['retrieval_rate']:.1f}",
-        f"{100 * measured['in_accuracy']:.1f}",
+        f"{100 * measured['containment_accuracy']:.1f}",
         f"{100 * low:.1f}-{100 * high:.1f}",
         *(f"{100 * share:.1f}" for share in shares),
         _number(measured["area_between"]),

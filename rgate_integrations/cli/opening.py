@@ -55,15 +55,15 @@ def open_pipeline(
     """
     from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
     from rgate_integrations.answering.pipeline import Pipeline
-    from rgate_integrations.engine.gate_like import DecidesBatches
+    from rgate_integrations.engine.gate_like import GateLike
     from rgate_integrations.engine.loading import load_gate
 
     begins = gate == DEFAULT_GATE if answer_first is None else answer_first
     loaded = load_gate(gate, proxy=proxy)
     answering = open_llm(llm, loaded.get_proxy(), notices)
-    deciding: DecidesBatches = AnswerFirstGate(answering, loaded) if begins else loaded
+    decide: GateLike = AnswerFirstGate(answering, loaded) if begins else loaded
     searched = LaterIndex(index, notices) if search_later else open_index(index, notices)
-    pipeline = Pipeline(deciding, searched, answering, k=k)
+    pipeline = Pipeline(decide, searched, answering, k=k)
     with notices.status("loading models"):
         pipeline.warm_up(search=not search_later)
     return pipeline

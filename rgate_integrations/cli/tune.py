@@ -237,14 +237,14 @@ def _is_asked() -> bool:
 def _policy(
     max_loss: float | None, budget: float | None, times: StageTimes | None, confidence: float
 ) -> Policy:
-    from rgate_integrations.tuning.policies import Budget, LowestCost, MaxLoss
+    from rgate_integrations.tuning.policies import Budget, MaxLoss, MinCost
 
     if max_loss is not None and budget is not None:
         raise ConfigurationError("Give one promise.", hint="--max-loss or --budget")
     if budget is not None:
         return Budget(budget, confidence)
     if max_loss is None and times is not None:
-        return LowestCost(retrieval=max(times.rag - times.direct, 0.0), answer=times.direct)
+        return MinCost(retrieval=max(times.rag - times.direct, 0.0), answer=times.direct)
     return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
 
 

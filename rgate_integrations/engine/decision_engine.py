@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher, Later
 from rgate_integrations.engine.deadlines import aresults, results
-from rgate_integrations.engine.fallback import log_failures, retrieve_instead
+from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread
 from rgate_integrations.engine.judging import Begun, Judged, judge_together, look_first, look_on
 from rgate_integrations.engine.requests import Request, checked, checked_batch, valid_timeout
@@ -358,7 +358,7 @@ class DecisionEngine:
         error = score if isinstance(score, Exception) else RuntimeError("The gate gave no score.")
         if self.on_error == "raise":
             raise error
-        return retrieve_instead(error, question=question, threshold=request.threshold, gate=self.gate.name)
+        return fallback_decision(error, question=question, threshold=request.threshold, gate=self.gate.name)
 
 
 def decide_together(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.fallback import log_failures, retrieve_instead
+from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
@@ -21,7 +21,7 @@ OWN = "own"
 
 
 @runtime_checkable
-class DecidesBatches(Protocol):
+class GateLike(Protocol):
     """A gate as adapters see it. The user's own object needs these two methods and nothing else."""
 
     @property
@@ -33,9 +33,9 @@ class DecidesBatches(Protocol):
         """The same, to be awaited."""
 
 
-def as_gate(
+def resolve_gate(
     gate: Any = None, llm_name: str = "", *, always: RuleOrRules = (), never: RuleOrRules = ()
-) -> DecidesBatches:
+) -> GateLike:
     """Return what an adapter's ``gate=`` argument stands for.
 
     Args:
@@ -59,7 +59,7 @@ def as_gate(
             told = told_llm(engine.gate, llm_name)
             engine = engine if told is engine.gate else engine.with_gate(told)
         return engine.with_options(always=always or None, never=never or None) if always or never else engine
-    if isinstance(gate, DecidesBatches):
+    if isinstance(gate, GateLike):
         if llm_name:
             raise ConfigurationError(
                 f"{type(gate).__name__} judges no LLM by its name.", hint="Omit llm_name=."
@@ -79,8 +79,8 @@ def as_gate(
 
 
 def answer_first_gates(
-    gate: DecidesBatches, first_look: DecidesBatches | str | None = OWN
-) -> tuple[DecidesBatches, DecidesBatches | None]:
+    gate: GateLike, first_look: GateLike | str | None = OWN
+) -> tuple[GateLike, GateLike | None]:
     """Return the gate that judges begun answers for a given one, and the gate of the first look.
 
     Args:
@@ -95,8 +95,8 @@ def answer_first_gates(
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
 
-    judge: DecidesBatches | None = gate
-    own: DecidesBatches | None = None
+    judge: GateLike | None = gate
+    own: GateLike | None = None
     if isinstance(gate, DecisionEngine):
         found, question = answer_gate_of(gate.gate), question_gate_of(gate.gate)
         judge = gate if found is gate.gate else None if found is None else gate.with_gate(found)
@@ -110,11 +110,11 @@ def answer_first_gates(
             hint="Leave the judging to the default gate, and let yours take the first look: "
             "AnswerFirst(first_look=...). A gate of your own that judges takes drafts= in decide_batch.",
         )
-    look = own if first_look == OWN else None if first_look is None else as_gate(first_look)
+    look = own if first_look == OWN else None if first_look is None else resolve_gate(first_look)
     return judge, look
 
 
-def for_llm(gate: DecidesBatches, name: str, known_by: str = "") -> DecidesBatches:
+def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
     """Return a gate that judges what an LLM knows; the gate itself where that changes nothing.
 
     Args:
@@ -130,8 +130,8 @@ def for_llm(gate: DecidesBatches, name: str, known_by: str = "") -> DecidesBatch
     return gate if told is gate.gate else gate.with_gate(told)
 
 
-def deciding(
-    gate: DecidesBatches,
+def decide(
+    gate: GateLike,
     questions: Sequence[str],
     *,
     drafting: Generator[Step, Any, Any] | None = None,
@@ -165,13 +165,13 @@ def deciding(
         if getattr(gate, "on_error", "retrieve") == "raise":
             raise
         name = type(gate).__name__
-        decisions = [retrieve_instead(error, question=q, gate=name) for q in asked]
+        decisions = [fallback_decision(error, question=q, gate=name) for q in asked]
         log_failures(decisions, name)
         return decisions
 
 
 def deciding_in_turn(
-    gate: DecidesBatches,
+    gate: GateLike,
     messages: Sequence[str],
     histories: Sequence[Sequence[str]],
     *,
@@ -186,7 +186,7 @@ def deciding_in_turn(
         gate: The gate; it gets the ``histories`` if it reads them.
         messages: The messages.
         histories: The turns before each, as lines; none where it is the first.
-        drafting: See `deciding`. Of a message that is not understood, the draft still says what to search for.
+        drafting: See `decide`. Of a message that is not understood, the draft still says what to search for.
         drafts: The drafts, where they are written already.
         threshold: The threshold, one for all or one a message; None for the gate's own.
         metadata: What is known of each request, for a gate whose rules look at it.
@@ -208,7 +208,7 @@ def deciding_in_turn(
         takes = "metadata" in inspect.signature(gate.decide_batch).parameters
         metadata = [metadata[place] for place in places] if takes else None
     if places:
-        found = yield from deciding(
+        found = yield from decide(
             gate,
             [messages[place] for place in places],
             drafting=drafting,
@@ -225,7 +225,7 @@ def deciding_in_turn(
     ]
 
 
-def reads_history(gate: DecidesBatches) -> bool:
+def reads_history(gate: GateLike) -> bool:
     """Whether a gate reads the turns before a message: it says so, or its method takes ``histories`` by name."""
     stated = getattr(gate, "reads_history", None)
     if stated is not None:

@@ -14,12 +14,12 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import parsed_json
 
 DEFAULT_GATE = "default-heads"
-_FOR_BEGUN_ANSWERS = f"begun:{DEFAULT_GATE},default-begun"
+_ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
 DEFAULT_GATES = {
     "proxy": DEFAULT_GATE,
     "none": DEFAULT_GATE,
-    "recorded": _FOR_BEGUN_ANSWERS,
-    "llm": _FOR_BEGUN_ANSWERS,
+    "recorded": _ANSWER_GATE,
+    "llm": _ANSWER_GATE,
 }
 """The shipped gate for each source of the draft."""
 

@@ -10,8 +10,8 @@ from rgate_integrations.artifacts.folder import saved_folder
 from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.evidence.collector import expanded_specs
 from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.begun import BegunGate
 from rgate_integrations.gates.constant import ConstantGate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import make_gate
@@ -28,7 +28,7 @@ def answer_gate_of(gate: Gate) -> Gate | None:
     if _reads_answers(gate) or isinstance(gate, ConstantGate):
         return gate
     if isinstance(gate, HeadsGate):
-        begun = BegunGate(question=gate, proxy=gate.proxy)
+        begun = AnswerGate(question=gate, proxy=gate.proxy)
         # Each has a threshold of its own, but one that the caller chose holds for both.
         return begun if gate.threshold == gate.trained.threshold else begun.changed(threshold=gate.threshold)
     if isinstance(gate, TunedGate):
@@ -38,7 +38,7 @@ def answer_gate_of(gate: Gate) -> Gate | None:
 
 def question_gate_of(gate: Gate) -> Gate | None:
     """Return the gate of the same family that reads the question alone; None where there is none."""
-    if isinstance(gate, BegunGate):
+    if isinstance(gate, AnswerGate):
         return gate.question
     if isinstance(gate, TunedGate) and _reads_answers(gate):
         return _tuned_in(_folder_of(gate).parent, gate.proxy)

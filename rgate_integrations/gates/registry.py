@@ -18,7 +18,7 @@ from rgate_integrations.runtime.files import existing_folder
 
 _GATES = {
     "adapt": "papers.adapt:AdaptGate",
-    "begun": "begun:BegunGate",
+    "answer": "answer:AnswerGate",
     "boundary": "papers.boundary:BoundaryGate",
     "calibrated": "calibrated:CalibratedGate",
     "constant": "constant:ConstantGate",

@@ -1,7 +1,7 @@
 """An agent's model begins to answer without its search tools, and goes on or is asked again with them.
 
 Here nobody can ask the model for one chunk after another: the agent calls it, and other middlewares may stand in
-between. So callbacks bring its chunks (`Fed`), and stop it by raising `Stopped`.
+between. So callbacks bring its chunks (`PushDriver`), and stop it by raising `Stopped`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rgate_integrations.answering.answer_first import (
 )
 from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.fallback import retrieve_instead
+from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain.answer_first import STOPPED
 from rgate_integrations.langchain.chunks import text_of
@@ -45,7 +45,7 @@ from rgate_integrations.langchain.gate_runnable import threshold_for
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.langchain.watching import EVENTS, Cut, HeldEvents, Stopped, watched
-from rgate_integrations.runtime.flow import Arrival, Fed, Flow, Step, arun, run
+from rgate_integrations.runtime.flow import Flow, NextInput, PushDriver, Step, arun, run
 
 try:  # by this LangChain tells whether a model that is invoked is to stream
     from langchain_core.tracers._streaming import _StreamingCallbackHandler as StreamingHandler
@@ -161,7 +161,7 @@ class AgentAnswer(Attempt):
         self.messages = messages
         self.config = config
         self.clock = clock
-        self.fed: Fed[Decision | None] = Fed(self._judged())
+        self.fed: PushDriver[Decision | None] = PushDriver(self._judged())
         self._cut = Cut()
         self._manager = kind.manager_for(config)
         self.events = watched(self._manager, self._cut, partial(kind, written=written))
@@ -183,7 +183,7 @@ class AgentAnswer(Attempt):
         self, forms: Sequence[Step], refused: Callable[[], None]
     ) -> Flow[tuple[Any, Decision | None]]:
         """Let the model answer; takes and returns what `BegunAnswers.answering` does."""
-        yield from self.fed.starting()
+        yield from self.fed.start()
         ambient = var_child_runnable_config.set(patch_config(self.config, callbacks=self._manager))
         try:
             response = yield from self._called(forms, refused)
@@ -207,7 +207,7 @@ class AgentAnswer(Attempt):
                 if self.fed.done:
                     raise
                 if form is forms[-1] or self.held or not says_unsupported(error):
-                    yield from self.fed.failing(error)
+                    yield from self.fed.fail(error)
                     return None
                 refused()
         return None
@@ -218,9 +218,9 @@ class AgentAnswer(Attempt):
             self.ended = True
             for message in getattr(response, "result", [response]):
                 if not self.fed.done:
-                    yield from self.fed.feeding(message)
+                    yield from self.fed.feed(message)
         if not self.fed.done:
-            yield from self.fed.feeding(END)
+            yield from self.fed.feed(END)
 
     def _judged(self) -> Flow[Decision | None]:
         """Judge the answer; None if it is let through without."""
@@ -249,7 +249,7 @@ class _Brought(Chunks):
         self._answer = answer
 
     def next(self) -> Step:
-        return Arrival()
+        return NextInput()
 
     def _close(self) -> None:
         self._answer.events.shut_down()
@@ -287,7 +287,7 @@ class AgentEvents(HeldEvents, StreamingHandler):  # type: ignore[type-arg]
         self.keep(name, *values, **options)
         chunk = options.get("chunk")
         if isinstance(chunk, ChatGenerationChunk) and not fed.done:
-            yield from fed.feeding(chunk.message)
+            yield from fed.feed(chunk.message)
             if self.shut:
                 raise Stopped
         if self.released:
@@ -339,4 +339,4 @@ def _question_in(messages: Sequence[BaseMessage]) -> str:
 
 def _retrieving(found: Decision | Exception) -> Decision | Exception:
     """Return a decision to retrieve where there is no question; anything else as it is."""
-    return retrieve_instead(found) if isinstance(found, InvalidQuestionError) else found
+    return fallback_decision(found) if isinstance(found, InvalidQuestionError) else found

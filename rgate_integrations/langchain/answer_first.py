@@ -34,7 +34,7 @@ from rgate_integrations.langchain.retrieve_arm import Search, split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config, ending, joined
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.langchain.watching import Cut, HeldEvents, Stopped, watched
-from rgate_integrations.runtime.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 STOPPED = "by the retrieval gate: the begun answer is not known to be right"
 _TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few
@@ -97,7 +97,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             options=options,
             **fields,
         )
-        self._telling = telling_logprobs(self.direct)
+        self._telling = with_logprobs(self.direct)
         self._rest = self.retrieve
         if options.prefetch:
             self._search, self._rest = split(self.retrieve)
@@ -121,7 +121,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
             steps: list[Step] = [answer.whole() for answer in answers.values()]
             if limit is None and tasks:  # nobody counts the calls: both arms side by side
                 steps.append(_retrieving(tasks))
-            found = yield Each(steps)
+            found = yield Gather(steps)
             if limit is None and tasks:
                 results.update(zip(tasks, found.pop(), strict=True))
             results.update(zip(answers, found, strict=True))
@@ -455,17 +455,17 @@ class _ArmChunks(Chunks):
             await asyncio.sleep(0)
 
 
-def telling_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
+def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
     if isinstance(arm, BaseChatModel):
         return arm.bind(logprobs=True) if knows_logprobs(arm) else None
     if isinstance(arm, RunnableBindingBase):
-        inner = None if "logprobs" in arm.kwargs else telling_logprobs(arm.bound)
+        inner = None if "logprobs" in arm.kwargs else with_logprobs(arm.bound)
         return None if inner is None else arm.model_copy(update={"bound": inner})
     if isinstance(arm, RunnableSequence):
         steps = list(arm.steps)
         for place in reversed(range(len(steps))):  # the last model is the one that answers
-            inner = telling_logprobs(steps[place])
+            inner = with_logprobs(steps[place])
             if inner is not None:
                 steps[place] = inner
                 return RunnableSequence(*steps, name=arm.name)

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from typing_extensions import TypedDict
 
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.engine.requests import valid_question
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.gates.base import Gate
@@ -51,7 +51,7 @@ def gated_rag(
     prompt: BasePromptTemplate[Any] | None = None,
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
-    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    gate: RetrievalGate | GateLike | Gate | str | None = None,
     history_key: str | None = None,
     return_sources: Literal[False] = False,
 ) -> Runnable[QuestionInput, str]: ...
@@ -64,7 +64,7 @@ def gated_rag(
     prompt: BasePromptTemplate[Any] | None = None,
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
-    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    gate: RetrievalGate | GateLike | Gate | str | None = None,
     history_key: str | None = None,
     return_sources: Literal[True],
 ) -> Runnable[QuestionInput, SourcedAnswer]: ...
@@ -76,7 +76,7 @@ def gated_rag(
     prompt: BasePromptTemplate[Any] | None = None,
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
-    gate: RetrievalGate | DecidesBatches | Gate | str | None = None,
+    gate: RetrievalGate | GateLike | Gate | str | None = None,
     history_key: str | None = None,
     return_sources: bool = False,
 ) -> Runnable[QuestionInput, Any]:

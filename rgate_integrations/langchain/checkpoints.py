@@ -9,10 +9,10 @@ makes none in its strict mode, and warns otherwise::
 
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.plan import JudgedClaim, Query, QueryPlan
-from rgate_integrations.decision import Beginning, Cost, Decision, Draft, Failure
+from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 
 CHECKPOINT_TYPES = tuple(
     (kind.__module__, kind.__name__)
-    for kind in (Decision, Draft, Cost, Failure, Beginning, QueryPlan, Query, JudgedClaim, Claim)
+    for kind in (Decision, Draft, Cost, Failure, PartialAnswerInfo, QueryPlan, Query, JudgedClaim, Claim)
 )
 """Module and name of each class whose values a graph's state may hold, for ``allowed_msgpack_modules``."""

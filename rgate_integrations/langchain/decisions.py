@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, deciding_in_turn
+from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn, resolve_gate
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.runtime.flow import Flow, arun, run
@@ -58,8 +58,8 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
 
     @field_validator("gate", mode="before")
     @classmethod
-    def _loaded(cls, gate: DecidesBatches | str | None) -> DecidesBatches:
-        return as_gate(gate)
+    def _loaded(cls, gate: GateLike | str | None) -> GateLike:
+        return resolve_gate(gate)
 
     @property
     def _provider(self) -> str:

@@ -13,7 +13,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
 from rgate_integrations.index.vectors import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.flow import Call, Each, Flow, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 
 class RGateEmbeddings(Embeddings):
@@ -105,7 +105,7 @@ class EmbeddingsAdapter:
 
     def _queries(self, texts: Sequence[str]) -> Flow[Float32Array]:
         if len(texts) == 1 or self._symmetric is False:
-            found = yield Each([self._query(text) for text in texts])
+            found = yield Gather([self._query(text) for text in texts])
             return checked_vectors(found, len(texts), None)
         vectors = yield from self._documents(texts)
         if self._symmetric is None:

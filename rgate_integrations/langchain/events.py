@@ -27,7 +27,7 @@ _SHOWN = {
     "gate",
     "error",
     "warnings",
-    "beginning",
+    "partial_answer",
     "p_helps",
     "outcome",
     "llm",

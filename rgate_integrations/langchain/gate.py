@@ -10,7 +10,7 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.engine.gate_like import DecidesBatches, answer_first_gates, as_gate, for_llm
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
@@ -41,7 +41,7 @@ class RetrievalGate(GateRunnable):
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
-            evidence. The default is then ``begun:default-heads,default-begun``. On skip the draft is in the
+            evidence. The default is then ``answer:default-heads,default-answer``. On skip the draft is in the
             decision and, for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes
             none, the gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``,
             which LangGraph hides, and ``rgate_draft``. The draft is a call of its own for every question, and a
@@ -69,7 +69,7 @@ class RetrievalGate(GateRunnable):
 
     def __init__(
         self,
-        gate: DecidesBatches | Gate | str | None = None,
+        gate: GateLike | Gate | str | None = None,
         *,
         threshold: float | None = None,
         input_key: str | None = None,
@@ -154,10 +154,10 @@ class RetrievalGate(GateRunnable):
             None if look is None else self._reading_alike(look),
         )
 
-    def _reading_alike(self, gate: DecidesBatches | Gate | str) -> RetrievalGate:
+    def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""
         if self.llm_name:  # one of the two may judge no LLM by its name
-            gate = for_llm(as_gate(gate), self.llm_name)
+            gate = for_llm(resolve_gate(gate), self.llm_name)
         return RetrievalGate(
             gate,
             threshold=self.threshold,
@@ -197,7 +197,7 @@ class RetrievalGate(GateRunnable):
         )
 
 
-def as_retrieval_gate(gate: RetrievalGate | DecidesBatches | Gate | str | None) -> RetrievalGate:
+def as_retrieval_gate(gate: RetrievalGate | GateLike | Gate | str | None) -> RetrievalGate:
     """Return a `RetrievalGate` as it is, and make one of anything that its ``gate`` argument takes."""
     return gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
 

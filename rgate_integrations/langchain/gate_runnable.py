@@ -13,7 +13,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 from pydantic import Field, PrivateAttr
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, for_llm
+from rgate_integrations.engine.gate_like import GateLike, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
@@ -62,7 +62,7 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
 
     def __init__(
         self,
-        gate: DecidesBatches | Gate | str,
+        gate: GateLike | Gate | str,
         *,
         always: RuleOrRules = (),
         never: RuleOrRules = (),
@@ -70,16 +70,16 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
     ) -> None:
         # Not in a validator: pydantic would turn its errors into one of its own.
         named = fields.get("llm_name") or ""
-        super().__init__(gate=as_gate(gate, named, always=always, never=never), **fields)
+        super().__init__(gate=resolve_gate(gate, named, always=always, never=never), **fields)
         self._gate_name = gate if isinstance(gate, str) and not (always or never) else None
         self._origin = self.gate
         if self.llm is not None:
             self.gate = for_llm(self.gate, name_in(self.llm), KNOWN_BY)
 
     @property
-    def origin(self) -> DecidesBatches:
+    def origin(self) -> GateLike:
         """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
-        decides: DecidesBatches = self._origin
+        decides: GateLike = self._origin
         return decides
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:

@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
@@ -23,7 +23,7 @@ DECISION_KEY = "retrieval_decision"
 
 
 def gate_node(
-    gate: RetrievalGate | DecidesBatches | str | None = None, *, decision_key: str = DECISION_KEY
+    gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = DECISION_KEY
 ) -> Runnable[Any, dict[str, Any]]:
     """Return a node that decides for the question in a graph's state, and puts the `Decision` into it.
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from langchain_core.runnables import Runnable
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import DecidesBatches, deciding_in_turn
+from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn
 from rgate_integrations.langchain.carried import carried_decision
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.questions import Questions
@@ -19,14 +19,14 @@ from rgate_integrations.runtime.flow import Flow
 class Judge(Protocol):
     """What `RetrievalGate` is made of; it describes each of these."""
 
-    gate: DecidesBatches
+    gate: GateLike
     drafter: ChatDrafter | None
     condense: Runnable[Any, Any] | None
     input_key: str | None
     history_key: str | None
 
     @property
-    def origin(self) -> DecidesBatches: ...  # noqa: D102
+    def origin(self) -> GateLike: ...  # noqa: D102
 
 
 def judging(

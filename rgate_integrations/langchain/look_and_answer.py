@@ -18,7 +18,8 @@ from rgate_integrations.langchain.look_first import BatchSearch, threshold_was_g
 from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import Task
 from rgate_integrations.langchain.runnable import RunBatch
-from rgate_integrations.runtime.flow import Background, Call, Flow, Start
+from rgate_integrations.runtime.flow import Call, Flow, Start
+from rgate_integrations.runtime.flow import Task as BackgroundTask
 
 
 class LookAndAnswerRouter(AnswerFirstRouter[Input, Output]):
@@ -70,7 +71,7 @@ class LookAndAnswerRouter(AnswerFirstRouter[Input, Output]):
 
     def _ahead(self, batch: RunBatch) -> Flow[Ahead]:
         search = BatchSearch(self._search, self._rest, batch)
-        job: Background = yield Start(search.step)
+        job: BackgroundTask = yield Start(search.step)
         return _Searched(self, batch, search, job)
 
 
@@ -78,7 +79,7 @@ class _Searched(Ahead):
     """The searches of a batch, which run while the first look reads its questions."""
 
     def __init__(
-        self, router: LookAndAnswerRouter[Any, Any], batch: RunBatch, search: BatchSearch, job: Background
+        self, router: LookAndAnswerRouter[Any, Any], batch: RunBatch, search: BatchSearch, job: BackgroundTask
     ) -> None:
         self._router = router
         self._batch = batch

@@ -20,7 +20,7 @@ from rgate_integrations.langchain.gate_runnable import THRESHOLD_KEY
 from rgate_integrations.langchain.retrieve_arm import split
 from rgate_integrations.langchain.router import RetrievalRouter, Task, arm_config
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
-from rgate_integrations.runtime.flow import Call, Each, Flow
+from rgate_integrations.runtime.flow import Call, Flow, Gather
 
 
 class LookFirstRouter(RetrievalRouter[Input, Output]):
@@ -65,7 +65,7 @@ class LookFirstRouter(RetrievalRouter[Input, Output]):
         """Search, decide, and look; returns for each input what is left to do, or the exception that concerns it."""
         search = BatchSearch(self._search, self._rest, batch)
         asking = BatchCall(self.gate, batch.inputs, batch.children("gate"))
-        decisions, search.found = yield Each([asking, search.step])
+        decisions, search.found = yield Gather([asking, search.step])
         decisions = yield Call(self._looked, None, batch, decisions, search)
         yield from self._announcing(decisions, batch)
         tasks: list[Task | Exception] = []

@@ -7,8 +7,8 @@ from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import retrieve_instead
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import (
     ConfigurationError,
     InvalidQuestionError,
@@ -103,7 +103,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def __init__(
         self,
-        gate: RetrievalGate | DecidesBatches | str | None = None,
+        gate: RetrievalGate | GateLike | str | None = None,
         *,
         tools: Sequence[Any],
         answer_first: bool | AnswerFirst = False,
@@ -161,7 +161,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         try:
             decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
         except InvalidQuestionError as error:  # an agent may run without a question
-            decision = retrieve_instead(error)
+            decision = fallback_decision(error)
         yield from announcing(decision)
         return self._update(decision)
 

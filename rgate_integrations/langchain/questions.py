@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, conver
 from langchain_core.prompt_values import PromptValue
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import retrieve_instead
+from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.errors import InvalidQuestionError
 
 _log = logging.getLogger("rgate_integrations")
@@ -131,7 +131,7 @@ class Questions:
                     self.histories.pop(place)
                     self.errors[place] = error
                 else:
-                    decision = retrieve_instead(error, question=self.texts[place])
+                    decision = fallback_decision(error, question=self.texts[place])
                     self.decide(place, decision.model_copy(update={"warnings": (UNCONDENSED,)}))
             else:
                 self.texts[place] = condensed

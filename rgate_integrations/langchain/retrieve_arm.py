@@ -21,7 +21,7 @@ from langchain_core.runnables.config import patch_config
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.watching import Cut
-from rgate_integrations.runtime.flow import Background, Call, Flow, Start
+from rgate_integrations.runtime.flow import Call, Flow, Start, Task
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
@@ -34,7 +34,7 @@ class Search:
         cut: Says in traces that it was cancelled.
     """
 
-    def __init__(self, job: Background, cut: Cut) -> None:
+    def __init__(self, job: Task, cut: Cut) -> None:
         self.job = job
         self.cut = cut
 

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.langchain.flow_retriever import FlowRetriever
@@ -93,11 +93,11 @@ class GatedRetriever(FlowRetriever):
         return DecidingRetriever(guarded=self)
 
     def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
-        """Retrieve for a batch; see `deciding`."""
-        found = yield from self.deciding(batch)
+        """Retrieve for a batch; see `decide`."""
+        found = yield from self.decide(batch)
         return [each if isinstance(each, Exception) else each["documents"] for each in found]
 
-    def deciding(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
+    def decide(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
         found = [_asked(each) for each in (yield from telling(self.gate, batch))]
         decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
@@ -157,10 +157,10 @@ class GatedRetriever(FlowRetriever):
         metadata = {"rgate_note": True, "rgate_p_known": decision.p_known, "rgate_reason": decision.reason}
         return [Document(page_content=NOTE, metadata=metadata)]
 
-    def _claim_gate(self) -> DecidesBatches | None:
+    def _claim_gate(self) -> GateLike | None:
         """Return what judges claims: it is asked with drafts, which a runnable cannot be."""
         gate = getattr(self.gate, "gate", None)
-        return gate if isinstance(gate, DecidesBatches) else None
+        return gate if isinstance(gate, GateLike) else None
 
 
 class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
@@ -185,7 +185,7 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
 
     def flow(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
         """Decide and retrieve for a batch."""
-        return (yield from self.guarded.deciding(batch))
+        return (yield from self.guarded.decide(batch))
 
 
 def _asked(decision: Decision | Exception) -> Decision | Exception:

@@ -10,7 +10,7 @@ from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import planning
 from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.gate_runnable import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
@@ -45,7 +45,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
 
     def __init__(
         self,
-        gate: RetrievalGate | DecidesBatches | str | None = None,
+        gate: RetrievalGate | GateLike | str | None = None,
         *,
         rewriter: Rewriter | None = None,
         plan: bool = False,

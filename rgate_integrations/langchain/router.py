@@ -26,7 +26,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.langchain.carried import carrying
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
-from rgate_integrations.runtime.flow import Call, Each, Flow, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -202,7 +202,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 shares.setdefault(id(task.arm), _Share()).add(place, task)
         calls = [share.call() for share in shares.values()]
         if batch.configs[0].get("max_concurrency") is None:
-            answers = yield Each(calls)
+            answers = yield Gather(calls)
         else:  # the limit holds for both arms together
             answers = []
             for call in calls:

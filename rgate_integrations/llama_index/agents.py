@@ -10,7 +10,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
 
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
@@ -46,7 +46,7 @@ class GatedTool(FunctionTool):
     def __init__(
         self,
         tool: BaseTool | Callable[..., Any],
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         *,
         llm: LLM | None = None,
         tokens: int = 32,
@@ -83,7 +83,7 @@ class GatedTool(FunctionTool):
             output = yield calling
             return output
         bundle = QueryBundle(question)
-        decision = yield from self.decider.deciding(bundle)
+        decision = yield from self.decider.decide(bundle)
         if decision.retrieve:
             with self.decider.carrying(decision, bundle):
                 output = yield calling

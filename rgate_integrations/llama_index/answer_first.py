@@ -30,12 +30,12 @@ from rgate_integrations.answering.answer_first import (
     judging,
 )
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import DecidesBatches, answer_first_gates, deciding_in_turn, for_llm
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, deciding_in_turn, for_llm
 from rgate_integrations.llama_index.decider import KNOWN_BY
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.watching import Notes, noting
-from rgate_integrations.runtime.flow import Background, Call, Flow, Start
+from rgate_integrations.runtime.flow import Call, Flow, Start, Task
 
 _LATER: Final = object()
 
@@ -73,7 +73,7 @@ class SearchedMeanwhile(Ahead):
     """
 
     def __init__(self, search: Call) -> None:
-        self.job: Background | None = None
+        self.job: Task | None = None
         self._search = search
 
     def begun(self) -> Flow[None]:
@@ -101,7 +101,7 @@ class DirectFirst:
     def __init__(
         self,
         direct: BaseQueryEngine,
-        gate: DecidesBatches,
+        gate: GateLike,
         options: AnswerFirst,
         *,
         streaming: bool,

@@ -15,7 +15,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Carried:
 
     question: str
     decision: Decision
-    gate: DecidesBatches
+    gate: GateLike
     llm: LLM | None
     threshold: float | None
     maker: object

@@ -18,10 +18,10 @@ from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.claims.plan import planning
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.fusion import fuse
 from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.runtime.flow import Call, Each, Flow, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class ClaimFusionRetriever(BaseRetriever):
@@ -43,7 +43,7 @@ class ClaimFusionRetriever(BaseRetriever):
     def __init__(
         self,
         retrievers: Sequence[BaseRetriever],
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         *,
         llm: LLM | None = None,
         tokens: int = 64,
@@ -71,7 +71,7 @@ class ClaimFusionRetriever(BaseRetriever):
             for retriever in self.retrievers:
                 # A bundle for each search: LlamaIndex's vector retriever writes the embedding into it.
                 searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
-        rankings: list[list[NodeWithScore]] = yield Each(searches)
+        rankings: list[list[NodeWithScore]] = yield Gather(searches)
         return fuse(rankings, key=_node_id, k=self.similarity_top_k)
 
 
@@ -92,7 +92,7 @@ class ClaimQueryTransform(BaseQueryTransform):
 
     def __init__(
         self,
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         *,
         llm: LLM | None = None,
         max_queries: int = 6,

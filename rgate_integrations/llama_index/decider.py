@@ -13,7 +13,7 @@ from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.gate_like import DecidesBatches, as_gate, deciding_in_turn, for_llm
+from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import checked
 from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
@@ -51,7 +51,7 @@ class Decider:
 
     def __init__(
         self,
-        gate: DecidesBatches | str | None,
+        gate: GateLike | str | None,
         llm: LLM | None = None,
         tokens: int = 32,
         memory: BaseMemory | None = None,
@@ -60,7 +60,7 @@ class Decider:
     ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = as_gate(gate)
+        self.origin = resolve_gate(gate)
         self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
         self.memory = memory
@@ -82,7 +82,7 @@ class Decider:
         changed.threshold = threshold
         return changed
 
-    def deciding(
+    def decide(
         self, bundle: QueryBundle, *, then: Callable[[Decision], Flow[Decision]] | None = None
     ) -> Flow[Decision]:
         """Decide, as a flow.
@@ -121,7 +121,7 @@ class Decider:
         carried = self._given(bundle)
         if carried is not None and carried.decision.draft is not None and self._has_its_writer(carried):
             return carried.decision
-        return (yield from self.deciding(bundle))
+        return (yield from self.decide(bundle))
 
     def carrying(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
         """Carry a decision of this decider to everything that is called inside."""
@@ -180,7 +180,7 @@ def _drafting(drafter: LLMDrafter, question: str, carried: Carried | None) -> Fl
     return [draft]
 
 
-def _same(one: DecidesBatches, other: DecidesBatches) -> bool:
+def _same(one: GateLike, other: GateLike) -> bool:
     """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
     if one is other:
         return True

@@ -12,7 +12,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst
 from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.runtime.flow import Background, Call, Flow, Start
+from rgate_integrations.runtime.flow import Call, Flow, Start, Task
 
 
 class SearchedFirst:
@@ -28,7 +28,7 @@ class SearchedFirst:
         self._search = search
         self._found: list[NodeWithScore] | Exception = []
 
-    def deciding(
+    def decide(
         self, decider: Decider, bundle: QueryBundle
     ) -> Flow[tuple[Decision, list[NodeWithScore] | None]]:
         """Search and decide.
@@ -39,14 +39,14 @@ class SearchedFirst:
         Raises:
             Exception: What the search raised, where the question alone says that passages are needed.
         """
-        job: Background = yield Start(self._search)
+        job: Task = yield Start(self._search)
         try:
             taken = decider.taken(bundle)
             if taken is not None:
                 yield from self.waiting(job)
                 decision = taken
             else:
-                decision = yield from decider.deciding(
+                decision = yield from decider.decide(
                     bundle, then=lambda decision: self._looking(decision, decider, job)
                 )
         finally:
@@ -68,7 +68,7 @@ class SearchedFirst:
         Raises:
             Exception: What the search raised, where passages are needed.
         """
-        job: Background = yield Start(self._search)
+        job: Task = yield Start(self._search)
         try:
             ahead = _SearchedAhead(self, job, decider)
             decision, response = yield from first.answering(bundle, decider.threshold, ahead)
@@ -90,14 +90,14 @@ class SearchedFirst:
         """What was found, as it is judged, or what the search raised."""
         return self._found if isinstance(self._found, Exception) else passages_of(self._found)
 
-    def waiting(self, job: Background) -> Flow[None]:
+    def waiting(self, job: Task) -> Flow[None]:
         """Wait for what is found."""
         try:
             self._found = yield job
         except Exception as error:
             self._found = error
 
-    def _looking(self, decision: Decision, decider: Decider, job: Background) -> Flow[Decision]:
+    def _looking(self, decision: Decision, decider: Decider, job: Task) -> Flow[Decision]:
         yield from self.waiting(job)
         return self.looked(decision, decider)
 
@@ -105,7 +105,7 @@ class SearchedFirst:
 class _SearchedAhead(Ahead):
     """A search that runs while the first look reads the question."""
 
-    def __init__(self, search: SearchedFirst, job: Background, decider: Decider) -> None:
+    def __init__(self, search: SearchedFirst, job: Task, decider: Decider) -> None:
         self._search = search
         self._job = job
         self._decider = decider

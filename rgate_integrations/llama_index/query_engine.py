@@ -19,7 +19,7 @@ from llama_index.core.settings import Settings
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst, SearchedMeanwhile
 from rgate_integrations.llama_index.decider import Decider, name_of
@@ -27,7 +27,7 @@ from rgate_integrations.llama_index.look_first import SearchedFirst
 from rgate_integrations.llama_index.note import facts_in, note_of
 from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.streaming import streams
-from rgate_integrations.llama_index.watching import telling_logprobs
+from rgate_integrations.llama_index.watching import with_logprobs
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
@@ -68,7 +68,7 @@ class GatedQueryEngine(BaseQueryEngine):
         self,
         query_engine: BaseQueryEngine,
         direct: BaseQueryEngine,
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         callback_manager: CallbackManager | None = None,
         *,
         draft_llm: LLM | None = None,
@@ -95,7 +95,7 @@ class GatedQueryEngine(BaseQueryEngine):
     def from_defaults(
         cls,
         query_engine: BaseQueryEngine,
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         llm: LLM | None = None,
         *,
         streaming: bool | None = None,
@@ -126,7 +126,7 @@ class GatedQueryEngine(BaseQueryEngine):
         options = AnswerFirst.of(answer_first)
         if options is not None and tokens is not None:
             options = replace(options, tokens=tokens)
-        telling = None if options is None else telling_logprobs(chosen)
+        telling = None if options is None else with_logprobs(chosen)
         direct = EmptyIndex().as_query_engine(
             llm=telling or chosen, streaming=streaming or options is not None
         )
@@ -211,7 +211,7 @@ class GatedQueryEngine(BaseQueryEngine):
         elif first is not None:
             decision, response, nodes = yield from self._answering_first(first, bundle)
         else:
-            decision = yield from self.decider.deciding(bundle)
+            decision = yield from self.decider.decide(bundle)
         if response is None:
             with self.decider.carrying(decision, bundle):
                 response = yield from self._running_arm(decision, bundle, nodes)
@@ -225,7 +225,7 @@ class GatedQueryEngine(BaseQueryEngine):
         search = SearchedFirst(self._search(bundle), options)
         if first is not None:
             return (yield from search.answering(first, self.decider, bundle))
-        decision, nodes = yield from search.deciding(self.decider, bundle)
+        decision, nodes = yield from search.decide(self.decider, bundle)
         return decision, None, nodes
 
     def _answering_first(
@@ -273,9 +273,9 @@ class GatedQueryEngine(BaseQueryEngine):
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         if self.look is not None:
             search = SearchedFirst(self._search(bundle), self.look)
-            decision, found = yield from search.deciding(self.decider, bundle)
+            decision, found = yield from search.decide(self.decider, bundle)
             return [note_of(decision)] if found is None else found
-        decision = yield from self.decider.deciding(bundle)
+        decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [note_of(decision)]
         with self.decider.carrying(decision, bundle):

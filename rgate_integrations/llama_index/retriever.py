@@ -13,7 +13,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.decider import Decider
@@ -46,7 +46,7 @@ class GatedRetriever(BaseRetriever):
     def __init__(
         self,
         retriever: BaseRetriever,
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         *,
         llm: LLM | None = None,
         tokens: int = 32,
@@ -93,7 +93,7 @@ class GatedRetriever(BaseRetriever):
         return await arun(self._retrieving(query_bundle))
 
     def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        decision = yield from self.decider.deciding(bundle)
+        decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.note is None else [note_of(decision, self.note)]
         with self.decider.carrying(decision, bundle):

@@ -12,7 +12,7 @@ from llama_index.core.prompts.mixin import PromptDictType, PromptMixinType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
-from rgate_integrations.engine.gate_like import DecidesBatches
+from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.llama_index.retriever import fresh
@@ -40,7 +40,7 @@ class RetrievalGateSelector(BaseSelector):
 
     def __init__(
         self,
-        gate: DecidesBatches | str | None = None,
+        gate: GateLike | str | None = None,
         *,
         direct: str = "direct",
         retrieve: str | Sequence[str] = "retrieve",
@@ -81,7 +81,7 @@ class RetrievalGateSelector(BaseSelector):
         # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
         direct = _index(choices, self.direct)
         retrieve = [_index(choices, name) for name in self.retrieve]
-        decision = yield from self.decider.deciding(query)
+        decision = yield from self.decider.decide(query)
         self.decider.leave(decision, query)  # the router hands this bundle on to the tool that is selected
         reason = decision.reason or ("unknown" if decision.retrieve else "known")
         if not decision.retrieve:

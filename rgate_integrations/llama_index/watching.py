@@ -77,7 +77,7 @@ def noting(notes: Notes) -> Iterator[None]:
         _notes.reset(before)
 
 
-def telling_logprobs(llm: LLM) -> LLM | None:
+def with_logprobs(llm: LLM) -> LLM | None:
     """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
 
     It knows them if it has a field ``logprobs`` that nobody has set, as LlamaIndex's OpenAI LLMs have.

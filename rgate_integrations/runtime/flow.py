@@ -108,7 +108,7 @@ class Call(Step):
         return await self.awaitable(*self.arguments, **self.options)
 
 
-class Each(Step):
+class Gather(Step):
     """Several steps side by side, in threads or on the event loop. The result is a list in their order.
 
     When one raises, that is raised, and the others are dropped.
@@ -133,21 +133,21 @@ class Each(Step):
 
 
 class Start(Step):
-    """Begins a step in the background; the result is the `Background` that it runs in."""
+    """Begins a step in the background; the result is the `Task` that it runs in."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
 
-    def run(self) -> Background:
+    def run(self) -> Task:
         """Begin in a thread, in the caller's context."""
         return _in_a_thread(self.step)
 
-    async def arun(self) -> Background:
+    async def arun(self) -> Task:
         """Begin as a task."""
-        return Background(asyncio.ensure_future(self.step.arun()))
+        return Task(asyncio.ensure_future(self.step.arun()))
 
 
-class Background(Step):
+class Task(Step):
     """A step that is under way. Yield it to wait for its result; `drop` it when nobody will."""
 
     def __init__(self, job: Future[Any] | asyncio.Future[Any]) -> None:
@@ -168,8 +168,8 @@ class Background(Step):
         self.job.add_done_callback(_note)
 
 
-class Arrival(Step):
-    """Something that a flow waits for and that somebody else brings; see `Fed`."""
+class NextInput(Step):
+    """Something that a flow waits for and that somebody else brings; see `PushDriver`."""
 
     def run(self) -> NoReturn:
         """Only a fed flow can wait for it."""
@@ -180,7 +180,7 @@ class Arrival(Step):
         self.run()
 
 
-class Fed(Generic[_T]):
+class PushDriver(Generic[_T]):
     """A flow whose arrivals are brought to it, by code that is called back and cannot be asked.
 
     Each method is a flow itself: it does what the fed flow wants done, up to the next arrival that it waits for.
@@ -198,22 +198,22 @@ class Fed(Generic[_T]):
         self.done = False
         self._flow = flow
 
-    def starting(self) -> Flow[None]:
+    def start(self) -> Flow[None]:
         """Begin it."""
         yield from self._going_on(partial(next, self._flow))
 
-    def feeding(self, value: Any) -> Flow[None]:
+    def feed(self, value: Any) -> Flow[None]:
         """Bring what it waits for."""
         yield from self._going_on(partial(self._flow.send, value))
 
-    def failing(self, error: BaseException) -> Flow[None]:
+    def fail(self, error: BaseException) -> Flow[None]:
         """Say that what it waits for failed."""
         yield from self._going_on(partial(self._flow.throw, error))
 
     def _going_on(self, go_on: Callable[[], Step]) -> Flow[None]:
         try:
             step = go_on()
-            while not isinstance(step, Arrival):
+            while not isinstance(step, NextInput):
                 try:
                     result = yield step
                 except BaseException as error:  # the flow decides what a failing step means
@@ -224,7 +224,7 @@ class Fed(Generic[_T]):
             self.result, self.done = end.value, True
 
 
-def _in_a_thread(step: Step) -> Background:
+def _in_a_thread(step: Step) -> Task:
     """Begin a step in a thread of its own, in the caller's context.
 
     There is no pool: jobs that were dropped, but cannot be interrupted, would hold its threads, and all later jobs.
@@ -243,7 +243,7 @@ def _in_a_thread(step: Step) -> Background:
             job.set_result(result)
 
     start_thread(work, "rgate-background")
-    return Background(job)
+    return Task(job)
 
 
 def _note(job: Future[Any] | asyncio.Future[Any]) -> None:

@@ -49,7 +49,7 @@ def contains_answer(text: str, answer: str) -> bool:
     return bool(inner) and f" {inner} " in f" {normalise(text)} "
 
 
-Correctness = Literal["contained", "in_accuracy", "exact_match", "token_f1"]
+Correctness = Literal["contained", "containment_accuracy", "exact_match", "token_f1"]
 """What makes an answer right, all after normalisation: a gold answer is contained on token boundaries; its characters
 are contained, so that "no" is in "I do not know", as the published in-accuracies are computed; it is the answer; or
 its token F1 with the answer is at least 0.5."""
@@ -60,7 +60,7 @@ def is_correct(answer: str, gold: Sequence[str], correctness: Correctness = "con
 
     Gold answers that normalise to nothing never match.
 
-    >>> is_correct("I do not know.", ["no"]), is_correct("I do not know.", ["no"], "in_accuracy")
+    >>> is_correct("I do not know.", ["no"]), is_correct("I do not know.", ["no"], "containment_accuracy")
     (False, True)
     """
     if correctness == "contained":

@@ -23,7 +23,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-    from rgate_integrations.engine.gate_like import DecidesBatches
+    from rgate_integrations.engine.gate_like import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
 """What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
@@ -49,7 +49,7 @@ class Workers:
 
 def gate_dataset(
     dataset: Dataset,
-    gate: DecidesBatches | str | None = None,
+    gate: GateLike | str | None = None,
     *,
     question: str = "question",
     prefix: str = "",
@@ -81,7 +81,7 @@ def gate_dataset(
 def gate_files(
     paths: Sequence[str | Path],
     out: str | Path,
-    gate: DecidesBatches | str | None = None,
+    gate: GateLike | str | None = None,
     *,
     workers: Workers | int = 2,
     batch_size: int = 256,
@@ -149,7 +149,7 @@ def collect_files(
 class _Columns:
     """Adds the columns to one batch after another."""
 
-    def __init__(self, gate: DecidesBatches | str | None, question: str, prefix: str) -> None:
+    def __init__(self, gate: GateLike | str | None, question: str, prefix: str) -> None:
         self.gate, self.question, self.prefix = _loaded(gate), question, prefix
 
     def __call__(self, batch: Any) -> Any:
@@ -161,7 +161,7 @@ class _Columns:
 class _Decides:
     """Decides for one file after another."""
 
-    def __init__(self, gate: DecidesBatches | str | None, batch_size: int) -> None:
+    def __init__(self, gate: GateLike | str | None, batch_size: int) -> None:
         self.gate, self.batch_size = _loaded(gate), batch_size
 
     def run(self, path: str, result: str) -> None:
@@ -243,7 +243,7 @@ def _check_made_alike(folder: Path, facts: dict[str, Any], *, begun: bool) -> No
     write_atomically(note, told)
 
 
-def _facts_of(gate: DecidesBatches | str | None) -> dict[str, Any]:
+def _facts_of(gate: GateLike | str | None) -> dict[str, Any]:
     """Return what tells a gate apart from others: what it is and, where it was trained, its ``gate.json``."""
     engine = _loaded(gate)
     facts = {"gate": engine.to_json() if isinstance(engine, DecisionEngine) else type(engine).__name__}
@@ -256,11 +256,11 @@ def _workers(workers: Workers | int) -> Workers:
     return Workers(workers) if isinstance(workers, int) else workers
 
 
-def _loaded(gate: DecidesBatches | str | None) -> DecidesBatches:
+def _loaded(gate: GateLike | str | None) -> GateLike:
     return load_gate(gate) if gate is None or isinstance(gate, str) else gate
 
 
-def _decisions(gate: DecidesBatches, questions: Sequence[str]) -> list[dict[str, Any]]:
+def _decisions(gate: GateLike, questions: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for decision in gate.decide_batch(list(questions)):
         row = {

@@ -3,6 +3,6 @@
 from rgate_integrations.tuning.calibrate import calibrate
 from rgate_integrations.tuning.evaluate import compare, evaluate
 from rgate_integrations.tuning.paired import read_paired
-from rgate_integrations.tuning.policies import Budget, LowestCost, MaxLoss
+from rgate_integrations.tuning.policies import Budget, MaxLoss, MinCost
 
-__all__ = ["Budget", "LowestCost", "MaxLoss", "calibrate", "compare", "evaluate", "read_paired"]
+__all__ = ["Budget", "MaxLoss", "MinCost", "calibrate", "compare", "evaluate", "read_paired"]

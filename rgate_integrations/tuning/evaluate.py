@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import DecidesBatches, deciding
+from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.flow import run
@@ -28,7 +28,7 @@ from rgate_integrations.tuning.metrics import (
 from rgate_integrations.tuning.paired import Paired
 
 _CHUNK = 64
-_WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "in_accuracy", "area_between")
+_WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class JudgedQuestions:
 
 
 def judge(
-    gate: DecidesBatches,
+    gate: GateLike,
     questions: Sequence[Paired],
     *,
     draft: DraftKind = "proxy",
@@ -87,7 +87,7 @@ def judge(
     decisions: list[Decision] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        flow = deciding(
+        flow = decide(
             gate,
             [q.question for q in chunk],
             threshold=threshold,
@@ -161,7 +161,7 @@ def _numbers(p: Float64Array, retrieve: BoolArray, closed: BoolArray, rag: BoolA
         "ece": expected_calibration_error(p, closed),
         "brier": float(((p - closed) ** 2).mean()),
         "retrieval_rate": rate,
-        "in_accuracy": float(np.where(retrieve, rag, closed).mean()),
+        "containment_accuracy": float(np.where(retrieve, rag, closed).mean()),
         "never": never,
         "always": always,
         "oracle": float((closed | rag).mean()),
@@ -177,7 +177,7 @@ def _auc(scores: Float64Array, labels: BoolArray) -> float | None:
 
 
 def evaluate(
-    gate: DecidesBatches,
+    gate: GateLike,
     questions: Sequence[Paired],
     *,
     name: str = "gate",

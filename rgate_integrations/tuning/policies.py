@@ -167,7 +167,7 @@ class MaxLoss:
 
 
 @dataclass(frozen=True)
-class LowestCost:
+class MinCost:
     """The cheapest threshold for given costs, in any one unit (say milliseconds).
 
     With a price for a wrong answer the expected cost a question is minimised; without one, the cost for each

@@ -50,7 +50,7 @@ class TuneOptions:
     """How a gate is tuned.
 
     Attributes:
-        policy: Chooses the threshold: `MaxLoss`, `Budget` or `LowestCost`.
+        policy: Chooses the threshold: `MaxLoss`, `Budget` or `MinCost`.
         labels: What the labels are made from.
         sample: How many questions are asked, drawn so that they stand for all; all when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.

@@ -22,10 +22,10 @@ def _shipped_question() -> Gate:
 
 
 def _shipped_answer() -> Gate:
-    return ProbeGate(artifact="default-begun")
+    return ProbeGate(artifact="default-answer")
 
 
-class BegunGate(GateOfGates):
+class AnswerGate(GateOfGates):
     """Weighs what the begun answer says against what the question says, by the kind of the request.
 
     Whether an LLM may write a letter alone is told by the question. Its words and log-probabilities tell nothing of
@@ -35,7 +35,7 @@ class BegunGate(GateOfGates):
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the begun answer)
         w = weight * P(served if known) / (P(served if known) + P(always served))
 
-    ``"begun:QUESTION,ANSWER"`` names the two gates.
+    ``"answer:QUESTION,ANSWER"`` names the two gates.
 
     Attributes:
         question: Heads, which know the kind of a request.
@@ -44,7 +44,7 @@ class BegunGate(GateOfGates):
     """
 
     info: ClassVar[GateInfo] = GateInfo(
-        "begun",
+        "answer",
         "heads and probe, weighed by the kind of request (this package)",
         "question and begun answer",
         "optional",
@@ -58,10 +58,10 @@ class BegunGate(GateOfGates):
 
     @classmethod
     def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``begun:QUESTION,ANSWER``, names or folders."""
+        """Read ``answer:QUESTION,ANSWER``, names or folders."""
         question, _, answer = argument.partition(",")
         if not question or not answer:
-            raise ConfigurationError(f"{argument!r} does not name two gates.", hint="begun:QUESTION,ANSWER")
+            raise ConfigurationError(f"{argument!r} does not name two gates.", hint="answer:QUESTION,ANSWER")
         return cls(question=load(question), answer=load(answer), **options)
 
     @model_validator(mode="after")
