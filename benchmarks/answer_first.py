@@ -3,7 +3,6 @@
     python benchmarks/answer_first.py [--llm qwen2.5-coder-0.5b-instruct] [--data DIR] [--limit 100]
     python benchmarks/answer_first.py --show [--llm ...]
     python benchmarks/answer_first.py --data DIR --kinds common task --ways never "answer first" --callers 1
-    python benchmarks/answer_first.py --checkpoints --data DIR
 
 DIR holds question sets and passages, ``corpus.{hotpot_2wiki,slimplm}``. The questions are those of ``mixture.py``
 that have a gold answer: no shipped gate was trained on them. The ways are: never retrieving, always,
@@ -13,8 +12,7 @@ slows the machine slows all of them: where other things run beside, read the rat
 counts the tokens.
 
 Each answer is kept in benchmarks/out/answer_first.jsonl, or ``--out``, so that a run goes on where it was stopped;
-``--show`` prints the tables of what there is. ``--checkpoints`` asks no LLM: it measures on recorded answers, see
-`checkpoints`.
+``--show`` prints the tables of what there is.
 """
 
 import argparse
@@ -375,13 +373,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=0, help="of the server; 0: one a core")
     parser.add_argument("--show", action="store_true", help="print the tables of what has been answered")
-    parser.add_argument("--checkpoints", action="store_true", help="where begun answers should be judged")
     arguments = parser.parse_args()
-    if arguments.checkpoints:
-        from checkpoints import show_checkpoints
-
-        show_checkpoints(arguments.data)
-        return
     out = arguments.out
     done = [Answered(**record) for _, record in read_jsonl(out)] if out.exists() else []
     if arguments.show:

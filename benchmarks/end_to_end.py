@@ -2,7 +2,6 @@
 
     python benchmarks/end_to_end.py --limit 40                                  (make bench)
     python benchmarks/end_to_end.py --data DIR --llm qwen2.5-coder-1.5b-instruct --limit 400 [--recorded]
-    python benchmarks/end_to_end.py --data DIR --picture docs/benchmarks/pays.svg
 
 DIR holds the question sets and corpora that `mixture` names; without it the questions are those of
 ``requests.jsonl``, and the encyclopaedia leads are searched. The LLM runs on a llama.cpp server, or is any
@@ -24,7 +23,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from answer_picture import draw
 from answer_tables import by_kind, calculated, overview
 from langchain_core.callbacks import BaseCallbackHandler
 from mixture import Question
@@ -245,7 +243,6 @@ def main() -> None:
     parser.add_argument(
         "--prices", type=Path, default=PRICES, help="prices of tokens, a GPU, and larger LLMs"
     )
-    parser.add_argument("--picture", type=Path, help="draw accuracy against time and tokens")
     parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
     arguments = parser.parse_args()
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
@@ -259,13 +256,6 @@ def main() -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
     report(answers, arguments.llm, json.loads(arguments.prices.read_text()), arguments.markdown)
-    if arguments.picture:
-        answers = whole(answers)
-        answered = {each.id for each in answers}
-        chat.speed = chat.speed or Speed.of(record.calls.values())
-        begun_answers = ways.judged_beginnings(chat, [q for q in asked if q.id in answered])
-        title = f"{len(answered)} questions, answered by {arguments.llm}"
-        draw(arguments.picture, title, answers, begun_answers)
 
 
 def chosen(arguments: argparse.Namespace, record: Record) -> list[Question]:

@@ -4,7 +4,7 @@
     python benchmarks/gate_quality.py --sweep --data FILE.jsonl ...      one probe a layer, on recorded answers
     python benchmarks/gate_quality.py --heads FOLDER [--everything]      the default gate, cross-validated anew
 
-The gate for begun answers is measured by `begun.py`, attempts at better ones by `attempts.py` and `head_attempts.py`.
+The gate for begun answers is measured by `begun.py`.
 
 AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets.
 """

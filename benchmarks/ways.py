@@ -1,6 +1,5 @@
 """Ways to answer, each a LangChain chain over the same LLM and the same search; `end_to_end` compares them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,25 +7,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from answer_picture import PartialAnswerInfo
-from asked import asked_chains
-from langchain_core.messages import convert_to_openai_messages
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
-from mixture import Question
 from served import Forgetful, K, RecordedChat, closed_book, with_passages
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.runtime.files import read_jsonl
 
 Chain: TypeAlias = Runnable[Any, Any]
-
-FITTED = "look first, P(known) fitted to the LLM"
 
 HELD = 32
 EXAMPLES, NEAREST = 150, 5
@@ -40,13 +32,11 @@ class Ways:
         index: What is searched.
         data: Folder with labelled requests, for the ways that need examples; None for none.
         only: Names of the ways to try beside never and always; None for all.
-        fitted: The default gate with P(known) fitted to the LLM, for a way more that looks first; None for none.
     """
 
     index: Retriever
     data: Path | None
     only: Sequence[str] | None = None
-    fitted: DecisionEngine | None = None
 
     def chains(self, chat: RecordedChat) -> dict[str, Chain]:
         """Return every way, by name, to answer with a chat model; what only an oracle knows is not in it."""
@@ -67,7 +57,6 @@ class Ways:
         ways = {
             "never": never,
             "always": always,
-            **asked_chains(chat, always, never),
             "gate, question alone": alone.route(retrieve=always, direct=never),
             "look first": alone.route(retrieve=always, direct=never, look_first=True),
             "look first, then answer first": begun.route(
@@ -82,30 +71,9 @@ class Ways:
         }
         if self.data is not None:
             ways["nearest examples"] = RunnableBranch((self.near_examples, always), never)
-        if self.fitted is not None:
-            ways[FITTED] = RetrievalGate(self.fitted).route(retrieve=always, direct=never, look_first=True)
         if self.only is not None:
             ways = {name: way for name, way in ways.items() if name in ("never", "always", *self.only)}
         return ways
-
-    def judged_beginnings(
-        self, chat: RecordedChat, asked: Sequence[Question]
-    ) -> dict[str, PartialAnswerInfo]:
-        """Return what the judge says of the first tokens of each direct answer, by question id."""
-        drafts, costs = [], []
-        for question in asked:
-            call = chat.call(convert_to_openai_messages(closed_book(question.question)), chat.tokens)
-            held = call["tokens"][:HELD]
-            drafts.append(Draft(text="".join(token["token"] for token in held), source="recorded"))
-            costs.append((call["prompt_tokens"], chat.speed.seconds(call["prompt_tokens"], len(held))))
-        begun = {}
-        for question, draft, (prompt, seconds) in zip(asked, drafts, costs, strict=True):
-            start = time.process_time()
-            decision = self.judge.decide(question.question, draft=draft)
-            begun[question.id] = PartialAnswerInfo(
-                decision.p_known, prompt, seconds + time.process_time() - start
-            )
-        return begun
 
     @cached_property
     def first_look(self) -> Any:
