@@ -53,7 +53,7 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
     rows = []
     for name in names:
         question, _, text = name.partition(BETWEEN)
-        rows.append(reader.encode(question, reader.cut(text.strip(), CUTS[-1]) or text.strip()))
+        rows.append(reader.encode(question, reader.truncate(text.strip(), CUTS[-1]) or text.strip()))
     numbers = sorted({layer for layer, _, _ in LAYERS})
     found = []
     for start in range(0, len(rows), AT_ONCE):

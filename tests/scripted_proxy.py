@@ -43,8 +43,8 @@ class ScriptedProxy(Proxy):
             for v in values
         ]
 
-    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]):
-        self._called("read", values)
+    def score_text(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]):
+        self._called("score_text", values)
         read = []
         for v, d in zip(values, drafts, strict=True):
             tokens = tuple(f" {word}" for word in d.text.split())
@@ -72,7 +72,7 @@ class ScriptedProxy(Proxy):
             for v in values
         ]
 
-    def cut(self, text, tokens):
+    def truncate(self, text, tokens):
         words = text.split()
         return " ".join(words[:tokens]) if len(words) > tokens else None
 

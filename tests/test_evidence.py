@@ -66,7 +66,7 @@ def test_a_given_draft_is_used_as_it_is(scripted):
 def test_a_text_without_logprobs_is_read_by_the_proxy_and_says_so(scripted):
     gate = load_gate("token_probability", proxy=scripted)
     (d,) = gate.decide_batch(["capital of France?"], drafts=["Paris it is."])
-    assert scripted.calls == ["read"]
+    assert scripted.calls == ["score_text"]
     assert d.draft.text == "Paris it is."
     assert d.draft.scored_by == "scripted"
     assert "as read by scripted; its source gave none" in d.reason
@@ -320,7 +320,7 @@ class Counting(ScriptedProxy):
         super().__init__()
         self.lengths = []
 
-    def cut(self, text, tokens):
+    def truncate(self, text, tokens):
         self.lengths.append(len(text))
         return text[: tokens * 4] if len(text) > tokens * 4 else None
 

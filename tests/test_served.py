@@ -263,14 +263,14 @@ def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
     assert decision.retrieve
     assert "hidden states" in decision.error.message
     with pytest.raises(EvidenceError, match="token by token"):
-        fake(answer()).read(ANSWER, [], [])
+        fake(answer()).score_text(ANSWER, [], [])
     with pytest.raises(ServerError, match="could not be used"):
         ServedProxy("http://127.0.0.1:9/v1", "m", retries=0).generate(ANSWER, VALUES[:1], tokens=1)
     with pytest.raises(ConfigurationError, match="is no URL"):
         ServedProxy("localhost:8000", "m")
     assert fake(answer()).generate(ANSWER, VALUES, tokens=0)[1].text == ""
-    assert fake(answer()).cut("abcdefgh", 1) == "abcd"
-    assert fake(answer()).cut("abc", 1) is None
+    assert fake(answer()).truncate("abcdefgh", 1) == "abcd"
+    assert fake(answer()).truncate("abc", 1) is None
 
 
 def test_a_question_that_the_server_fails_on_costs_no_other_its_decision(fake):

@@ -140,7 +140,7 @@ def _shortened(question: str, sources: Sources) -> str | None:
     readable = question[:longest]
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
-        readable = sources.proxy().cut(readable, MAX_REQUEST_TOKENS) or readable
+        readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
         return None
     begin = int(_SHARES["begin"] * len(readable))

@@ -95,7 +95,7 @@ class Context(ABC):
         """The proxy model, loaded when a piece first asks for it."""
 
     @abstractmethod
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return the first tokens of a text, as the proxy counts them, or None when it is not longer."""
 
     @abstractmethod

@@ -215,9 +215,9 @@ class _Part(Context):
         self._root._model = self._collector.sources.proxy()
         return self._root._model
 
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         # Not `proxy`: who counts tokens makes nothing, and must not load a model to say who it is.
-        return self._collector.sources.proxy().cut(text, tokens)
+        return self._collector.sources.proxy().truncate(text, tokens)
 
     def part(self, places: Sequence[int]) -> Context:
         return _Part(self._collector, [self._places[place] for place in places], self._root)

@@ -80,7 +80,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
         part = given.text[: self.tokens * LONGEST_TOKEN]
-        text = context.cut(part, self.tokens) if self.tokens else ""
+        text = context.truncate(part, self.tokens) if self.tokens else ""
         if text is None and part == given.text:
             return given.head(self.tokens)
         shorter = part if text is None else text
@@ -124,7 +124,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         bare = [place for place, draft in enumerate(drafts) if draft.logprobs is None]
         if bare:
             values = questions_as_values(context.part(bare))
-            read = context.proxy.read(self.prompt, values, [drafts[place] for place in bare])
+            read = context.proxy.score_text(self.prompt, values, [drafts[place] for place in bare])
             for place, draft in zip(bare, read, strict=True):
                 cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens + len(draft.tokens))
                 pieces[place] = Piece(draft, cost)

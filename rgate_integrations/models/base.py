@@ -194,7 +194,9 @@ class Proxy(ABC):
         """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
 
     @abstractmethod
-    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
+    def score_text(
+        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Read given texts as continuations of prompts, token by token.
 
         Returns:
@@ -298,5 +300,5 @@ class Proxy(ABC):
         return list(zip(drafts, self.score(follow_up, asked, targets, adapter=adapter), strict=True))
 
     @abstractmethod
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""

@@ -84,7 +84,7 @@ class PromptEncoder:
             excess = len(encoded.ids) - self.limit
             if excess > 0 and name in clean:
                 keep = len(self.ids(clean[name])) - excess - _SEAM_TOKENS
-                clean[name] = self.cut(clean[name], max(keep, 1)) or clean[name]
+                clean[name] = self.truncate(clean[name], max(keep, 1)) or clean[name]
                 encoded = self._encode(prompt, clean)
         return encoded
 
@@ -145,7 +145,7 @@ class PromptEncoder:
         """Tokenize plain text without adding control tokens."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = encoding["offset_mapping"]

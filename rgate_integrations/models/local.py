@@ -182,8 +182,10 @@ class LocalProxy(Proxy):
                     scores = score_targets(runner, prompt, rows, ids)
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
-    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
-        """Read given texts token by token; see `Proxy.read`."""
+    def score_text(
+        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        """Read given texts token by token; see `Proxy.score_text`."""
         self.load()
         from rgate_integrations.models.reading import ReadTexts, TokenValues
 
@@ -302,11 +304,11 @@ class LocalProxy(Proxy):
             found = runner.run(GenerateAndScore(runner, DraftRows(prompt, rows, tokens), judgment))
         return [(draft, TargetScores(scores, prompt_tokens=len(suffix))) for draft, scores in found]
 
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         if self._runner is None and self._has_reader:
-            return self._reader.cut(text, tokens)
-        return self._counter().cut(text, tokens)
+            return self._reader.truncate(text, tokens)
+        return self._counter().truncate(text, tokens)
 
     @property
     def fingerprint(self) -> str:
@@ -345,8 +347,6 @@ class LocalProxy(Proxy):
         """How many batches the model has run."""
         read = reader.reader_calls() if self.name == reader.READS else 0
         return read + (self._runner.calls if self._runner else 0)
-
-    # --- the model -----------------------------------------------------------------------------------------
 
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.

@@ -249,7 +249,7 @@ class Reader:
         prompt = [*question, *self._after_question]
         return ReaderRow((*prompt, *begun), len(question), len(prompt), tuple(segments))
 
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None

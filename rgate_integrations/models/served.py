@@ -138,7 +138,9 @@ class ServedProxy(Proxy):
         work = partial(self._score, prompt, rests=rests, prefix=prefix, adapter=adapter)
         return self._connection.each(work, values)
 
-    def read(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]) -> list[Draft]:
+    def score_text(
+        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
+    ) -> list[Draft]:
         """Refused: servers do not give the log-probabilities of a given text.
 
         Raises:
@@ -166,7 +168,7 @@ class ServedProxy(Proxy):
             hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
         )
 
-    def cut(self, text: str, tokens: int) -> str | None:
+    def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, at four characters each, or None when it is not longer."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None

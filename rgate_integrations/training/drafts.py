@@ -114,5 +114,5 @@ def not_ours(log: JsonlLog) -> DataFormatError:
 
 def recorded_draft(proxy: Proxy, text: str, tokens: int) -> Draft:
     """Return the first tokens of a recorded text, counted by the proxy's tokenizer."""
-    head = proxy.cut(text, tokens)
+    head = proxy.truncate(text, tokens)
     return Draft(text=(head or text).strip(), source="recorded", finished=head is None)
