@@ -114,7 +114,7 @@ class Ways:
         read = {"documents": self.retriever, "question": RunnablePassthrough()}
         always = read | RunnableLambda(with_passages) | chat | StrOutputParser()
         gate = RetrievalGate(self.judge)
-        first = AnswerFirst(tokens=HELD, first_look=self.first_look)
+        first = AnswerFirst(tokens=HELD, question_gate=self.first_look)
         return {
             "never": never,
             "always": always,

@@ -273,7 +273,7 @@ def show_read(rows: Rows, model: PassageUtilityModel) -> None:
         looks = [decided(d, float(p), options) for d, p in zip(decisions, p_helps, strict=True)]
         alone = np.array([decision.retrieve for decision in decisions])
         read = np.array([look.retrieve for look in looks])
-        saving = np.array([look.outcome == "passages" for look in looks])
+        saving = np.array([look.outcome == "retrieve" for look in looks])
         for name, part in (("hold the answer", rows.held[own]), ("do not", ~rows.held[own])):
             shares = (f"{way[part].mean():.1%}" for way in (alone, read, saving))
             table.add_row(corpus, name, str(int(part.sum())), *shares)

@@ -265,7 +265,7 @@ def looked(
 
 def look_and_answer(name: str, runs: Runs, options: LookFirst) -> Way:
     """Return the way that looks first and answers first, by the rule of `look_first.settled`."""
-    low, high = AnswerFirst().band
+    low, high = AnswerFirst().retrieve_below, AnswerFirst().answer_above
     first = looked("", runs, runs.p_known, runs.helps(runs.p_known), options).retrieve
     settled = runs.never_known | (first & (runs.p_known < low)) | (~first & (runs.p_known >= high))
     least = np.full(len(runs.questions), options.abstain_below)
@@ -279,7 +279,7 @@ def ways(runs: Runs, fitted: Fitted, begun: Fitted, other: Runs | None) -> list[
     n = len(runs.questions)
     saving = LookFirst(on_abstain="direct")
     helps = runs.helps(runs.p_known)
-    low, high = AnswerFirst().band
+    low, high = AnswerFirst().retrieve_below, AnswerFirst().answer_above
     unclear = (runs.p_known >= low) & (runs.p_known < high)  # what is clear at the first look is not judged
     answered = np.where(unclear, runs.p_begun < runs.threshold_begun, runs.p_known < low)
     return [
@@ -488,7 +488,7 @@ def picture(options: LookFirst, size: int = 300) -> str:
     top, bottom, right = 20, 20 + size, border + size
     areas = (
         ("#dbeafe", f"{border},{bottom} {border},{top} {right},{top}", "with passages", 0.3, 0.25),
-        ("#dcfce7", f"{border},{bottom} {right},{top} {right},{bottom}", "alone", 0.68, 0.72),
+        ("#dcfce7", f"{border},{bottom} {right},{top} {right},{bottom}", "direct", 0.68, 0.72),
         (
             "#f3f4f6",
             f"{border},{bottom} {border},{bottom - low} {border + low},{bottom - low} {border + low},{bottom}",

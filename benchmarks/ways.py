@@ -45,7 +45,7 @@ class Ways:
         retriever = IndexRetriever(index=self.index, k=K)
         always = {"documents": retriever, "question": RunnablePassthrough()} | answer
         begun = RetrievalGate(self.judge)
-        options = AnswerFirst(tokens=HELD, first_look=self.first_look)
+        options = AnswerFirst(tokens=HELD, question_gate=self.first_look)
 
         def claims(filtered: bool) -> Chain:
             """Search the claims of the begun answer, beside the question."""
@@ -66,7 +66,7 @@ class Ways:
             "answer first, claims": claims(False),
             "answer first, unknown claims": claims(True),
             "answer first, FLARE's trigger": RetrievalGate(self.weakest_token).route(
-                retrieve=always, direct=never, answer_first=AnswerFirst(tokens=HELD, first_look=None)
+                retrieve=always, direct=never, answer_first=AnswerFirst(tokens=HELD, question_gate=None)
             ),
         }
         if self.data is not None:

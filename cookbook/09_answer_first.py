@@ -102,7 +102,7 @@ await events("What is the melting point of rhenium?")  # noqa: F704
 # The answer is judged after 8, 16 and 32 tokens, until its score is clear. The search is done by then.
 
 # %%
-options = AnswerFirst(tokens=(8, 16, 32), band=(0.1, 0.8), prefetch=True)
+options = AnswerFirst(tokens=(8, 16, 32), retrieve_below=0.1, answer_above=0.8, prefetch=True)
 early = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=options)
 for question in questions:
     llm.calls.clear()

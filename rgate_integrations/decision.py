@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rgate_integrations.runtime.logprobs import as_logprob
 
 DraftSource = Literal["proxy", "llm", "recorded"]
-Outcome = Literal["alone", "passages", "neither"]
+Outcome = Literal["direct", "retrieve", "abstain"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
@@ -192,8 +192,8 @@ class Decision(Frozen):
         signals: Probabilities in [0, 1] that `p_known` was made of, by name; empty for most gates.
         p_helps: Probability in [0, 1] that the LLM answers rightly with the passages that were found; None where
             nothing was found, or nobody looked.
-        outcome: What `p_known` and `p_helps` say together: answer ``"alone"``, answer with the ``"passages"``, or
-            ``"neither"`` is likely to be right; None without `p_helps`.
+        outcome: What `p_known` and `p_helps` say together: ``"direct"`` answers are likely to be right, or those
+            that ``"retrieve"``, or neither: ``"abstain"``; None without `p_helps`.
         llm: The LLM whose knowledge was judged, and how it is known which; empty where no LLM in particular was.
     """
 

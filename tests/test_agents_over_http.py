@@ -55,7 +55,7 @@ class Form(BaseModel):
     answer: str
 
 
-FIRST = AnswerFirst(tokens=4, first_look=None)
+FIRST = AnswerFirst(tokens=4, question_gate=None)
 WAYS = {"by the question": (Judge, False), "answer first": (lambda: Reader({"an unknown one?": 0.2}), FIRST)}
 both_gates = pytest.mark.parametrize(("judge", "answer_first"), WAYS.values(), ids=list(WAYS))
 

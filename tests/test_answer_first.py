@@ -32,7 +32,7 @@ from tests.patience import PATIENCE
 
 
 def routed(direct, *, judge=None, retrieve=None, **options):
-    options = {"tokens": 4, "first_look": None} | options
+    options = {"tokens": 4, "question_gate": None} | options
     return RetrievalGate(judge or Reader()).route(
         retrieve=retrieve or RunnableLambda(lambda question: f"read about {question}"),
         direct=direct,
@@ -108,7 +108,7 @@ def test_an_arm_that_does_not_stream_is_judged_whole(call):
 @each(BATCHES)
 def test_a_batch_makes_one_call_of_the_gate(call):
     writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05})
-    router = routed(spoken(writer), judge=judge, first_look=look)
+    router = routed(spoken(writer), judge=judge, question_gate=look)
     asked = ["known 1", "unknown 2", "hopeless", "known 3"]
     assert call(router, asked) == [WHOLE, "read about unknown 2", "read about hopeless", WHOLE]
     assert look.calls == [asked]
@@ -120,7 +120,7 @@ def test_a_batch_makes_one_call_of_the_gate(call):
 
 @each(BATCHES)
 def test_an_input_without_a_question_is_its_own_error(call):
-    found = call(routed(spoken(Writer()), first_look=Reader()), ["known", 5], return_exceptions=True)
+    found = call(routed(spoken(Writer()), question_gate=Reader()), ["known", 5], return_exceptions=True)
     assert found[0] == WHOLE
     assert "cannot be read from int" in str(found[1])
 
@@ -128,7 +128,7 @@ def test_an_input_without_a_question_is_its_own_error(call):
 @each(SINGLES)
 def test_the_first_look_sends_what_is_clearly_unknown_to_the_retrieve_arm(call):
     writer, judge, look = Writer(), Reader(), Reader({"hopeless": 0.05, "open": 0.3})
-    router = routed(spoken(writer), judge=judge, first_look=look)
+    router = routed(spoken(writer), judge=judge, question_gate=look)
     assert call(router, "hopeless") == "read about hopeless"
     assert not writer.calls
     assert call(router, "open") == WHOLE
@@ -139,16 +139,16 @@ def test_the_first_look_sends_what_is_clearly_unknown_to_the_retrieve_arm(call):
 @each(SINGLES)
 def test_what_the_first_look_finds_clearly_known_is_not_judged(call):
     writer, judge, look = Writer(), Reader(), Reader({"unknown, or easy?": 0.9})
-    assert call(routed(spoken(writer), judge=judge, first_look=look), "unknown, or easy?") == UNSURE + " "
+    assert call(routed(spoken(writer), judge=judge, question_gate=look), "unknown, or easy?") == UNSURE + " "
     assert (judge.calls, writer.ended) == ([], ["whole"])
-    narrow = routed(spoken(writer), judge=judge, first_look=look, band=(0.1, 0.95))
+    narrow = routed(spoken(writer), judge=judge, question_gate=look, retrieve_below=0.1, answer_above=0.95)
     assert call(narrow, "unknown, or easy?") == "read about unknown, or easy?"
     assert judge.calls == [["unknown, or easy?"]]
 
 
 def test_nothing_of_a_clearly_known_answer_is_held_back():
     writer = Writer()
-    router = routed(spoken(writer), first_look=Reader({"easy?": 0.9}))
+    router = routed(spoken(writer), question_gate=Reader({"easy?": 0.9}))
     chunks = router.stream("easy?")
     assert next(chunks) == "It "
     assert len(writer.written) <= 2
@@ -157,7 +157,7 @@ def test_nothing_of_a_clearly_known_answer_is_held_back():
 
 @each(INVOKES)
 def test_the_threshold_of_a_call_holds_for_both_looks(call):
-    router = routed(spoken(Writer()), first_look=Reader({"hopeless": 0.05, "open": 0.3}))
+    router = routed(spoken(Writer()), question_gate=Reader({"hopeless": 0.05, "open": 0.3}))
     never = {"configurable": {"retrieval_threshold": 0.0}}
     strict = {"configurable": {"retrieval_threshold": 0.95}}
     assert call(router, "hopeless", never) == WHOLE
@@ -170,7 +170,7 @@ def test_checkpoints_stop_at_the_first_clear_score(call):
         {"Perhaps it": 0.05, "It is": 0.5, "It is surely the": 0.6, "It is surely the one that": 0.7}
     )
     writer = Writer()
-    router = routed(spoken(writer), judge=judge, tokens=(2, 4, 6), band=(0.1, 0.9))
+    router = routed(spoken(writer), judge=judge, tokens=(2, 4, 6), retrieve_below=0.1, answer_above=0.9)
     assert call(router, "an unknown one?") == "read about an unknown one?"
     assert len(writer.written) <= 3
     assert call(router, "a known one?") == WHOLE
@@ -185,8 +185,8 @@ def test_checkpoints_stop_at_the_first_clear_score(call):
 def test_tokens_rise(tokens):
     with pytest.raises(ConfigurationError, match="rising"):
         AnswerFirst(tokens=tokens)
-    with pytest.raises(ConfigurationError, match="empty"):
-        AnswerFirst(band=(0.9, 0.1))
+    with pytest.raises(ConfigurationError, match="retrieve_below"):
+        AnswerFirst(retrieve_below=0.9, answer_above=0.1)
 
 
 def test_the_default_gates_are_those_for_begun_answers():
@@ -208,7 +208,7 @@ def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
     assert router.first_look is None
     asked = Reader({"hopeless": 0.05})
     explicit = RetrievalGate(judge).route(
-        retrieve=str, direct=spoken(writer), answer_first=AnswerFirst(first_look=asked)
+        retrieve=str, direct=spoken(writer), answer_first=AnswerFirst(question_gate=asked)
     )
     assert explicit.first_look.gate is asked
 
@@ -241,8 +241,8 @@ class QuestionsOnly:
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
         RetrievalGate(gate).route(retrieve=str, direct=str, answer_first=True)
-    assert "first_look=" in caught.value.hint
-    remedy = AnswerFirst(first_look=gate)
+    assert "question_gate=" in caught.value.hint
+    remedy = AnswerFirst(question_gate=gate)
     router = RetrievalGate().route(retrieve=str, direct=str, answer_first=remedy)
     assert router.judge.gate.gate.name == "answer"
 
@@ -266,10 +266,12 @@ def test_an_arm_that_fails_before_its_first_token_retrieves_however_known_the_qu
     look = Reader({"easy?": 0.95})
     writer = Writer(fails_at=0)
     told = Shown()
-    assert call(routed(spoken(writer), first_look=look), "easy?", {"callbacks": [told]}) == "read about easy?"
+    assert (
+        call(routed(spoken(writer), question_gate=look), "easy?", {"callbacks": [told]}) == "read about easy?"
+    )
     assert [(event["retrieve"], event["error"]["type"]) for event in told.events] == [(True, "OSError")]
     with pytest.raises(OSError, match="connection lost"):
-        call(routed(spoken(Writer(fails_at=2)), first_look=look), "easy?")
+        call(routed(spoken(Writer(fails_at=2)), question_gate=look), "easy?")
 
 
 @each(BATCHES)
@@ -319,7 +321,7 @@ WITHOUT_TEXT = {
 @each(WHOLE_ANSWERS)
 def test_where_there_is_no_text_to_judge_the_question_decides(call, arm):
     judge, look = Reader(), Reader({"easy form": 0.6, "hard form": 0.37})
-    router = routed(arm, judge=judge, first_look=look)
+    router = routed(arm, judge=judge, question_gate=look)
     assert call(router, "easy form") == arm.invoke("")
     assert call(router, "hard form") == "read about hard form"
     assert judge.calls == []
@@ -406,7 +408,9 @@ TURNS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare did.")]
 @each(SINGLES)
 def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(call):
     writer, look, judge = Writer(), Reader(), Reader()
-    router = routed(spoken(writer), first_look=look, judge=judge, retrieve=RunnableLambda(lambda _: "read"))
+    router = routed(
+        spoken(writer), question_gate=look, judge=judge, retrieve=RunnableLambda(lambda _: "read")
+    )
     assert call(router, [*TURNS, ("human", "And where was he born?")]) == "read"
     assert call(router, "And where was he born?") == "read"
     assert writer.calls == look.calls == judge.calls == []
@@ -417,7 +421,7 @@ def test_a_follow_up_that_the_gate_reads_is_answered_first(call):
     writer, look, judge = Writer(), TurnReader(), TurnReader()
     router = routed(
         spoken(writer),
-        first_look=look,
+        question_gate=look,
         judge=judge,
         retrieve=RunnableLambda(lambda messages: f"read about {messages[-1][1]}"),
     )
@@ -442,7 +446,7 @@ def test_a_condensed_follow_up_is_condensed_once(call):
     router = RetrievalGate(judge, condense=RunnableLambda(condense)).route(
         retrieve=RunnableLambda(str),
         direct=spoken(Writer()),
-        answer_first=AnswerFirst(tokens=4, first_look=look),
+        answer_first=AnswerFirst(tokens=4, question_gate=look),
     )
     assert call(router, [*TURNS, ("human", "And where was he born?")]) == WHOLE
     assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
@@ -456,7 +460,7 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     router = gate.route(
         retrieve=gate.guard(search) | RunnableLambda(lambda documents: str(len(documents))),
         direct=spoken(writer),
-        answer_first=AnswerFirst(tokens=99, first_look=None),
+        answer_first=AnswerFirst(tokens=99, question_gate=None),
     )
     call(router, "an unknown one?")
     assert set(search.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
@@ -619,7 +623,7 @@ def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
     router = routed(
         spoken(Writer()),
         retrieve=search | RunnableLambda(lambda found: found[0].page_content),
-        first_look=Reader({"easy?": 0.95, "hopeless?": 0.05}),
+        question_gate=Reader({"easy?": 0.95, "hopeless?": 0.05}),
         prefetch=True,
     )
     assert call(router, "easy?") == WHOLE
@@ -677,7 +681,7 @@ async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
             pass
 
     writer = Writer(pace=pace)
-    router = routed(spoken(writer), first_look=look)
+    router = routed(spoken(writer), question_gate=look)
     gc.collect()
     gc.disable()
     try:

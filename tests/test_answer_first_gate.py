@@ -95,7 +95,9 @@ class Index:
 
 @pytest.fixture
 def gate():
-    return AnswerFirstGate(Writer(), Judge(), AnswerFirst(tokens=2, band=(0.2, 0.9), first_look=Look()))
+    return AnswerFirstGate(
+        Writer(), Judge(), AnswerFirst(tokens=2, retrieve_below=0.2, answer_above=0.9, question_gate=Look())
+    )
 
 
 @pytest.fixture(params=["blocking", "awaited"])
@@ -134,7 +136,7 @@ def test_what_is_clearly_known_is_not_judged(gate, decide):
 
 @pytest.mark.parametrize("first_look", [None, "own"])
 def test_without_a_first_look_every_answer_is_begun(first_look):
-    gate = AnswerFirstGate(Writer(), Judge(), AnswerFirst(tokens=2, first_look=first_look))
+    gate = AnswerFirstGate(Writer(), Judge(), AnswerFirst(tokens=2, question_gate=first_look))
     (clear,) = gate.decide_batch(["clear 0.1"])
     assert clear.draft.text == "perhaps it"
     assert clear.signals == {}
@@ -156,7 +158,7 @@ def test_an_answer_of_nothing_retrieves(decide):
 
 def test_what_cannot_be_read_is_an_error_and_nothing_is_begun():
     llm = Writer()
-    options = AnswerFirst(tokens=2, first_look="constant:random:0.5")
+    options = AnswerFirst(tokens=2, question_gate="constant:random:0.5")
     gate = AnswerFirstGate(llm, load_gate("constant:never"), options)
     first, second = gate.decide_batch(["", "easy?"])
     assert first.error.type == "InvalidQuestionError"
@@ -169,7 +171,7 @@ def test_a_failing_llm_retrieves():
         def generate(self, *arguments, **options):
             raise RuntimeError("down")
 
-    gate = AnswerFirstGate(Broken(), Judge(), AnswerFirst(first_look=Look()))
+    gate = AnswerFirstGate(Broken(), Judge(), AnswerFirst(question_gate=Look()))
     (decision,) = Pipeline(gate, None, Writer()).decide(["easy 0.6"])
     assert decision.retrieve
     assert decision.error.message == "down"

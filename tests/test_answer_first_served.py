@@ -62,7 +62,7 @@ def routed(chat, **options):
     return RetrievalGate(Script()).route(
         retrieve=RunnableLambda(lambda question: f"read about {question}"),
         direct=chat | StrOutputParser(),
-        answer_first=AnswerFirst(tokens=8, first_look=None, **options),
+        answer_first=AnswerFirst(tokens=8, question_gate=None, **options),
     )
 
 
@@ -128,7 +128,7 @@ def test_what_a_stopped_answer_cost_is_what_the_server_counted(chat):
     RetrievalGate(Script()).route(
         retrieve=RunnableLambda(reading),
         direct=long | StrOutputParser(),
-        answer_first=AnswerFirst(tokens=8, first_look=None),
+        answer_first=AnswerFirst(tokens=8, question_gate=None),
     ).invoke(f"{LONG} Its end is unknown.")
     assert freed(chat.url)
     (done,), (decision,) = long.calls, decisions
@@ -150,7 +150,7 @@ def test_an_agents_stopped_answer_frees_its_slot(chat, call):
 
     long = Agent(url=chat.url, logprobs=True)
     middleware = RetrievalGateMiddleware(
-        Script(), tools=["search_docs"], answer_first=AnswerFirst(tokens=8, first_look=None)
+        Script(), tools=["search_docs"], answer_first=AnswerFirst(tokens=8, question_gate=None)
     )
     agent = create_agent(long, [search_docs, add], middleware=[middleware])
     call(agent, {"messages": [HumanMessage(f"{LONG} Its end is unknown.")]})

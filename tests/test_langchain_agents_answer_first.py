@@ -112,7 +112,7 @@ class Whole(BaseChatModel):
 
 
 def agent_of(model, *, judge=None, before=(), gate=None, agent=None, **options):
-    options = {"tokens": 4, "first_look": None} | options
+    options = {"tokens": 4, "question_gate": None} | options
     middleware = RetrievalGateMiddleware(
         gate or RetrievalGate(judge or Reader()), tools=["search_docs"], answer_first=AnswerFirst(**options)
     )
@@ -164,7 +164,7 @@ def search_web(query: str) -> str:
 @each(INVOKES)
 def test_each_of_two_middlewares_lets_the_model_answer_first(call):
     judges = {"search_docs": Reader(), "search_web": Reader({UNSURE[:18]: 0.9})}
-    options = AnswerFirst(tokens=4, first_look=None)
+    options = AnswerFirst(tokens=4, question_gate=None)
     middlewares = [
         RetrievalGateMiddleware(RetrievalGate(judge), tools=[name], answer_first=options)
         for name, judge in judges.items()
@@ -294,7 +294,7 @@ def test_a_model_that_does_not_stream_is_judged_by_its_whole_answer(call):
 @each(INVOKES)
 def test_the_first_look_shows_the_tools_at_once(call):
     model, look = Agent(), Reader({"hopeless": 0.05, "open": 0.3})
-    agent = agent_of(model, first_look=look)
+    agent = agent_of(model, question_gate=look)
     found = ask(call, agent, "hopeless")
     assert model.shown == [["search_docs", "add"]] * 2
     assert found["retrieval_decision"].p_known == 0.05
@@ -306,7 +306,7 @@ def test_the_first_look_shows_the_tools_at_once(call):
 @each(INVOKES)
 def test_a_model_is_not_judged_on_what_is_clearly_known(call):
     model, judge = Agent(), Reader()
-    agent = agent_of(model, judge=judge, first_look=Reader({"unknown, or easy?": 0.9}))
+    agent = agent_of(model, judge=judge, question_gate=Reader({"unknown, or easy?": 0.9}))
     found = ask(call, agent, "unknown, or easy?")
     assert found["messages"][-1].text.strip() == UNSURE
     assert (judge.calls, model.shown) == ([], [["add"]])
@@ -335,7 +335,7 @@ def test_a_model_that_fails_later_is_the_callers_error(call):
 def test_a_model_that_is_retried_is_judged_by_what_it_says_then(call):
     judge = Reader()
     middleware = RetrievalGateMiddleware(
-        RetrievalGate(judge), tools=["search_docs"], answer_first=AnswerFirst(tokens=4, first_look=None)
+        RetrievalGate(judge), tools=["search_docs"], answer_first=AnswerFirst(tokens=4, question_gate=None)
     )
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False)
     model = Agent(fails=1)
@@ -358,7 +358,7 @@ def test_a_gate_that_fails_shows_the_tools_or_raises(call):
 @each(INVOKES)
 def test_without_a_question_the_tools_are_shown(call):
     model = Agent()
-    found = call(agent_of(model, first_look=Reader()), {"messages": [AIMessage("Hello, unknown.")]})
+    found = call(agent_of(model, question_gate=Reader()), {"messages": [AIMessage("Hello, unknown.")]})
     assert found["retrieval_decision"].error.type == "InvalidQuestionError"
     assert model.shown[-1] == ["search_docs", "add"]
 
@@ -383,7 +383,7 @@ def test_where_a_form_is_filled_in_the_question_decides(call):
     shown = []
     for question in look.scores:
         model, judge = Agent(), Reader()
-        agent = agent_of(model, judge=judge, first_look=look, agent={"response_format": Fact})
+        agent = agent_of(model, judge=judge, question_gate=look, agent={"response_format": Fact})
         ask(call, agent, question)
         shown.append("search_docs" in model.shown[0])
         assert judge.calls == []
@@ -412,7 +412,7 @@ def test_each_turn_is_decided_anew(call):
 def test_a_later_turn_that_the_gate_does_not_read_shows_the_tools_at_once(call):
     model = Agent()
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And a known one?")]
-    found = call(agent_of(model, first_look=Reader()), {"messages": turns})
+    found = call(agent_of(model, question_gate=Reader()), {"messages": turns})
     assert found["retrieval_decision"].retrieve is True
     assert "search_docs" in model.shown[0]
 

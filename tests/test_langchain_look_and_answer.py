@@ -36,7 +36,7 @@ class Routed:
             retrieve={"context": context, "question": RunnablePassthrough()}
             | RunnableLambda(lambda asked: f"<{asked['context']}>"),
             direct=self.writer | StrOutputParser(),
-            answer_first=AnswerFirst(**{"tokens": 4, "first_look": self.first} | options),
+            answer_first=AnswerFirst(**{"tokens": 4, "question_gate": self.first} | options),
             look_first=look,
         )
 
@@ -53,7 +53,7 @@ class Routed:
 def test_a_known_answer_goes_on_though_passages_hold_it(call):
     routed = Routed()
     assert routed.ask(call, HELD) == WHOLE
-    assert (routed.event["outcome"], routed.event["p_known"]) == ("alone", 0.9)
+    assert (routed.event["outcome"], routed.event["p_known"]) == ("direct", 0.9)
     assert routed.writer.ended == ["whole"]
     assert routed.shelf.queries == [HELD]
 
@@ -62,7 +62,7 @@ def test_a_known_answer_goes_on_though_passages_hold_it(call):
 def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_searched_again(call):
     routed = Routed()
     assert routed.ask(call, HELD_UNKNOWN) == READ
-    assert (routed.event["outcome"], routed.event["p_known"]) == ("passages", 0.2)
+    assert (routed.event["outcome"], routed.event["p_known"]) == ("retrieve", 0.2)
     assert routed.event["p_helps"] == pytest.approx(0.9, abs=0.001)
     assert routed.event["partial_answer"]["tokens_dropped"] == 4
     assert routed.writer.ended == ["closed"]
@@ -73,7 +73,7 @@ def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_sea
 def test_where_no_passage_helps_the_answer_goes_on_unjudged(call):
     routed = Routed()
     assert routed.ask(call, NOT_HELD) == WHOLE
-    assert (routed.event["outcome"], routed.event["p_known"]) == ("alone", 0.5)
+    assert (routed.event["outcome"], routed.event["p_known"]) == ("direct", 0.5)
     assert routed.event["partial_answer"]["tokens_held"] == 0
     assert routed.writer.ended == ["whole"]
     assert (len(routed.first.calls), routed.judge.calls) == (1, [])
@@ -83,10 +83,10 @@ def test_where_no_passage_helps_the_answer_goes_on_unjudged(call):
 def test_what_is_clearly_unknown_is_settled_by_what_was_found(call):
     routed = Routed()
     assert routed.ask(call, "the Zorba quartet") == READ
-    assert (routed.event["outcome"], routed.writer.calls) == ("passages", [])
+    assert (routed.event["outcome"], routed.writer.calls) == ("retrieve", [])
     poor = Routed()
     assert poor.ask(call, "poor weather") == WHOLE
-    assert (poor.event["outcome"], poor.judge.calls) == ("alone", [])
+    assert (poor.event["outcome"], poor.judge.calls) == ("direct", [])
 
 
 @each(SINGLES)
@@ -94,15 +94,15 @@ def test_what_is_clearly_unknown_is_settled_by_what_was_found(call):
 def test_where_neither_is_likely_the_option_chooses(call, choice, wanted):
     routed = Routed(LookFirst(model=COVERED, on_abstain=choice))
     assert routed.ask(call, "cold weather") == wanted
-    assert routed.event["outcome"] == "neither"
+    assert routed.event["outcome"] == "abstain"
     assert routed.judge.calls == []
 
 
 @each(SINGLES)
 def test_without_a_first_look_every_answer_is_begun(call):
-    routed = Routed(first_look=None)
+    routed = Routed(question_gate=None)
     assert "Perhaps" in routed.ask(call, "unknownish weather")
-    assert (routed.event["outcome"], routed.event["p_known"]) == ("alone", 0.2)
+    assert (routed.event["outcome"], routed.event["p_known"]) == ("direct", 0.2)
     assert routed.judge.calls == [["unknownish weather"]]
 
 
@@ -229,7 +229,7 @@ class Slow(Shelf):
 @pytest.mark.parametrize("answer_first", [False, True])
 async def test_a_slow_search_is_waited_for_and_leaves_the_loop_free(answer_first):
     slow = Slow(texts=[TEXT])
-    options = AnswerFirst(tokens=4, first_look=Reader()) if answer_first else False
+    options = AnswerFirst(tokens=4, question_gate=Reader()) if answer_first else False
     router = RetrievalGate(Reader()).route(
         retrieve=slow | (lambda found: found[0].page_content),
         direct=Writer() | StrOutputParser(),
@@ -252,7 +252,7 @@ def test_a_follow_up_that_the_gate_does_not_read_reads_what_was_found(call):
     router = RetrievalGate(routed.judge).route(
         retrieve=chain,
         direct=routed.writer | StrOutputParser(),
-        answer_first=AnswerFirst(tokens=4, first_look=routed.first),
+        answer_first=AnswerFirst(tokens=4, question_gate=routed.first),
         look_first=LOOK,
     )
     assert call(router, conversation, {"callbacks": [routed.told]}) == "read"

@@ -76,7 +76,7 @@ def test_passages_that_hold_the_answer_are_read_even_where_the_llm_may_know(call
     question = "who wrote the Zorba quartet"  # P(known) is 0.8: the gate alone would skip
     assert call(router(shelf), question, {"callbacks": [told]}) == f"{question} {READ}"
     (event,) = told.events
-    assert (event["outcome"], event["retrieve"], event["p_known"]) == ("passages", True, 0.8)
+    assert (event["outcome"], event["retrieve"], event["p_known"]) == ("retrieve", True, 0.8)
     assert event["p_helps"] == event["threshold"] == pytest.approx(0.9, abs=0.001)
     assert shelf.queries == [question]  # searched once
 
@@ -117,7 +117,7 @@ def test_passages_that_do_not_help_are_not_read(call):
     assert call(router(shelf), "unknown weather", {"callbacks": [told]}) == "direct unknown weather"
     (event,) = told.events
     # P(helps) is three quarters of P(known): nothing in the passages, and they distract.
-    assert (event["outcome"], event["p_known"]) == ("alone", 0.2)
+    assert (event["outcome"], event["p_known"]) == ("direct", 0.2)
     assert event["p_helps"] == pytest.approx(0.15, abs=0.001)
     assert shelf.queries == ["unknown weather"]
 
@@ -129,7 +129,7 @@ def test_where_neither_is_likely_the_option_chooses(call, choice, wanted):
     look = LookFirst(model=COVERED, abstain_below=0.3, on_abstain=choice)
     assert wanted in call(router(shelf, look), "unknown weather", {"callbacks": [told]})
     (event,) = told.events
-    assert (event["outcome"], event["retrieve"]) == ("neither", choice == "retrieve")
+    assert (event["outcome"], event["retrieve"]) == ("abstain", choice == "retrieve")
     assert shelf.queries == ["unknown weather"]
 
 

@@ -47,7 +47,7 @@ def read(found):
     return f"{found['question']} {found['context'][0].page_content}"
 
 
-PREFETCH = AnswerFirst(first_look=None, prefetch=True)
+PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
 
 
 def searching_router(search):

@@ -193,9 +193,9 @@ EVENT_KEYS = {
 }
 ROUTERS = {
     "question alone": {},
-    "answer first": {"answer_first": AnswerFirst(first_look=None)},
+    "answer first": {"answer_first": AnswerFirst(question_gate=None)},
     "look first": {"look_first": True},
-    "both": {"answer_first": AnswerFirst(first_look=None), "look_first": True},
+    "both": {"answer_first": AnswerFirst(question_gate=None), "look_first": True},
 }
 
 

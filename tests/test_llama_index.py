@@ -170,7 +170,7 @@ class Searching(VectorIndexRetriever):
         return self._retrieve(query_bundle)
 
 
-PREFETCH = AnswerFirst(first_look=None, prefetch=True)
+PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
 
 
 def prefetching(retriever, gate):

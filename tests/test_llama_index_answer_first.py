@@ -195,7 +195,7 @@ class Rag(CustomQueryEngine):
 
 
 def gated(llm, *, judge=None, streaming=False, engine=None, **options):
-    options = {"tokens": 4, "first_look": None} | options
+    options = {"tokens": 4, "question_gate": None} | options
     return GatedQueryEngine.from_defaults(
         engine or Rag(), judge or Reader(), llm, streaming=streaming, answer_first=AnswerFirst(**options)
     )
@@ -271,7 +271,7 @@ def test_the_streamed_chunks_are_those_of_the_direct_engine(style):
 @both_ways
 def test_the_first_look_spares_the_llm(call):
     llm, judge = Writer(), Reader()
-    engine = gated(llm, judge=judge, first_look=Reader({"hopeless": 0.05, "open": 0.3}))
+    engine = gated(llm, judge=judge, question_gate=Reader({"hopeless": 0.05, "open": 0.3}))
     assert str(call(engine, "query", "hopeless")) == "read about hopeless"
     assert str(call(engine, "query", "RAISE")) == "read about RAISE"
     assert llm.calls == []
@@ -282,7 +282,7 @@ def test_the_first_look_spares_the_llm(call):
 @both_ways
 def test_what_is_clearly_known_is_not_judged(call):
     judge, look = Reader(), Reader({"unknown, or easy?": 0.9})
-    engine = gated(Writer(), judge=judge, first_look=look)
+    engine = gated(Writer(), judge=judge, question_gate=look)
     assert str(call(engine, "query", "unknown, or easy?")) == UNSURE
     assert judge.calls == []
     strict = engine.with_threshold(0.95)
@@ -293,7 +293,7 @@ def test_what_is_clearly_known_is_not_judged(call):
 def test_an_engine_that_does_not_stream_is_judged_whole(call):
     llm, judge = Writer(), Reader()
     direct = EmptyIndex().as_query_engine(llm=llm, streaming=False)
-    engine = GatedQueryEngine(Rag(), direct, judge, answer_first=AnswerFirst(first_look=None))
+    engine = GatedQueryEngine(Rag(), direct, judge, answer_first=AnswerFirst(question_gate=None))
     response = call(engine, "query", "a known one?")
     assert isinstance(response, Response)
     assert str(response) == judge.drafts[0].text == "a known one?"
@@ -314,12 +314,12 @@ def test_of_a_parsed_object_the_question_decides(call):
             return PydanticResponse(Fact(name="Ada"))
 
     judge, look = Reader(), Reader({"easy form": 0.6, "hard form": 0.37})
-    engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=look))
+    engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(question_gate=look))
     assert call(engine, "query", "easy form").response.name == "Ada"
     assert str(call(engine, "query", "hard form")) == "read about hard form"
     assert judge.calls == []
     assert call(engine.with_threshold(0.3), "query", "hard form").response.name == "Ada"
-    without = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(first_look=None))
+    without = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(question_gate=None))
     assert call(without, "query", "a form").response.name == "Ada"
     assert judge.calls == ["a form"]
 
@@ -334,11 +334,11 @@ def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_cal
 @both_ways
 def test_an_llm_that_fails_before_its_first_token_retrieves_however_known_the_question(call):
     look = Reader({"easy?": 0.95})
-    response = call(gated(Writer(fails_at=0), first_look=look), "query", "easy?")
+    response = call(gated(Writer(fails_at=0), question_gate=look), "query", "easy?")
     assert str(response) == "read about easy?"
     assert response.metadata["rgate"]["error"]["type"] == "OSError"
     with pytest.raises(OSError, match="connection lost"):
-        call(gated(Writer(fails_at=2), first_look=look), "query", "easy?")
+        call(gated(Writer(fails_at=2), question_gate=look), "query", "easy?")
 
 
 @both_ways
@@ -390,7 +390,7 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call):
 @both_ways
 def test_one_event_says_what_became_of_what_was_begun(call, told):
     call(gated(Writer()), "query", "an unknown one?")
-    call(gated(Writer(), first_look=Reader({"hopeless": 0.05})), "query", "hopeless")
+    call(gated(Writer(), question_gate=Reader({"hopeless": 0.05})), "query", "hopeless")
     begun = [(d.retrieve, d.partial_answer.tokens_held, d.partial_answer.tokens_dropped) for d in told]
     assert begun == [(True, 4, 4), (True, 0, 0)]
 
@@ -400,7 +400,7 @@ def test_the_search_runs_meanwhile(call):
     retriever, llm = Passages(), Writer()
     inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
     engine = GatedQueryEngine.from_defaults(
-        inner, Reader(), llm, answer_first=AnswerFirst(tokens=4, first_look=None, prefetch=True)
+        inner, Reader(), llm, answer_first=AnswerFirst(tokens=4, question_gate=None, prefetch=True)
     )
     assert str(call(engine, "query", "an unknown one?")).startswith("read: ")
     assert retriever.searched == ["an unknown one?"]
@@ -412,7 +412,7 @@ def test_what_the_first_look_settles_is_not_searched_meanwhile(call):
     retriever, look = Passages(), Reader({"easy": 0.95, "hopeless": 0.05})
     inner = RetrieverQueryEngine(retriever, get_response_synthesizer(llm=Writer()))
     engine = GatedQueryEngine.from_defaults(
-        inner, Reader(), Writer(), answer_first=AnswerFirst(tokens=4, first_look=look, prefetch=True)
+        inner, Reader(), Writer(), answer_first=AnswerFirst(tokens=4, question_gate=look, prefetch=True)
     )
     assert str(call(engine, "query", "easy")) == KNOWN
     assert retriever.searched == []
@@ -460,7 +460,7 @@ def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_another_or
 @both_ways
 def test_a_question_that_refers_back_retrieves(call):
     llm = Writer()
-    engine = gated(llm, first_look=Reader())
+    engine = gated(llm, question_gate=Reader())
     assert str(call(engine, "query", "And how tall is he?")) == "read about And how tall is he?"
     assert str(call(gated(llm), "query", "And how tall is he?")) == "read about And how tall is he?"
 
@@ -469,14 +469,14 @@ def test_a_question_that_refers_back_retrieves(call):
 def test_the_threshold_of_an_engine_holds_for_what_was_begun(call):
     strict = gated(Writer()).with_threshold(0.95)
     assert str(call(strict, "query", "a known one?")) == "read about a known one?"
-    never = gated(Writer(), first_look=Reader({"hopeless": 0.05})).with_threshold(0.0)
+    never = gated(Writer(), question_gate=Reader({"hopeless": 0.05})).with_threshold(0.0)
     assert str(call(never, "query", "hopeless")) == KNOWN
 
 
 @both_ways
 def test_two_steps_answer_directly_in_the_callers_kind(call):
     engine = GatedQueryEngine.from_defaults(
-        Rag(), "constant:never", Writer(), streaming=False, answer_first=AnswerFirst(first_look=None)
+        Rag(), "constant:never", Writer(), streaming=False, answer_first=AnswerFirst(question_gate=None)
     )
     nodes = call(engine, "retrieve", QueryBundle("a known one?"))
     response = call(engine, "synthesize", QueryBundle("a known one?"), nodes)

@@ -50,7 +50,7 @@ class Gated:
             self.judge,
             self.writer,
             streaming=streaming,
-            answer_first=AnswerFirst(**{"tokens": 4, "first_look": self.first} | options),
+            answer_first=AnswerFirst(**{"tokens": 4, "question_gate": self.first} | options),
             look_first=look,
         )
 
@@ -61,7 +61,7 @@ def test_a_known_answer_goes_on_though_passages_hold_it(style):
     text, response = ask(gated.engine, HELD, style)
     assert text == KNOWN
     said = response.metadata["rgate"]
-    assert (said["outcome"], said["retrieve"], said["p_known"]) == ("alone", False, 0.9)
+    assert (said["outcome"], said["retrieve"], said["p_known"]) == ("direct", False, 0.9)
     assert gated.writer.ended == ["whole"]
     assert gated.shelf.queries == [HELD]
 
@@ -72,7 +72,7 @@ def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_sea
     text, response = ask(gated.engine, HELD_UNKNOWN, style)
     assert TEXT in text
     said = response.metadata["rgate"]
-    assert (said["outcome"], said["retrieve"], said["p_known"]) == ("passages", True, 0.2)
+    assert (said["outcome"], said["retrieve"], said["p_known"]) == ("retrieve", True, 0.2)
     assert said["p_helps"] == pytest.approx(0.9, abs=0.001)
     assert said["partial_answer"]["tokens_dropped"] == 4
     assert gated.writer.ended == ["closed"]
@@ -85,7 +85,7 @@ def test_where_no_passage_helps_the_answer_goes_on_unjudged(style):
     text, response = ask(gated.engine, "unknownish weather", style)
     assert text == UNSURE
     said = response.metadata["rgate"]
-    assert (said["outcome"], said["p_known"], said["partial_answer"]["tokens_held"]) == ("alone", 0.5, 0)
+    assert (said["outcome"], said["p_known"], said["partial_answer"]["tokens_held"]) == ("direct", 0.5, 0)
     assert gated.writer.ended == ["whole"]
     assert gated.judge.calls == []
 
@@ -104,13 +104,13 @@ def test_what_is_clearly_unknown_is_settled_by_what_was_found(call):
 def test_where_neither_is_likely_the_option_chooses(call, choice):
     gated = Gated(look=LookFirst(model=COVERED, on_abstain=choice))
     response = call(gated.engine, "query", "cold weather")
-    assert response.metadata["rgate"]["outcome"] == "neither"
+    assert response.metadata["rgate"]["outcome"] == "abstain"
     assert (TEXT in str(response)) is (choice == "retrieve")
 
 
 @both_ways
 def test_without_a_first_look_every_answer_is_begun(call):
-    gated = Gated(first_look=None)
+    gated = Gated(question_gate=None)
     response = call(gated.engine, "query", "unknownish weather")
     assert str(response) == UNSURE
     assert gated.judge.calls == ["unknownish weather"]

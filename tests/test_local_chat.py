@@ -225,7 +225,7 @@ def self_gate(proxy, folder, p_known, layers=LAYERS):
 
 
 PROMPT = ChatPromptTemplate([("system", ANSWER.system), ("human", "{question}")])
-FIRST = AnswerFirst(tokens=4, first_look=None)
+FIRST = AnswerFirst(tokens=4, question_gate=None)
 
 
 def router(proxy, gate, **options):

@@ -86,7 +86,7 @@ def engine(proxy, gate, style):
         llm=llm,
         gate=gate,
         streaming="stream" in style,
-        answer_first=AnswerFirst(tokens=4, first_look=None),
+        answer_first=AnswerFirst(tokens=4, question_gate=None),
     )
 
 

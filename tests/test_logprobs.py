@@ -88,7 +88,9 @@ class Whole(SimpleChatModel):
 def test_tune_and_the_router_read_the_same_log_probabilities(call):
     judge = Reader()
     router = RetrievalGate(judge).route(
-        retrieve=lambda question: "read", direct=Whole(), answer_first=AnswerFirst(tokens=4, first_look=None)
+        retrieve=lambda question: "read",
+        direct=Whole(),
+        answer_first=AnswerFirst(tokens=4, question_gate=None),
     )
     call(router, "a known one?")
     ((draft,),) = judge.drafts

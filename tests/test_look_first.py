@@ -146,42 +146,42 @@ def decision(p_known, **facts):
 @pytest.mark.parametrize(
     ("p_known", "p_helps", "options", "outcome", "retrieve"),
     [
-        (0.3, 0.6, LookFirst(), "passages", True),
-        (0.6, 0.3, LookFirst(), "alone", False),
-        (0.5, 0.5, LookFirst(), "alone", False),
-        (0.7, 0.8, LookFirst(), "passages", True),
-        (0.7, 0.8, LookFirst(min_gain=0.2), "alone", False),
-        (0.8, 0.7, LookFirst(min_gain=-0.2), "passages", True),
-        (0.05, 0.06, LookFirst(), "neither", True),
-        (0.05, 0.06, LookFirst(on_abstain="direct"), "neither", False),
-        (0.05, 0.06, LookFirst(abstain_below=0.0), "passages", True),
-        (0.0, 0.0, LookFirst(abstain_below=0.0), "alone", False),
+        (0.3, 0.6, LookFirst(), "retrieve", True),
+        (0.6, 0.3, LookFirst(), "direct", False),
+        (0.5, 0.5, LookFirst(), "direct", False),
+        (0.7, 0.8, LookFirst(), "retrieve", True),
+        (0.7, 0.8, LookFirst(min_gain=0.2), "direct", False),
+        (0.8, 0.7, LookFirst(min_gain=-0.2), "retrieve", True),
+        (0.05, 0.06, LookFirst(), "abstain", True),
+        (0.05, 0.06, LookFirst(on_abstain="direct"), "abstain", False),
+        (0.05, 0.06, LookFirst(abstain_below=0.0), "retrieve", True),
+        (0.0, 0.0, LookFirst(abstain_below=0.0), "direct", False),
     ],
 )
 def test_three_outcomes(p_known, p_helps, options, outcome, retrieve):
     found = decided(decision(p_known), p_helps, options)
     assert (found.outcome, found.retrieve, found.p_helps) == (outcome, retrieve, p_helps)
     assert found.p_known == p_known
-    if outcome != "neither":
+    if outcome != "abstain":
         assert found.retrieve is (found.p_known < found.threshold)
     assert found.reason.startswith("Because. ")
 
 
 def test_a_threshold_that_was_given_is_enough():
     found = decided(decision(0.4), 0.9, LookFirst(), known_from=0.4)
-    assert (found.outcome, found.retrieve, found.threshold) == ("alone", False, 0.4)
-    assert decided(decision(0.4), 0.9, LookFirst(), known_from=0.41).outcome == "passages"
+    assert (found.outcome, found.retrieve, found.threshold) == ("direct", False, 0.4)
+    assert decided(decision(0.4), 0.9, LookFirst(), known_from=0.41).outcome == "retrieve"
 
 
 def test_what_no_llm_can_know_is_read_however_little_was_found():
     private = {"signals": {"private": 0.4, "fresh": 0.15, "known": 0.9}}
-    assert decided(decision(0.4), 0.1, LookFirst(min_gain=0.2)).outcome == "alone"
+    assert decided(decision(0.4), 0.1, LookFirst(min_gain=0.2)).outcome == "direct"
     found = decided(decision(0.4, **private), 0.1, LookFirst(min_gain=0.2))
-    assert (found.outcome, found.retrieve, found.threshold) == ("passages", True, 1.0)
+    assert (found.outcome, found.retrieve, found.threshold) == ("retrieve", True, 1.0)
     assert found.reason == "Because. What was found is read, since no LLM can know that."
-    assert decided(decision(0.05, **private), 0.05, LookFirst()).outcome == "neither"
-    assert decided(decision(0.4, signals={"private": 0.45}), 0.1, LookFirst()).outcome == "alone"
-    assert decided(decision(0.4, **private), 0.1, LookFirst(), known_from=0.4).outcome == "alone"
+    assert decided(decision(0.05, **private), 0.05, LookFirst()).outcome == "abstain"
+    assert decided(decision(0.4, signals={"private": 0.45}), 0.1, LookFirst()).outcome == "direct"
+    assert decided(decision(0.4, **private), 0.1, LookFirst(), known_from=0.4).outcome == "direct"
     assert looked(decision(0.4, **private), [FoundPassage("clouds")], LookFirst(model=COVERED)).retrieve
 
 
@@ -227,31 +227,31 @@ def first_look(p_known, found, signals=None, **options):
 
 
 def test_a_first_look_settles_what_is_clearly_unknown():
-    assert first_look(0.14, HOLDING).outcome == "passages"
-    assert first_look(0.14, BESIDE).outcome == "alone"
-    assert first_look(0.05, BESIDE).outcome == "neither"
+    assert first_look(0.14, HOLDING).outcome == "retrieve"
+    assert first_look(0.14, BESIDE).outcome == "direct"
+    assert first_look(0.05, BESIDE).outcome == "abstain"
     for nothing in ([], TimeoutError()):
         assert first_look(0.14, nothing).retrieve
 
 
 def test_a_first_look_settles_what_no_passage_would_help_with():
     # What it knows least, and is not clearly unknown, is 0.15; of that these passages leave three quarters.
-    assert first_look(0.15, BESIDE).outcome == "alone"
-    assert first_look(0.9, BESIDE).outcome == "alone"
+    assert first_look(0.15, BESIDE).outcome == "direct"
+    assert first_look(0.9, BESIDE).outcome == "direct"
     assert first_look(0.15, BESIDE, min_gain=-0.1) is None
 
 
 def test_a_first_look_settles_what_is_clearly_known_and_not_helped():
     for nothing in (HOLDING, BESIDE, [], TimeoutError()):
         assert not first_look(0.95, nothing).retrieve
-    assert first_look(0.95, HOLDING).outcome == "alone"
+    assert first_look(0.95, HOLDING).outcome == "direct"
     assert first_look(0.95, HOLDING, min_gain=-0.2) is None
-    assert first_look(0.95, HOLDING, {"private": 0.6}).outcome == "passages"
+    assert first_look(0.95, HOLDING, {"private": 0.6}).outcome == "retrieve"
 
 
 def test_a_first_look_settles_what_no_llm_can_know():
-    assert first_look(0.3, BESIDE, {"private": 0.6}).outcome == "passages"
-    assert first_look(0.3, HOLDING, {"private": 0.6}).outcome == "passages"
+    assert first_look(0.3, BESIDE, {"private": 0.6}).outcome == "retrieve"
+    assert first_look(0.3, HOLDING, {"private": 0.6}).outcome == "retrieve"
     assert first_look(0.3, TimeoutError(), {"private": 0.6}) is None  # begins to answer, as without a look
 
 

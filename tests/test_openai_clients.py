@@ -19,7 +19,7 @@ KNOWN, UNKNOWN = (
     "Once upon a time there was a fox, and it",
     "The fox is unknown, but it",
 )  # completed, if need be
-ANSWER_FIRST = AnswerFirst(tokens=8, first_look=None)
+ANSWER_FIRST = AnswerFirst(tokens=8, question_gate=None)
 
 
 class Script:

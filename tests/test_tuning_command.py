@@ -188,7 +188,7 @@ def test_the_command_tells_tokens_at_the_users_prices_and_the_first_look(command
     # The server says that each prompt has 7 tokens, and each answer is one token.
     assert "instead of 7 and 1 with retrieval always. At your prices" in done.output
     assert "for 1,000 questions instead of 0.024" in done.output
-    assert "AnswerFirst(band=(" in done.output
+    assert "AnswerFirst(retrieve_below=" in done.output
     first_look = json.loads((tmp_path / "my-gate" / "answer-first" / "gate.json").read_text())["provenance"]
     assert 0 <= first_look["first_look"]["low"] <= 1.01
     assert first_look["first_look"]["n"] == N / 2

@@ -101,7 +101,7 @@ def langchain():
     )
     from rgate_integrations.answering.answer_first import AnswerFirst
 
-    options = AnswerFirst(first_look=None)
+    options = AnswerFirst(question_gate=None)
     for gate, answer in ((KNOWN, "Shakespeare"), (UNKNOWN, "from passages")):
         direct = chat_model(-0.1)
         chain = RetrievalGate(gate).route(retrieve=retrieving, direct=direct, answer_first=options)

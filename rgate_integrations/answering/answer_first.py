@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from rgate_integrations.answering.drafting import says_unsupported
@@ -35,11 +36,12 @@ class AnswerFirst:
 
     Attributes:
         tokens: How many tokens are held back and judged, at least 1. Several numbers, in rising order, are
-            checkpoints: the answer is judged at each of them until its score is outside ``band``.
-        band: P(known) below the first number is clearly unknown, and from the second number on clearly known: of a
-            question at the first look, and of a begun answer at a checkpoint. The last checkpoint has no band.
-        first_look: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to the
-            retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
+            checkpoints: the answer is judged at each of them until its score is clear.
+        retrieve_below: P(known) below it is clearly unknown: of a question alone, and of a begun answer at a
+            checkpoint before the last.
+        answer_above: P(known) from it on is clearly known.
+        question_gate: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to
+            the retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
             back. None begins every answer, and judges it. ``"own"`` is the gate of the same family as the one that
             judges: the shipped one beside the default, the one for the question beside a tuned one; and none beside
             any other gate, which nobody then overrules.
@@ -54,8 +56,9 @@ class AnswerFirst:
     """
 
     tokens: int | tuple[int, ...] = 32
-    band: tuple[float, float] = (0.3, 0.9)
-    first_look: GateLike | str | None = OWN
+    retrieve_below: float = 0.3
+    answer_above: float = 0.9
+    question_gate: GateLike | str | None = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
@@ -64,8 +67,10 @@ class AnswerFirst:
             raise ConfigurationError(
                 f"Tokens must be rising numbers of at least 1, not {self.tokens}.", hint="tokens=(8, 16, 32)"
             )
-        if self.band[0] > self.band[1]:
-            raise ConfigurationError(f"The band {self.band} is empty.", hint="The lower number comes first.")
+        if self.retrieve_below > self.answer_above:
+            raise ConfigurationError(
+                f"retrieve_below is {self.retrieve_below}, and answer_above is less: {self.answer_above}."
+            )
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -73,12 +78,8 @@ class AnswerFirst:
         return (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
 
     def known_from(self, threshold: float | None = None) -> float:
-        """Return the P(known) from which a question is clearly known at the first look: its answer is not judged.
-
-        Args:
-            threshold: That of the gate for begun answers, if it is known: nothing below it is clearly known.
-        """
-        return max(self.band[1], threshold or 0.0)
+        """Return the P(known) from which an answer is not judged: at least the judge's threshold, if it is known."""
+        return max(self.answer_above, threshold or 0.0)
 
     @classmethod
     def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
@@ -374,7 +375,7 @@ def _judging(
             last = tokens == options.checkpoints[-1]
             for place, decision in zip(drafts, decisions, strict=True):
                 written = attempts[place]
-                if last or written.ended or not written.judgeable or _is_clear(decision, options.band):
+                if last or written.ended or not written.judgeable or _is_clear(decision, options):
                     decided[place] = _with_draft(decision, drafts[place])
         for place, outcome in decided.items():
             found[place] = _told(outcome, attempts[place], clock)
@@ -410,16 +411,8 @@ def together(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows side by side, with threads or on the event loop."""
     if len(flows) == 1:
         return [(yield from flows[0])]
-    found: list[Any] = yield Gather([Call(_driver(flow), _async_driver(flow)) for flow in flows])
+    found: list[Any] = yield Gather([Call(partial(run, flow), partial(arun, flow)) for flow in flows])
     return found
-
-
-def _driver(flow: Flow[Any]) -> Callable[[], Any]:
-    return lambda: run(flow)
-
-
-def _async_driver(flow: Flow[Any]) -> Callable[[], Any]:
-    return lambda: arun(flow)
 
 
 def _readable(attempt: Attempt) -> Draft | Decision | None:
@@ -431,7 +424,12 @@ def _readable(attempt: Attempt) -> Draft | Decision | None:
             raise attempt.error
         return attempt.draft()
     except Exception as error:
-        return _without_answer(error, attempt.question)
+        return _failed(error, attempt.question)
+
+
+def _failed(error: Exception, question: str) -> Decision:
+    _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
+    return fallback_decision(error, question=question)
 
 
 def first_token(attempt: Attempt, decision: Decision) -> Flow[Decision]:
@@ -448,12 +446,7 @@ def first_token(attempt: Attempt, decision: Decision) -> Flow[Decision]:
         "warnings": decision.warnings,
         "partial_answer": decision.partial_answer,
     }
-    return _without_answer(attempt.error, decision.question).model_copy(update=changed)
-
-
-def _without_answer(error: Exception, question: str) -> Decision:
-    _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
-    return fallback_decision(error, question=question)
+    return _failed(attempt.error, decision.question).model_copy(update=changed)
 
 
 def by_question(look: Decision, threshold: float | None) -> Decision:
@@ -470,8 +463,10 @@ def by_question(look: Decision, threshold: float | None) -> Decision:
     return look.model_copy(update=changed)
 
 
-def _is_clear(decision: Decision | Exception, band: tuple[float, float]) -> bool:
-    return isinstance(decision, Exception) or not band[0] <= decision.p_known < band[1]
+def _is_clear(decision: Decision | Exception, options: AnswerFirst) -> bool:
+    if isinstance(decision, Exception):
+        return True
+    return not options.retrieve_below <= decision.p_known < options.answer_above
 
 
 def _with_draft(decision: Decision | Exception, draft: Draft | None) -> Decision | Exception:

@@ -47,7 +47,7 @@ class AnswerFirstGate:
 
     def __post_init__(self) -> None:
         # Each knows whose knowledge it judges, and the judge is the one that belongs to a gate for questions.
-        judge, first_look = answer_first_gates(self.judge, self.options.first_look)
+        judge, first_look = answer_first_gates(self.judge, self.options.question_gate)
         look = None if first_look is None else for_llm(first_look, self.llm.name, _KNOWN_BY)
         object.__setattr__(self, "judge", for_llm(judge, self.llm.name, _KNOWN_BY))
         object.__setattr__(self, "first_look", look)
@@ -79,7 +79,7 @@ class AnswerFirstGate:
         began = time.perf_counter()
         decisions = yield from self._looking(questions)
         looked = _milliseconds(began) / max(len(questions), 1)
-        low = self.options.band[0]
+        low = self.options.retrieve_below
         known_from = self.options.known_from(self.threshold if threshold is None else threshold)
         open_places = []
         for place, decision in enumerate(decisions):

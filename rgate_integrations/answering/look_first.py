@@ -34,7 +34,7 @@ class LookFirst:
             saves tokens; one below 0 reads more of them.
         abstain_below: Where both probabilities are below this, in [0, 1], neither way is likely to be right.
         on_abstain: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
-            outcome is ``"neither"``, so that an application may say that it does not know.
+            outcome is ``"abstain"``, so that an application may say that it does not know.
         model: P(helps): a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
@@ -162,22 +162,22 @@ def decided(
     p_known = decision.p_known
     outcome: Outcome
     if known_from is not None and p_known >= known_from:
-        outcome, needed = "alone", known_from
+        outcome, needed = "direct", known_from
         reason = f"P(known) {p_known:.2f} is at least the threshold of {known_from:.2f}."
     elif max(p_known, p_helps) < options.abstain_below:
-        outcome, needed = "neither", options.abstain_below
+        outcome, needed = "abstain", options.abstain_below
         reason = (
             f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
         )
     elif is_never_known(decision):
-        outcome, needed = "passages", 1.0
+        outcome, needed = "retrieve", 1.0
         reason = "What was found is read, since no LLM can know that."
     else:
         needed = max(0.0, p_helps - options.min_gain)
-        outcome = "passages" if p_known < needed else "alone"
-        compared = "helps more than" if outcome == "passages" else "adds too little to"
+        outcome = "retrieve" if p_known < needed else "direct"
+        compared = "helps more than" if outcome == "retrieve" else "adds too little to"
         reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
-    retrieve = outcome == "passages" or (outcome == "neither" and options.on_abstain == "retrieve")
+    retrieve = outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve")
     changed = {
         "retrieve": retrieve,
         "threshold": needed,

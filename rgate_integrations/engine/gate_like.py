@@ -108,7 +108,7 @@ def answer_first_gates(
         raise ConfigurationError(
             f"The gate {name!r} reads the question alone: it cannot judge an answer that was begun.",
             hint="Leave the judging to the default gate, and let yours take the first look: "
-            "AnswerFirst(first_look=...). A gate of your own that judges takes drafts= in decide_batch.",
+            "AnswerFirst(question_gate=...). A gate of your own that judges takes drafts= in decide_batch.",
         )
     look = own if first_look == OWN else None if first_look is None else resolve_gate(first_look)
     return judge, look

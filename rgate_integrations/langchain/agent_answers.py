@@ -127,7 +127,7 @@ class BegunAnswers:
     ) -> Flow[Decision | None]:
         if self.first_look is None:
             return None
-        low, _ = self.options.band
+        low = self.options.retrieve_below
         (found,) = yield BatchCall(self.first_look, [list(messages)], [config], threshold_at_most=low)
         clock.looked()
         look = _retrieving(found)

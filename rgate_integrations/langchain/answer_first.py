@@ -209,7 +209,7 @@ class AnswerFirstRouter(RetrievalRouter[Input, Output]):
         looks: list[Any] = [None] * len(batch.inputs)
         if self.first_look is not None:
             configs = batch.children("first_look")
-            low, _ = self.options.band
+            low = self.options.retrieve_below
             found = yield BatchCall(self.first_look, batch.inputs, configs, threshold_at_most=low)
             looks = list(found)
         settled = yield from ahead.settling(looks, [self._known_from(config) for config in batch.configs])

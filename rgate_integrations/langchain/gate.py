@@ -148,7 +148,7 @@ class RetrievalGate(GateRunnable):
         Raises:
             ConfigurationError: This one cannot see an answer, and no gate for begun answers belongs to it.
         """
-        judge, look = answer_first_gates(self.gate, options.first_look)
+        judge, look = answer_first_gates(self.gate, options.question_gate)
         return (
             self if judge is self.gate else self._reading_alike(judge),
             None if look is None else self._reading_alike(look),

@@ -108,7 +108,7 @@ class DirectFirst:
         llm_name: str = "",
     ) -> None:
         self.direct = direct
-        judge, look = answer_first_gates(gate, options.first_look)
+        judge, look = answer_first_gates(gate, options.question_gate)
         self.gate = for_llm(judge, llm_name, KNOWN_BY)
         self.first_look = None if look is None else for_llm(look, llm_name, KNOWN_BY)
         self.options = options
@@ -131,7 +131,7 @@ class DirectFirst:
         question, clock = bundle.query_str, Clock()
         look: Decision | None = None
         if self.first_look is not None:
-            low, _ = self.options.band
+            low = self.options.retrieve_below
             low = low if threshold is None else min(low, threshold)
             (look,) = yield from deciding_in_turn(self.first_look, [question], [()], threshold=low)
         judged_from = getattr(self.gate, "threshold", None) if threshold is None else threshold

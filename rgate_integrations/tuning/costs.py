@@ -99,9 +99,9 @@ def first_look_note(
     retrieved = early | (answer_first.p < answer_first.chosen.threshold)
     low, high = look.interval
     note = (
-        f"A first look at the question, AnswerFirst(band=({look.low:.3f}, 1.0)), sends {look.early_exit_rate:.1%} "
-        f"of {look.n} held-out questions to retrieval before an answer is begun. Right answers: "
-        f"{look.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%}); retrieval: "
+        f"A first look at the question, AnswerFirst(retrieve_below={look.low:.3f}, answer_above=1.0), sends "
+        f"{look.early_exit_rate:.1%} of {look.n} held-out questions to retrieval before an answer is begun. "
+        f"Right answers: {look.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%}); retrieval: "
         f"{look.retrieval_difference:+.1%}."
     )
     spent = tokens_spent(answered, retrieved, retrieved & ~early, answer_first.artifact.tokens)

@@ -112,8 +112,8 @@ class Tuned:
         labels: What it was fitted to.
         failed: How many calls failed; the same call asks them again.
         first_look: What goes before a begun answer: below ``low`` the question is retrieved for at once,
-            ``AnswerFirst(first_look=folder, band=(low, 1.0))``; None without an answer-first gate, or with fewer
-            than 40 questions.
+            ``AnswerFirst(question_gate=folder, retrieve_below=low, answer_above=1.0)``; None without an
+            answer-first gate, or with fewer than 40 questions.
         notes: What the report says of both gates.
     """
 

@@ -89,7 +89,7 @@ class Router(Scenario):
         answering = RunnableLambda(lambda text: answer("retrieved", text))
         direct = RunnableGenerator(_streamed, _astreamed)
         decided, begun = Expected(), Consistent()
-        first = AnswerFirst(tokens=3, first_look=load_gate("prompt", proxy=Unrecorded()))
+        first = AnswerFirst(tokens=3, question_gate=load_gate("prompt", proxy=Unrecorded()))
         ahead = replace(first, prefetch=True)
         self.routers: list[tuple[Runnable[str, str], Expected | Consistent]] = [
             (gate.route(retrieve=search | answering, direct=direct), decided),
