@@ -204,24 +204,6 @@ def normalised(vectors: Float32Array) -> Float32Array:
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
-def read_vectors(path: str | Path) -> tuple[Float32Array, Metric]:
-    """Return the vectors of a FAISS file that keeps them, shape (n, dimension), and its metric.
-
-    Raises:
-        IndexCorruptError: It cannot be read, keeps no vectors, or has a metric that there is not here.
-    """
-    faiss = import_faiss()
-    try:
-        stored = faiss.read_index(str(path))
-        vectors = np.asarray(stored.reconstruct_n(0, stored.ntotal), dtype=np.float32)
-    except (RuntimeError, MemoryError) as error:
-        raise _unreadable(Path(path), error) from error
-    metrics: dict[int, Metric] = {faiss.METRIC_L2: "l2", faiss.METRIC_INNER_PRODUCT: "inner_product"}
-    if stored.metric_type not in metrics:
-        raise _unreadable(Path(path), f"its metric has the number {stored.metric_type}")
-    return vectors, metrics[stored.metric_type]
-
-
 def _unreadable(path: Path, why: object) -> IndexCorruptError:
     return IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {why}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -13,7 +12,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
 from rgate_integrations.index.vectors import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class RGateEmbeddings(Embeddings):
@@ -65,11 +64,8 @@ class EmbeddingsAdapter:
     @property
     def name(self) -> str:
         """The model's name, or the class's."""
-        for attribute in ("model_name", "model"):
-            value = getattr(self.embeddings, attribute, None)
-            if isinstance(value, str):
-                return value
-        return type(self.embeddings).__name__
+        own = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
+        return own if isinstance(own, str) else type(self.embeddings).__name__
 
     @property
     def identity(self) -> str:
@@ -81,11 +77,11 @@ class EmbeddingsAdapter:
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
-        return run(self._documents(texts))
+        return run(self._embed(texts))
 
     async def aembed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call, by the embeddings' own awaitable."""
-        return await arun(self._documents(texts))
+        return await arun(self._embed(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
@@ -93,30 +89,26 @@ class EmbeddingsAdapter:
         LangChain's interface has no call for several queries. Whether the one for documents does is found out
         once, with the first query of the first batch.
         """
-        return run(self._queries(texts))
+        return run(self._embed_queries(texts))
 
     async def aembed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries, see `embed_queries`, by the embeddings' own awaitables."""
-        return await arun(self._queries(texts))
+        return await arun(self._embed_queries(texts))
 
-    def _documents(self, texts: Sequence[str]) -> Flow[Float32Array]:
+    def _embed(self, texts: Sequence[str]) -> Flow[Float32Array]:
         found = yield Call(self.embeddings.embed_documents, self.embeddings.aembed_documents, list(texts))
         return checked_vectors(found, len(texts), None)
 
-    def _queries(self, texts: Sequence[str]) -> Flow[Float32Array]:
-        if len(texts) == 1 or self._symmetric is False:
-            found = yield Gather([self._query(text) for text in texts])
-            return checked_vectors(found, len(texts), None)
-        vectors = yield from self._documents(texts)
-        if self._symmetric is None:
-            alone = yield self._query(texts[0])
-            self._symmetric = _alike(alone, vectors[0])
-            if not self._symmetric:
-                return (yield from self._queries(texts))
-        return vectors
-
-    def _query(self, text: str) -> Step:
-        return Call(self.embeddings.embed_query, self.embeddings.aembed_query, text)
+    def _embed_queries(self, texts: Sequence[str]) -> Flow[Float32Array]:
+        if len(texts) > 1 and self._symmetric is None:
+            alone = yield from self._embed_queries(texts[:1])
+            as_document = yield from self._embed(texts[:1])
+            self._symmetric = np.allclose(normalised(alone), normalised(as_document), atol=1e-3)
+        if len(texts) > 1 and self._symmetric:
+            return (yield from self._embed(texts))
+        calls = [Call(self.embeddings.embed_query, self.embeddings.aembed_query, text) for text in texts]
+        found = yield Gather(calls)
+        return checked_vectors(found, len(texts), None)
 
 
 def as_embedder(embeddings: Embeddings) -> Embedder:
@@ -133,9 +125,3 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
             hint="Pass an object with embed_documents and embed_query.",
         )
     return EmbeddingsAdapter(embeddings)
-
-
-def _alike(one: Any, other: Float32Array) -> bool:
-    """Whether two vectors point the same way."""
-    pair = normalised(checked_vectors([one, other], 2, None))
-    return bool(np.allclose(pair[0], pair[1], atol=1e-3))

@@ -2,41 +2,54 @@
 
 from __future__ import annotations
 
+import math
 import re
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
-from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore
+from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.errors import ConfigurationError, IndexMismatchError, IndexNotFoundError
-from rgate_integrations.index import PassageIndex
-from rgate_integrations.index.vectors import read_vectors
-from rgate_integrations.langchain.community import has_community_folder, read_community_folder
-from rgate_integrations.langchain.distances import DistanceStrategy, as_strategy, strategy_of
-from rgate_integrations.langchain.documents import as_names, as_passage, documents_of, ids_of, last_of_each
+from rgate_integrations.errors import ConfigurationError, IndexMismatchError
+from rgate_integrations.index import Passage, PassageIndex
+from rgate_integrations.index.retriever import Hit, check_k
+from rgate_integrations.index.vectors import Metric, checked_vectors, normalised
 from rgate_integrations.langchain.embeddings import as_embedder
-from rgate_integrations.langchain.searching import SearchedIndex
-from rgate_integrations.runtime.flow import Flow, arun, run
+from rgate_integrations.langchain.filters import Filter, as_predicate
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
+
+Scored: TypeAlias = list[tuple[Document, float]]
+
+# The names are those of langchain_community's DistanceStrategy, whose members are such texts.
+METRICS: dict[str, Metric] = {
+    "COSINE": "cosine",
+    "MAX_INNER_PRODUCT": "inner_product",
+    "EUCLIDEAN_DISTANCE": "l2",
+}
+_WIDER = 4  # by which factor more documents are searched while a filter leaves too few
 
 
-class FaissVectorStore(SearchedIndex):
+class FaissVectorStore(VectorStore):
     """A vector store on FAISS: exact search, upserts by id, metadata filters, MMR, atomic saves.
 
-    ``FaissVectorStore(embedding=e)`` is an empty store. A batch of queries is embedded and searched in one call
-    (`batch_similarity_search`). Any number of threads and tasks may read and write: a write happens as a whole or, if
-    it raises, not at all. Every method has its awaitable, which awaits the embeddings' own.
+    ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write: a write
+    happens as a whole or, if it raises, not at all. Awaited methods await the embeddings' own.
 
-    Metadata must be JSON: text, numbers, booleans, None, lists, and dicts with text as keys. A text may be blank; it
-    is stored as any other.
+    Scores are cosines or inner products, of which higher is nearer, or squared Euclidean distances, of which *lower*
+    is nearer. Metadata must be JSON: text, numbers, booleans, None, lists, and dicts with text as keys. A text may be
+    blank; it is stored as any other. Every search takes ``filter=``, see `as_predicate`.
 
     Args:
         embedding: Embeds documents and queries.
         index: An index to read and write, made with the same embeddings; a new one when None.
-        distance_strategy: What is searched by, see `DistanceStrategy`; the index's own when None, else the cosine.
-        relevance_score_fn: Maps a score to a relevance in [0, 1]; that of the strategy when None.
+        distance_strategy: What is searched by: ``"COSINE"``, ``"MAX_INNER_PRODUCT"`` or ``"EUCLIDEAN_DISTANCE"``;
+            the index's own when None, else the cosine.
+        relevance_score_fn: Maps a score to a relevance in [0, 1]. By default ``(score + 1) / 2`` of a cosine, the
+            logistic function of an inner product, and ``1 / (1 + distance)``.
 
     Raises:
         ConfigurationError: There is no such strategy, or the index has another one.
@@ -56,15 +69,20 @@ class FaissVectorStore(SearchedIndex):
         distance_strategy: str | None = None,
         relevance_score_fn: Callable[[float], float] | None = None,
     ) -> None:
-        asked = None if distance_strategy is None else as_strategy(distance_strategy)
-        if index is None:
-            metric = (asked or DistanceStrategy.COSINE).metric
-            index = PassageIndex(as_embedder(embedding), metric=metric)
-        super().__init__(index, relevance_score_fn)
-        self.embedding = embedding
-        if asked not in (None, self.distance_strategy):
+        if distance_strategy is not None and distance_strategy not in METRICS:
             raise ConfigurationError(
-                f"The index is searched by {self.distance_strategy}, not by {asked}.",
+                f"There is no distance strategy {distance_strategy!r}.",
+                hint=f"Use one of {', '.join(METRICS)}.",
+            )
+        if index is None:
+            index = PassageIndex(as_embedder(embedding), metric=METRICS[distance_strategy or "COSINE"])
+        self.embedding = embedding
+        self.index = index
+        (self.distance_strategy,) = (name for name, metric in METRICS.items() if metric == index.metric)
+        self._relevance_score_fn = relevance_score_fn or self._relevance
+        if distance_strategy not in (None, self.distance_strategy):
+            raise ConfigurationError(
+                f"The index is searched by {self.distance_strategy}, not by {distance_strategy}.",
                 hint="Leave distance_strategy out, or make a new store of the documents.",
             )
 
@@ -85,13 +103,13 @@ class FaissVectorStore(SearchedIndex):
             ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
                 stored.
         """
-        return run(self._adding(documents, ids))
+        return run(self._upsert(documents, ids))
 
     async def aadd_documents(
         self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
     ) -> list[str]:
         """Add documents, see `add_documents`."""
-        return await arun(self._adding(documents, ids))
+        return await arun(self._upsert(documents, ids))
 
     def add_texts(
         self,
@@ -102,7 +120,7 @@ class FaissVectorStore(SearchedIndex):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, or replace those with the same id; returns the ids."""
-        return run(self._adding(documents_of(texts, metadatas), ids))
+        return run(self._upsert(_documents(texts, metadatas), ids))
 
     async def aadd_texts(
         self,
@@ -113,7 +131,7 @@ class FaissVectorStore(SearchedIndex):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, see `add_texts`."""
-        return await arun(self._adding(documents_of(texts, metadatas), ids))
+        return await arun(self._upsert(_documents(texts, metadatas), ids))
 
     def add_embeddings(
         self,
@@ -124,9 +142,8 @@ class FaissVectorStore(SearchedIndex):
     ) -> list[str]:
         """Add texts whose vectors are there already, or replace those with the same id; returns the ids."""
         pairs = list(text_embeddings)
-        documents = documents_of([text for text, _ in pairs], metadatas)
-        self._add_vectors(documents, names := ids_of(documents, ids), [vector for _, vector in pairs])
-        return names
+        documents = _documents([text for text, _ in pairs], metadatas)
+        return run(self._upsert(documents, ids, [vector for _, vector in pairs]))
 
     def merge_from(self, target: FaissVectorStore) -> None:
         """Take over the documents of another store with their vectors; of equal ids the other store's stays.
@@ -155,7 +172,7 @@ class FaissVectorStore(SearchedIndex):
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
-        self.index.delete(as_names(ids or []))
+        self.index.delete(_names(ids or []))
         return True
 
     @classmethod
@@ -202,31 +219,218 @@ class FaissVectorStore(SearchedIndex):
         store.add_embeddings(text_embeddings, metadatas, ids)
         return store
 
-    @classmethod
-    async def afrom_embeddings(
-        cls,
-        text_embeddings: Iterable[tuple[str, list[float]]],
-        embedding: Embeddings,
-        metadatas: list[dict[str, Any]] | None = None,
-        ids: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Make a store of texts whose vectors are there already, see `from_embeddings`."""
-        return await run_in_executor(
-            None, cls.from_embeddings, text_embeddings, embedding, metadatas, ids, **kwargs
-        )
-
-    def _adding(self, documents: Sequence[Document], ids: Sequence[Any] | None) -> Flow[list[str]]:
-        names = ids_of(documents, ids)
-        passages = [as_passage(names[i], documents[i]) for i in last_of_each(names)]
-        yield from self.index.upserting(passages, blank=True)
+    def _upsert(
+        self, documents: Sequence[Document], ids: Sequence[Any] | None, vectors: Sequence[Any] | None = None
+    ) -> Flow[list[str]]:
+        """Write documents, with their vectors if those are there already; returns the ids."""
+        if ids is None:
+            ids = [document.id for document in documents]
+        if len(ids) != len(documents):
+            raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
+        names = [uuid.uuid4().hex if name is None else str(name) for name in ids]  # 0 and "" are ids
+        last = {
+            name: place for place, name in enumerate(names)
+        }  # of equal ids in one call the last one counts
+        passages = []
+        for name, place in last.items():
+            document = documents[place]
+            passages.append(Passage(id=name, text=document.page_content, metadata=document.metadata))
+        if vectors is None:
+            yield from self.index.upserting(passages, blank=True)
+        else:
+            chosen = [vectors[place] for place in last.values()]
+            yield Call(self.index.upsert_vectors, None, passages, chosen, blank=True)
         return names
 
-    def _add_vectors(self, documents: Sequence[Document], names: Sequence[str], vectors: Any) -> None:
-        kept = last_of_each(names)
-        passages = [as_passage(names[i], documents[i]) for i in kept]
-        chosen: Any = [vectors[i] for i in kept]  # the index checks them
-        self.index.upsert_vectors(passages, chosen, blank=True)
+    # --- searching -----------------------------------------------------------------------------------------
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Return the documents with these ids, in their order; ids that are not there are left out."""
+        names = _names(ids)
+        found = {passage.id: passage for passage in self.index.get(names)}
+        return [_document(found[name]) for name in names if name in found]
+
+    def similarity_search(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the ``k`` documents nearest to a query, nearest first.
+
+        Args:
+            query: The query.
+            k: How many.
+            filter: Conditions on the metadata, or a function of the document; see `as_predicate`.
+            **kwargs: ``score_threshold``: the worst score that is returned. The rest is ignored.
+        """
+        return _without_scores(self.similarity_search_with_score(query, k, filter, **kwargs))
+
+    async def asimilarity_search(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the nearest documents, see `similarity_search`."""
+        return _without_scores(await self.asimilarity_search_with_score(query, k, filter, **kwargs))
+
+    def similarity_search_with_score(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> Scored:
+        """Return documents with their score; the nearest comes first."""
+        return run(self._search_texts([query], k, filter, **kwargs))[0]
+
+    async def asimilarity_search_with_score(
+        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> Scored:
+        """Return documents with their score, see `similarity_search_with_score`."""
+        found = await arun(self._search_texts([query], k, filter, **kwargs))
+        return found[0]
+
+    def batch_similarity_search(
+        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
+    ) -> list[list[Document]]:
+        """Search several queries; they are embedded and searched in one call each."""
+        return [_without_scores(scored) for scored in run(self._search_texts(queries, k, filter))]
+
+    async def abatch_similarity_search(
+        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
+    ) -> list[list[Document]]:
+        """Search several queries, see `batch_similarity_search`."""
+        return [_without_scores(scored) for scored in await arun(self._search_texts(queries, k, filter))]
+
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the ``k`` documents nearest to a vector."""
+        return _without_scores(self.similarity_search_with_score_by_vector(embedding, k, filter, **kwargs))
+
+    def similarity_search_with_score_by_vector(
+        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
+    ) -> Scored:
+        """Return the ``k`` documents nearest to a vector, with their score.
+
+        Raises:
+            ConfigurationError: The vector has another dimension than those of the store, or is not finite.
+        """
+        return self._search([embedding], k, as_predicate(filter), kwargs.get("score_threshold"))[0]
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
+        return run(self._search_diverse(query, k, fetch_k, lambda_mult, filter))
+
+    async def amax_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return diverse documents, see `max_marginal_relevance_search`."""
+        return await arun(self._search_diverse(query, k, fetch_k, lambda_mult, filter))
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
+        return self._diverse([embedding], k, fetch_k, lambda_mult, as_predicate(filter))
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return self._relevance_score_fn
+
+    def _relevance(self, score: float) -> float:
+        if self.distance_strategy == "EUCLIDEAN_DISTANCE":
+            return 1 / (1 + math.sqrt(score))
+        if self.distance_strategy == "COSINE":
+            return min(1.0, max(0.0, (score + 1) / 2))  # a rounded cosine may lie just outside
+        return (1 + math.tanh(score / 2)) / 2  # the logistic function, in a form that does not overflow
+
+    def _search_texts(
+        self,
+        queries: Sequence[str],
+        k: int,
+        filter: Filter | None,
+        score_threshold: float | None = None,
+        **ignored: Any,
+    ) -> Flow[list[Scored]]:
+        passes = as_predicate(filter)
+        check_k(k)
+        if not queries:
+            return []
+        vectors = yield from self.index.embedding_queries(queries)
+        found: list[Scored] = yield Call(self._search, None, vectors, k, passes, score_threshold)
+        return found
+
+    def _search(
+        self,
+        vectors: Any,
+        k: int,
+        passes: Callable[[Document], bool] | None,
+        score_threshold: float | None = None,
+    ) -> list[Scored]:
+        check_k(k)
+        wide = k if passes is None else k * _WIDER
+        while True:
+            found = self.index.search_vectors(vectors, wide)
+            results = [self._passing(hits, passes)[:k] for hits in found]
+            # FAISS knows no metadata: search wider until each query has enough that passes, or found all that there
+            # is. The size of the index does not tell that: others may be writing.
+            if all(len(kept) == k or len(hits) < wide for kept, hits in zip(results, found, strict=True)):
+                break
+            wide *= _WIDER
+        if score_threshold is None:
+            return results
+        return [[each for each in kept if self._is_near(each[1], score_threshold)] for kept in results]
+
+    def _passing(self, hits: Sequence[Hit], passes: Callable[[Document], bool] | None) -> Scored:
+        kept = []
+        for hit in hits:
+            document = _document(hit.passage)
+            if passes is None or passes(document):
+                # The index has higher scores for what is nearer, also for distances.
+                score = max(0.0, -hit.score) if self.index.metric == "l2" else hit.score
+                kept.append((document, score))
+        return kept
+
+    def _is_near(self, score: float, threshold: float) -> bool:
+        return score <= threshold if self.index.metric == "l2" else score >= threshold
+
+    def _search_diverse(
+        self, query: str, k: int, fetch_k: int, lambda_mult: float, filter: Filter | None
+    ) -> Flow[list[Document]]:
+        passes = as_predicate(filter)
+        vectors = yield from self.index.embedding_queries([query])
+        found: list[Document] = yield Call(self._diverse, None, vectors, k, fetch_k, lambda_mult, passes)
+        return found
+
+    def _diverse(
+        self,
+        vectors: Any,
+        k: int,
+        fetch_k: int,
+        lambda_mult: float,
+        passes: Callable[[Document], bool] | None,
+    ) -> list[Document]:
+        with self.index.reading():  # or what is found might be gone when its vector is asked for
+            (scored,) = self._search(vectors, max(fetch_k, k), passes)
+            near = _without_scores(scored)
+            if not near:
+                return []
+            theirs = self.index.vectors([str(document.id) for document in near])
+        asked = normalised(checked_vectors(vectors, 1, None))[0]
+        chosen = maximal_marginal_relevance(asked, list(theirs), lambda_mult=lambda_mult, k=k)
+        return [near[i] for i in chosen]
 
     # --- saving --------------------------------------------------------------------------------------------
 
@@ -253,64 +457,36 @@ class FaissVectorStore(SearchedIndex):
         """
         # Nothing here is unpickled, so there is nothing to allow; the argument is that of other stores.
         kwargs.pop("allow_dangerous_deserialization", None)
-        try:
-            index = PassageIndex.load(_folder(folder_path, index_name), as_embedder(embeddings))
-        except IndexNotFoundError as error:
-            if has_community_folder(folder_path, index_name):
-                error.hint = "langchain_community saved it: use FaissVectorStore.from_community_folder."
-            raise
+        index = PassageIndex.load(_folder(folder_path, index_name), as_embedder(embeddings))
         return cls(embeddings, index=index, **kwargs)
 
-    @classmethod
-    def from_community_folder(
-        cls, folder_path: str | Path, embeddings: Embeddings, index_name: str = "index", **kwargs: Any
-    ) -> Self:
-        """Take over what ``langchain_community``'s FAISS store saved, without running what its pickle names.
 
-        Vectors are not computed again. The distance strategy is that of the folder, unless another is given.
+def _documents(texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None) -> list[Document]:
+    """Return texts with their metadata as documents."""
+    given = list(texts)
+    if metadatas is None:
+        return [Document(page_content=text) for text in given]
+    if len(metadatas) != len(given):
+        raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
+    pairs = zip(given, metadatas, strict=True)
+    return [Document(page_content=text, metadata=metadata) for text, metadata in pairs]
 
-        Args:
-            folder_path: The folder.
-            embeddings: The embeddings it was made with.
-            index_name: Name of the two files.
-            **kwargs: Arguments of the class.
 
-        Raises:
-            IndexNotFoundError: There are no such files.
-            IndexCorruptError: The vectors cannot be read.
-            DataFormatError: The pickle holds anything else than documents with JSON metadata.
-        """
-        saved = read_community_folder(folder_path, index_name)
-        kwargs.setdefault("distance_strategy", strategy_of(saved.metric))
-        store = cls(embeddings, **kwargs)
-        store._add_vectors(saved.documents, ids_of(saved.documents, None), saved.vectors)
-        return store
+def _document(passage: Passage) -> Document:
+    """Return a passage as a document; its title is part of the metadata."""
+    title = {"title": passage.title} if passage.title else {}
+    return Document(id=passage.id, page_content=passage.text, metadata={**passage.metadata, **title})
 
-    @classmethod
-    def from_community_index(
-        cls, index_file: str | Path, documents: Sequence[Document], embedding: Embeddings, **kwargs: Any
-    ) -> Self:
-        """Take over the vectors of a ``langchain_community`` FAISS folder, with documents that are given again.
 
-        For folders whose documents `from_community_folder` refuses to read. Vectors are not computed again.
+def _names(ids: Sequence[Any]) -> list[str]:
+    """Return ids as they are stored: as text."""
+    if isinstance(ids, str):
+        raise ConfigurationError(f"This takes a list of ids, not {ids!r}.", hint=f"Give [{ids!r}].")
+    return [str(name) for name in ids if name is not None]
 
-        Args:
-            index_file: Its ``index.faiss``.
-            documents: The documents, one a vector, in the order in which they were added.
-            embedding: The embeddings it was made with.
-            **kwargs: Arguments of the class; the distance strategy is that of the file, unless another is given.
 
-        Raises:
-            ConfigurationError: The number of documents is not that of the vectors.
-            IndexCorruptError: The file cannot be read, or keeps no vectors.
-        """
-        vectors, metric = read_vectors(index_file)
-        if len(vectors) != len(documents):
-            raise ConfigurationError(f"{len(vectors)} vectors do not match {len(documents)} documents.")
-        kwargs.setdefault("distance_strategy", strategy_of(metric))
-        store = cls(embedding, **kwargs)
-        store._add_vectors(documents, ids_of(documents, None), vectors)
-        return store
+def _without_scores(scored: Scored) -> list[Document]:
+    return [document for document, _ in scored]
 
 
 def _folder(folder_path: str | Path, index_name: str) -> Path:
