@@ -94,9 +94,7 @@ def grow() -> list[dict]:
         start = time.perf_counter()
         for at in range(0, n, 20_000):
             some = range(at, min(n, at + 20_000))
-            index.add_vectors(
-                [Passage(str(i), f"passage {i}") for i in some], vectors[some.start : some.stop]
-            )
+            index.add([Passage(str(i), f"passage {i}") for i in some], vectors[some.start : some.stop])
         built = time.perf_counter() - start
         start = time.perf_counter()
         index.optimise()

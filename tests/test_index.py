@@ -14,8 +14,8 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
 )
 from rgate_integrations.index import Passage, PassageIndex, read_passages
+from rgate_integrations.index.folder import describe_file
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.index.manifest import describe_file
 from rgate_integrations.index.passages import PassageStore
 from tests.patience import PATIENCE
 
@@ -121,8 +121,8 @@ def circle():
 
 def write(index, how, given):
     """Write passages in one of the three ways."""
-    if how == "add_vectors":
-        index.add_vectors(given, Letters().embed([p.searchable for p in given]))
+    if how == "add with vectors":
+        index.add(given, Letters().embed([p.searchable for p in given]))
     else:
         getattr(index, how)(given)
 
@@ -139,7 +139,7 @@ def assert_untouched(index):
     assert nearest.score < 0.9, f"{nearest} came back for a passage that is not there"
 
 
-@pytest.mark.parametrize("how", ["add", "upsert", "add_vectors"])
+@pytest.mark.parametrize("how", ["add", "upsert", "add with vectors"])
 @pytest.mark.parametrize(
     "value", [object(), {1, 2}, np.float32(1), b"x", circle(), "\ud800", {"deep": [{("a", "b"): 1}]}]
 )
@@ -218,12 +218,12 @@ def test_a_first_write_that_fails_sets_no_dimension():
     with pytest.raises(ConfigurationError):
         index.add([Passage("new", "zzzz")])
     with pytest.raises(ConfigurationError):
-        index.add_vectors([Passage("new", "x")], np.full((1, 3), np.inf))
+        index.add([Passage("new", "x")], np.full((1, 3), np.inf))
     embedder.spoil = lambda vectors: vectors
     index.add(passages())
     assert_untouched(index)
     with pytest.raises(ConfigurationError, match="dimension 3 do not fit an index of dimension 26"):
-        index.add_vectors([Passage("new", "x")], np.eye(3)[:1])
+        index.add([Passage("new", "x")], np.eye(3)[:1])
     with pytest.raises(ConfigurationError, match="dimension 3 do not fit an index of dimension 26"):
         index.search_vectors(np.eye(3), 1)
 
@@ -250,15 +250,16 @@ def test_a_write_that_stops_in_faiss_is_rolled_back(monkeypatch, method, error):
 
 
 @pytest.mark.parametrize("how", ["upsert", "delete"])
-def test_a_write_that_stops_before_the_commit_is_rolled_back(monkeypatch, how):
-    index = PassageIndex.build(passages(), Letters())
+def test_a_write_that_stops_in_sqlite_is_rolled_back(monkeypatch, how):
+    index, replace = PassageIndex.build(passages(), Letters()), PassageStore.replace
 
-    def stops(store):
+    def stops(*given):
+        replace(*given)
         raise KeyboardInterrupt
 
     given = ["p1", "p2"] if how == "delete" else [Passage("p1", "zzzz"), Passage("new", "zzzz")]
     with monkeypatch.context() as patched:
-        patched.setattr(PassageStore, "commit", stops)
+        patched.setattr(PassageStore, "replace", stops)
         with pytest.raises(KeyboardInterrupt):
             getattr(index, how)(given)
     assert_untouched(index)
@@ -337,19 +338,6 @@ def test_whole_numbers_and_the_empty_text_are_ids(tmp_path):
         '{"id": 0, "text": "x"}\n{"id": "", "text": "x"}\n{"id": null, "text": "x"}\n{"text": "x"}\n'
     )
     assert [p.id for p in read_passages(path)] == ["0", "", "3", "4"]
-
-
-def test_an_index_that_lies_mapped_is_for_reading(tmp_path):
-    root = PassageIndex.build(passages(), Letters()).save(tmp_path / "i")
-    index = PassageIndex.load(root, Letters(), mmap=True)
-    for write_it in (
-        lambda: index.add([Passage("new", "x")]),
-        lambda: index.upsert([Passage("p1", "x")]),
-        lambda: index.delete(["p1"]),
-    ):
-        with pytest.raises(ConfigurationError, match="mmap"):
-            write_it()
-    assert list(index) == passages()
 
 
 def test_a_saved_index_with_a_vector_too_many_is_refused(tmp_path):

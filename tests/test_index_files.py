@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, IndexMismatchError, RGateError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.building import build_resumable
-from rgate_integrations.index.folder import read_index
-from rgate_integrations.index.manifest import describe_file
+from rgate_integrations.index.folder import describe_file
 from tests.test_index import Letters, passages
 
 FILES = ("vectors.faiss", "passages.sqlite")
@@ -414,7 +413,7 @@ def test_an_approximate_index_is_checked_too(tmp_path):
         index.optimise(exact_up_to=100)
         assert index.approximation is not None
         root = index.save(tmp_path / metric)
-        loaded = PassageIndex.load(root, Letters(), mmap=metric == "l2")
+        loaded = PassageIndex.load(root, Letters())
         assert loaded.search(["aab"], 5) == index.search(["aab"], 5)
         assert pickle.loads(pickle.dumps(index)).search(["aab"], 5) == index.search(["aab"], 5)  # noqa: S301
         assert index.delete(["5"]) == 1
@@ -472,7 +471,7 @@ def test_a_reader_that_is_overtaken_by_a_save_reads_the_new_one(root, monkeypatc
 
     check = folder.check_files
     monkeypatch.setattr(folder, "check_files", overtaken)
-    assert len(read_index(root).passages) == 4
+    assert len(PassageIndex.load(root, Letters())) == 4
     assert len(set(checked)) == 2
 
 

@@ -309,7 +309,7 @@ def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, signal_at):
     store.add_texts(["3"])
     target = {
         "write": "rgate_integrations.index.folder.VectorTable.write",
-        "manifest": "rgate_integrations.index.folder.write_manifest",
+        "manifest": "rgate_integrations.index.folder.write_atomically",
     }[signal_at]
 
     def full(*given, **options):

@@ -29,7 +29,7 @@ class BM25Index:
         self.passages = list(passages)
         self._tokenize: Any = bm25s.tokenize
         self._bm25: Any = None
-        tokens = self._tokenized([passage.searchable for passage in self.passages])
+        tokens = self._words([passage.searchable for passage in self.passages])
         if any(tokens):  # bm25s cannot index a corpus without a single word
             self._bm25 = bm25s.BM25()
             self._bm25.index(tokens, show_progress=False)
@@ -43,27 +43,22 @@ class BM25Index:
         Passages that share no word with the query are not found, so there may be fewer.
         """
         check_search(queries, k)
+        if self._bm25 is None:
+            return [[] for _ in queries]
         found = []
-        for query, tokens in zip(queries, self._tokenized(queries), strict=True):
-            found.append(self._search_one(query, tokens, k))
+        for query, words in zip(queries, self._words(queries), strict=True):
+            known = [word for word in words if word in self._bm25.vocab_dict]
+            # bm25s cannot score a query without a single word that it knows.
+            scores = self._bm25.get_scores(known) if known else np.zeros(len(self))
+            best = np.argsort(-scores, kind="stable")[:k]
+            hits = [Hit(self.passages[row], float(scores[row]), query) for row in best if scores[row] > 0]
+            found.append(hits)
         return found
 
-    def _search_one(self, query: str, tokens: list[str], k: int) -> list[Hit]:
-        if self._bm25 is None:
-            return []
-        known = [token for token in tokens if token in self._bm25.vocab_dict]
-        if not known:
-            return []
-        scores = self._bm25.get_scores(known)
-        best = np.argsort(-scores, kind="stable")[:k]
-        hits = []
-        for row in best:
-            if scores[row] > 0:  # the others share no word with the query
-                hits.append(Hit(self.passages[int(row)], float(scores[row]), query))
-        return hits
-
-    def _tokenized(self, texts: Sequence[str]) -> list[list[str]]:
+    def _words(self, texts: Sequence[str]) -> list[list[str]]:
         if not texts:
             return []
-        found = self._tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
-        return [list(tokens) for tokens in found]
+        found: list[list[str]] = self._tokenize(
+            list(texts), stopwords="en", return_ids=False, show_progress=False
+        )
+        return found

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
+from rgate_integrations.models.progress import quiet
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.threads import reset_after_fork
 
@@ -130,34 +131,25 @@ def _shared(name: str) -> _SharedModel:
     return _models.setdefault(where, _SharedModel(where))  # atomic, and nothing is loaded yet
 
 
-class _File(NamedTuple):
-    """A file of a model, and what shows that it was written again. The inode tells a replaced one."""
-
-    path: Path
-    size: int
-    modified: int
-    changed: int  # nobody can set it back, as can be done with the time of the last modification
-    inode: int
-
-
-def _files(folder: Path) -> tuple[_File, ...]:
-    """Return the files that the vectors depend on: configuration, weights, and the tokenizer's."""
+def _files(folder: Path) -> tuple[tuple[Path, int, int, int], ...]:
+    """Return the files that the vectors depend on, each with what shows that it was written again."""
     files = []
     for path in sorted(folder.rglob("*")):
         if path.suffix in _HASHED and path.name != "rgate.json":
             stat = path.stat()
-            files.append(_File(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
+            # The time of the last change cannot be set back, as that of the last modification can.
+            files.append((path, stat.st_size, stat.st_ctime_ns, stat.st_ino))
     return tuple(files)
 
 
 @lru_cache(maxsize=32)
-def _digest(folder: Path, files: tuple[_File, ...]) -> str:
+def _digest(folder: Path, files: tuple[tuple[Path, int, int, int], ...]) -> str:
     """Hash all contents: 60 ms for MiniLM, of 91 MB. The state of the files is the key of the cache."""
     digest = hashlib.sha256()
-    for each in files:
-        with each.path.open("rb") as file:
+    for path, *_ in files:
+        with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{each.path.relative_to(folder).as_posix()}:{content};".encode())
+        digest.update(f"{path.relative_to(folder).as_posix()}:{content};".encode())
     return digest.hexdigest()
 
 
@@ -165,40 +157,28 @@ def _load(where: str) -> Callable[[Sequence[str]], Float32Array]:
     """Load the model of a folder or Hub id; returns what embeds texts."""
     if where == resolve_model(DEFAULT_EMBEDDER, kind="embedder"):
         return MiniLM(Path(where)).encode
-    return _load_sentence_transformer(where)
-
-
-def _load_sentence_transformer(where: str) -> Callable[[Sequence[str]], Float32Array]:
     refuse_code(where)
     refuse_pickles(where)
     try:
+        import transformers
         from sentence_transformers import SentenceTransformer
-        from transformers.utils import logging as transformers_logging
     except ImportError as error:
         raise missing_dependency(error.name or "sentence_transformers", "local") from error
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
     try:
-        model = SentenceTransformer(where, trust_remote_code=False, model_kwargs={"use_safetensors": True})
+        with quiet(transformers):
+            model = SentenceTransformer(
+                where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+            )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {str(error).splitlines()[0]}",
             hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",
         ) from error
-    finally:
-        if bars:
-            transformers_logging.enable_progress_bar()
 
     def encode(texts: Sequence[str]) -> Float32Array:
         if not texts:
             return np.zeros((0, int(model.get_embedding_dimension())), np.float32)
-        vectors = model.encode(
-            list(texts),
-            batch_size=32,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-            convert_to_numpy=True,
-        )
+        vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
     return encode

@@ -6,56 +6,100 @@ current; then those before it are removed.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from rgate_integrations.errors import ConfigurationError, IndexCorruptError, WriteError
-from rgate_integrations.index.manifest import (
-    MANIFEST,
-    PASSAGES,
-    VECTORS,
-    Manifest,
-    check_files,
-    describe_file,
-    is_version,
-    read_manifest,
-    write_manifest,
+from rgate_integrations.errors import (
+    ConfigurationError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexNotFoundError,
+    RGateError,
+    WriteError,
 )
 from rgate_integrations.index.passages import PassageStore
 from rgate_integrations.index.vectors import Metric, VectorTable
+from rgate_integrations.runtime.files import write_atomically
 from rgate_integrations.runtime.locks import locked
 
+FORMAT = 2  # 1 had no metric, and was always cosine
+MANIFEST = "index.json"
+VECTORS, PASSAGES = "vectors.faiss", "passages.sqlite"
+_VERSION = r"^v-[0-9a-f]{12}$"
+_BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
+_STRICT = ConfigDict(strict=True, frozen=True)  # 1.0 or true is no number of rows
+_Rows = Annotated[int, Field(ge=0, lt=2**62)]
 
-@dataclass(frozen=True)
-class Contents:
-    """All that an index consists of.
+
+class EmbedderId(BaseModel):
+    """What an index was built with.
 
     Attributes:
-        vectors: The vectors.
-        passages: The passages.
-        next_row: Number of the row that is added next.
-        metric: By what the vectors are searched.
-        approximation: See `PassageIndex.approximation`.
-        embedder: ``name`` and ``identity`` of the embedder.
+        name: What the embedder is opened with.
+        identity: Changes when its vectors would.
     """
 
-    vectors: VectorTable
-    passages: PassageStore
-    next_row: int
-    metric: Metric
-    approximation: dict[str, Any] | None
-    embedder: Mapping[str, str]
+    model_config = _STRICT
+
+    name: str
+    identity: str
 
 
-def write_index(root: Path, contents: Contents) -> None:
+class Manifest(BaseModel):
+    """What a saved index is. It may come from anywhere.
+
+    Attributes:
+        format: Of the folder.
+        version: Name of the folder with its files.
+        passages: How many there are.
+        next_row: Number of the row that is added next.
+        dimension: Length of a vector; 1 if there never was one.
+        metric: By what it is searched.
+        approximation: See `PassageIndex.approximation`.
+        embedder: What it was built with.
+        files: Size and checksum by name.
+    """
+
+    model_config = _STRICT
+
+    format: int = Field(ge=1)
+    version: str = Field(pattern=_VERSION)
+    passages: _Rows
+    next_row: _Rows
+    dimension: int = Field(ge=1)
+    metric: Metric = "cosine"
+    approximation: dict[str, Any] | None = None
+    embedder: EmbedderId
+    files: dict[str, Any]
+
+    @field_validator("format")
+    @classmethod
+    def _is_not_newer(cls, value: int) -> int:
+        if value > FORMAT:
+            raise IndexMismatchError(
+                f"The index has format {value}, newer than {FORMAT}.", hint="Upgrade rgate-integrations."
+            )
+        return value
+
+
+def write_index(
+    root: Path,
+    vectors: VectorTable,
+    passages: PassageStore,
+    *,
+    next_row: int,
+    approximation: dict[str, Any] | None,
+    embedder: EmbedderId,
+) -> None:
     """Write an index into a folder. One that was there stays loadable until the new one is complete.
 
     Raises:
@@ -64,50 +108,42 @@ def write_index(root: Path, contents: Contents) -> None:
     """
     if root.is_file():
         raise ConfigurationError(f"{str(root)!r} is a file.", hint="Give the name of a folder.")
-    # One process or thread at a time: each removes what it takes for leftovers.
-    with locked(root / MANIFEST, waiting=_wait):
+    # One process or thread at a time: each removes what it takes for leftovers. Another is waited for.
+    with locked(root / MANIFEST, waiting=lambda: None):
         version = root / f"v-{uuid.uuid4().hex[:12]}"
         try:
             version.mkdir()
-            _write_version(version, contents)
-            write_manifest(root, _manifest(version, contents))
-        except BaseException as error:
-            # The manifest may have been replaced for all that, as by Ctrl-C right after it.
-            if not _is_current(root, version):
-                shutil.rmtree(version, ignore_errors=True)
-            # FAISS says it in words of its own, and not by an OSError.
-            if isinstance(error, OSError | RuntimeError | sqlite3.Error):
-                raise _not_written(root, error) from error
+            vectors.write(version / VECTORS)
+            passages.save(version / PASSAGES)
+            for name in (VECTORS, PASSAGES):
+                _to_disk(
+                    version / name
+                )  # before the manifest is: it must not outlive a power cut that they do not
+            manifest = Manifest(
+                format=FORMAT,
+                version=version.name,
+                passages=len(vectors),
+                next_row=next_row,
+                dimension=vectors.dimension or 1,
+                metric=vectors.metric,
+                approximation=approximation,
+                embedder=embedder,
+                files={name: describe_file(version / name) for name in (VECTORS, PASSAGES)},
+            )
+            write_atomically(root / MANIFEST, manifest.model_dump_json(indent=1))
+        except WriteError:
             raise
-        _remove_others(root, version)
+        except (OSError, RuntimeError, sqlite3.Error) as error:  # FAISS says it by a RuntimeError
+            raise WriteError(
+                f"The index {str(root)!r} could not be written: {error}.",
+                hint="Free some space, or save it elsewhere. What was there is as it was.",
+            ) from error
+        finally:
+            _remove_others(root)
 
 
-def _wait() -> None:
-    """Wait for another process that saves into the same folder; it takes seconds."""
-
-
-def _write_version(version: Path, contents: Contents) -> None:
-    contents.vectors.write(version / VECTORS)
-    contents.passages.save(version / PASSAGES)
-    for name in (VECTORS, PASSAGES):
-        _to_disk(version / name)  # before the manifest is: it must not outlive a power cut that they do not
-
-
-def _not_written(root: Path, error: Exception) -> WriteError:
-    if isinstance(error, WriteError):
-        return error
-    return WriteError(
-        f"The index {str(root)!r} could not be written: {error}.",
-        hint="Free some space, or save it elsewhere. What was there is as it was.",
-    )
-
-
-def read_index(root: Path, *, mmap: bool = False) -> Contents:
+def read_index(root: Path) -> tuple[Manifest, VectorTable, PassageStore]:
     """Read an index from a folder.
-
-    Args:
-        root: The folder.
-        mmap: Leave the vectors on disk and map them into memory.
 
     Raises:
         IndexNotFoundError: There is no index in the folder.
@@ -116,74 +152,92 @@ def read_index(root: Path, *, mmap: bool = False) -> Contents:
     """
     while True:
         manifest = read_manifest(root)
+        version = root / manifest.version
         try:
             check_files(root, manifest)
-            return _opened(root, manifest, mmap)
+            vectors = VectorTable(manifest.metric)
+            if manifest.passages:  # what is saved of an empty index has no dimension
+                vectors = VectorTable.read(version / VECTORS, manifest.metric)
+            passages = PassageStore.read(version / PASSAGES)
+            _check_fit(root, manifest, vectors, passages)
+            return manifest, vectors, passages
         except IndexCorruptError:
             # Another process may have saved meanwhile, and removed what we were about to read.
             if read_manifest(root).version == manifest.version:
                 raise
 
 
-def _opened(root: Path, manifest: Manifest, mmap: bool) -> Contents:
-    version = root / manifest.version
-    vectors = VectorTable(metric=manifest.metric)
-    if manifest.passages:  # what is saved of an empty index has no dimension
-        vectors = VectorTable.read(version / VECTORS, manifest.metric, mmap=mmap)
-    passages = PassageStore.read(version / PASSAGES)
-    _check_fit(root, manifest, vectors, passages)
-    return Contents(
-        vectors, passages, manifest.next_row, manifest.metric, manifest.approximation, manifest.embedder
-    )
+def read_manifest(root: Path) -> Manifest:
+    """Read the manifest of an index. The files that it names are for `check_files`.
+
+    Raises:
+        IndexNotFoundError: There is no index in the folder.
+        IndexCorruptError: The manifest cannot be read, or says what cannot be.
+        IndexMismatchError: The format is newer than this version of the package.
+    """
+    path = root / MANIFEST
+    if not path.is_file():
+        raise IndexNotFoundError(f"There is no index in {str(root)!r}.", hint=_BUILD)
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise _corrupt(
+            f"The file {MANIFEST} of the index {str(root)!r} cannot be read, or says what cannot be."
+        ) from error
+
+
+def check_files(root: Path, manifest: Manifest) -> None:
+    """Check the files that a manifest names.
+
+    Raises:
+        IndexCorruptError: One is missing, truncated or changed.
+    """
+    for name in (VECTORS, PASSAGES):
+        try:
+            intact = describe_file(root / manifest.version / name) == manifest.files.get(name)
+        except OSError:
+            intact = False
+        if not intact:
+            raise _corrupt(f"The file {name} of the index {str(root)!r} is missing, truncated or changed.")
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return size and checksum of a file, by which a later `check_files` knows it again."""
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _check_fit(root: Path, manifest: Manifest, vectors: VectorTable, passages: PassageStore) -> None:
     """Refuse parts that are of different indexes: a passage would be found under the vector of another one."""
     rows = passages.rows()
     if not len(vectors) == len(rows) == manifest.passages:
-        raise _misfit(
-            root, f"{len(vectors)} vectors for {len(rows)} passages, and should have {manifest.passages}"
-        )
-    if not np.array_equal(vectors.rows(), rows):
-        raise _misfit(root, "vectors that are not those of its passages")
-    if len(rows) and (rows[0] < 0 or rows[-1] >= manifest.next_row):
-        raise _misfit(root, "rows that its manifest does not know")
-    if len(rows) and vectors.dimension != manifest.dimension:
-        raise _misfit(root, f"vectors of dimension {vectors.dimension}, not {manifest.dimension}")
-    if vectors.exact != (manifest.approximation is None):
-        raise _misfit(root, "vectors of another kind than its manifest says")
+        counts = f"{len(vectors)} vectors for {len(rows)} passages"
+        raise _corrupt(f"The index {str(root)!r} has {counts}, and should have {manifest.passages}.")
+    fits = np.array_equal(vectors.rows(), rows) and vectors.exact == (manifest.approximation is None)
+    if len(rows):
+        fits = fits and rows[0] >= 0 and rows[-1] < manifest.next_row
+        fits = fits and vectors.dimension == manifest.dimension
+    if not fits:
+        raise _corrupt(f"The index {str(root)!r} has vectors that are not those of its passages.")
 
 
-def _misfit(root: Path, what: str) -> IndexCorruptError:
-    return IndexCorruptError(f"The index {str(root)!r} has {what}.", hint="Build the index again.")
+def _corrupt(message: str) -> IndexCorruptError:
+    return IndexCorruptError(message, hint=f"Build the index again: {_BUILD}")
 
 
-def _manifest(version: Path, contents: Contents) -> Manifest:
-    return Manifest(
-        version=version.name,
-        passages=len(contents.vectors),
-        next_row=contents.next_row,
-        dimension=contents.vectors.dimension or 1,
-        metric=contents.metric,
-        approximation=contents.approximation,
-        embedder=dict(contents.embedder),
-        files={name: describe_file(version / name) for name in (VECTORS, PASSAGES)},
-    )
-
-
-def _is_current(root: Path, version: Path) -> bool:
+def _remove_others(root: Path) -> None:
+    """Remove the versions that the manifest does not name: earlier ones, and what was not written to its end."""
     try:
-        return read_manifest(root).version == version.name
-    except Exception:
-        return False
-
-
-def _remove_others(root: Path, version: Path) -> None:
-    for old in root.glob("v-*"):
-        if is_version(old) and old.name != version.name:
-            shutil.rmtree(old)
+        current = read_manifest(root).version
+    except IndexNotFoundError:
+        current = ""
+    except RGateError:  # nobody knows which version is meant
+        return
+    for other in root.glob("v-*"):
+        if re.fullmatch(_VERSION, other.name) and other.name != current:
+            shutil.rmtree(other, ignore_errors=True)
     for unfinished in root.glob(f".{MANIFEST}-*"):
-        unfinished.unlink()
+        unfinished.unlink(missing_ok=True)
 
 
 def _to_disk(path: Path) -> None:

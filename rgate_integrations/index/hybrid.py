@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,14 +15,9 @@ from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import digest_of
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
 from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
-from rgate_integrations.runtime.arrays import Float32Array
 
-
-class Reranker(Protocol):
-    """Scores passages for a question; higher is better."""
-
-    def __call__(self, question: str, texts: Sequence[str]) -> Sequence[float]:
-        """Return one score a text."""
+Reranker: TypeAlias = Callable[[str, Sequence[str]], Sequence[float]]
+"""Scores texts for a question: one score a text, higher is better."""
 
 
 class CrossEncoderReranker:
@@ -38,18 +34,18 @@ class CrossEncoderReranker:
     def __call__(self, question: str, texts: Sequence[str]) -> list[float]:
         """Score texts for a question in one call."""
         if self._model is None:
-            try:
-                from sentence_transformers import CrossEncoder
-            except ImportError as error:
-                raise missing_dependency("sentence_transformers", "local") from error
-            refuse_code(self.name)
-            refuse_pickles(self.name)
-            self._model = CrossEncoder(
-                self.name, trust_remote_code=False, model_kwargs={"use_safetensors": True}
-            )
-        pairs = [(question, text) for text in texts]
-        scores = self._model.predict(pairs, show_progress_bar=False)
-        return [float(s) for s in scores]
+            self._model = self._load()
+        scores = self._model.predict([(question, text) for text in texts], show_progress_bar=False)
+        return [float(score) for score in scores]
+
+    def _load(self) -> Any:
+        try:
+            from sentence_transformers import CrossEncoder
+        except ImportError as error:
+            raise missing_dependency("sentence_transformers", "local") from error
+        refuse_code(self.name)
+        refuse_pickles(self.name)
+        return CrossEncoder(self.name, trust_remote_code=False, model_kwargs={"use_safetensors": True})
 
 
 class HybridIndex:
@@ -93,9 +89,9 @@ class HybridIndex:
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
         check_search(queries, k)
-        wide = max(self.pool, k)
         if not queries or not len(self):
             return [[] for _ in queries]
+        wide = max(self.pool, k)
         vectors = self.dense.embed_queries(queries)  # slow, so before others have to wait
         with self.dense.reading():
             by_meaning = self.dense.search_vectors(vectors, wide, queries)
@@ -103,16 +99,12 @@ class HybridIndex:
         by_words = bm25.search(queries, wide)
         found = []
         for query, dense, words in zip(queries, by_meaning, by_words, strict=True):
-            fused = fuse([dense, words], key=passage_id, k=wide)
-            found.append(self._reranked(query, fused)[:k])
+            hits = fuse([dense, words], key=passage_id, k=wide)
+            if self.rerank is not None and hits:
+                scores = np.asarray(self.rerank(query, [hit.passage.searchable for hit in hits]))
+                hits = [hits[place] for place in np.argsort(-scores, kind="stable")]
+            found.append(hits[:k])
         return found
-
-    def _reranked(self, query: str, hits: list[Hit]) -> list[Hit]:
-        if self.rerank is None or not hits:
-            return hits
-        scores = np.asarray(self.rerank(query, [hit.passage.searchable for hit in hits]))
-        order = np.argsort(-scores, kind="stable")
-        return [hits[int(position)] for position in order]
 
 
 def count_words(text: str) -> int:
@@ -149,39 +141,25 @@ def slimplm_search(
         raise ConfigurationError(f"token_budget must be at least 1, not {token_budget}.")
     asked = index.dense.embed_queries([question])[0]
     with index.dense.reading():  # or a passage that was found might be gone when its vector is asked for
-        by_words = index.bm25.search(queries, k)
-        similarities = _similarities(index.dense, asked, by_words)
-    rankings = []
-    for hits in by_words:
-        rankings.append(sorted(hits, key=lambda hit: -similarities[hit.passage.id]))
+        rankings = []
+        for hits in index.bm25.search(queries, k):
+            similarities = index.dense.vectors([hit.passage.id for hit in hits]) @ asked
+            rankings.append([hits[place] for place in np.argsort(-similarities, kind="stable")])
     chosen: list[Hit] = []
     spent = 0
     for hit in _round_robin(rankings):
-        length = count(hit.passage.searchable)
-        if spent + length > token_budget:
+        spent += count(hit.passage.searchable)
+        if spent > token_budget:
             break
-        spent += length
         chosen.append(hit)
     return chosen
-
-
-def _similarities(
-    dense: PassageIndex, asked: Float32Array, rankings: Sequence[Sequence[Hit]]
-) -> dict[str, float]:
-    """Return the cosine similarity to the question's vector of every passage in the rankings, by passage id."""
-    ids = list(dict.fromkeys(hit.passage.id for hits in rankings for hit in hits))
-    if not ids:
-        return {}
-    cosines = dense.vectors(ids) @ asked
-    return {name: float(cosine) for name, cosine in zip(ids, cosines, strict=True)}
 
 
 def _round_robin(rankings: Sequence[Sequence[Hit]]) -> Iterator[Hit]:
     """Yield the first of every ranking, then the second of every ranking, and so on; each passage once."""
     seen: set[str] = set()
-    longest = max((len(ranking) for ranking in rankings), default=0)
-    for turn in range(longest):
-        for ranking in rankings:
-            if turn < len(ranking) and ranking[turn].passage.id not in seen:
-                seen.add(ranking[turn].passage.id)
-                yield ranking[turn]
+    for turn in zip_longest(*rankings):
+        for hit in turn:
+            if hit is not None and hit.passage.id not in seen:
+                seen.add(hit.passage.id)
+                yield hit

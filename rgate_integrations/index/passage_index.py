@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from rgate_integrations.errors import ConfigurationError, IndexMismatchError, RGateError
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.folder import Contents, read_index, write_index
+from rgate_integrations.index.folder import EmbedderId, read_index, write_index
 from rgate_integrations.index.passages import (
     Passage,
     PassageStore,
@@ -20,6 +19,7 @@ from rgate_integrations.index.passages import (
     as_id,
     as_records,
     digest_of,
+    in_batches,
     known_id,
 )
 from rgate_integrations.index.retriever import Hit, check_search
@@ -61,20 +61,20 @@ class PassageIndex:
             )
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.metric: Metric = metric
-        self._store = PassageStore()
-        self._vectors = VectorTable(metric=metric)
-        self._next_row = 0
         self.approximation: dict[str, Any] | None = None
         self.changes = 0
+        self._store = PassageStore()
+        self._vectors = VectorTable(metric)
+        self._next_row = 0
         # Guards all of the above. Re-entrant, so that a reader may take several looks in one `reading`.
         self._lock = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pickled within the lock, so that no other thread writes between the vectors and the passages.
+        # Copied within the lock, so that no other thread writes between the vectors and the passages.
         with self._lock:
-            state = {name: value for name, value in self.__dict__.items() if name != "_lock"}
-            state["_store"], state["_vectors"] = copy(self._store), copy(self._vectors)
-            return state
+            state = dict(self.__dict__, _store=copy(self._store), _vectors=copy(self._vectors))
+        del state["_lock"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,7 +86,7 @@ class PassageIndex:
 
     def __iter__(self) -> Iterator[Passage]:
         with self._lock:
-            return (passage for _, passage in iter(self._store))
+            return iter(self._store)
 
     @property
     def fingerprint(self) -> str:
@@ -94,14 +94,11 @@ class PassageIndex:
 
         All passages are read for it.
         """
-        with self._lock:
-            return digest_of(self, self.embedder.identity, self.metric)
+        return digest_of(self, self.embedder.identity, self.metric)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Keep other threads from changing the index, so that several looks at it fit together."""
-        with self._lock:
-            yield
+    def reading(self) -> ForkSafeLock:
+        """Return a context in which no other thread changes the index, so that several looks at it fit together."""
+        return self._lock
 
     @classmethod
     def build(
@@ -123,17 +120,10 @@ class PassageIndex:
             DataFormatError: Two passages have the same id, a text is empty, or a value cannot be stored.
         """
         index = cls(embedder)
-        batch: list[Passage] = []
-        for passage in passages:
-            batch.append(passage)
-            if len(batch) == _BATCH:
-                index.add(batch)
-                batch = []
-                if report:
-                    report(len(index))
-        index.add(batch)
-        if report:
-            report(len(index))
+        for batch in in_batches(passages, _BATCH):
+            index.add(batch)
+            if report is not None:
+                report(len(index))
         index.optimise()
         return index
 
@@ -145,87 +135,59 @@ class PassageIndex:
             recall: Share of the exact ten nearest neighbours to find, measured on noisy stored vectors.
         """
         with self._lock:
-            if self.approximation is not None or len(self) <= exact_up_to:
-                return
-            tuned = self._vectors.approximated(recall)
-            self._vectors = VectorTable(tuned.index, metric=self.metric)
-            self.approximation = {
-                "lists": tuned.lists,
-                "probes": tuned.probes,
-                "recall": round(tuned.recall, 4),
-            }
+            if self.approximation is None and len(self) > exact_up_to:
+                self.approximation = self._vectors.make_approximate(recall)
 
-    def add(self, passages: Sequence[Passage]) -> None:
+    def add(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages: all of them or, with an error, none.
 
+        Args:
+            passages: The passages.
+            vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
+
         Raises:
-            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            ConfigurationError: The embedder failed, or the vectors cannot be used.
             DataFormatError: An id is there already or twice in the batch, a text is empty, or a value of the metadata
                 cannot be stored as JSON.
         """
-        if not passages:
-            return
-        records = as_records(passages)
-        self._refuse_known(records)  # before the long work of embedding; again when they are written
-        self._write_new(records, run(self._embedding(passages)))
+        run(self.writing(passages, vectors, replace=False))
 
-    def upsert(self, passages: Sequence[Passage]) -> None:
+    def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
 
+        Args:
+            passages: The passages.
+            vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
+
         Raises:
-            ConfigurationError: The embedder failed, or its vectors cannot be used.
+            ConfigurationError: The embedder failed, or the vectors cannot be used.
             DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
                 as JSON.
         """
-        run(self.upserting(passages))
+        run(self.writing(passages, vectors))
 
-    def upserting(self, passages: Sequence[Passage], *, blank: bool = False) -> Flow[None]:
+    def writing(
+        self,
+        passages: Sequence[Passage],
+        vectors: Float32Array | None = None,
+        *,
+        replace: bool = True,
+        blank: bool = False,
+    ) -> Flow[None]:
         """Do what `upsert` does, as a flow.
 
         Args:
             passages: The passages.
+            vectors: See `upsert`.
+            replace: Whether an id may be there already.
             blank: Whether a text may be empty.
         """
         if not passages:
             return
-        records = as_records(passages, blank=blank)
-        vectors = yield from self._embedding(passages)
-        yield Call(self._write, None, records, vectors)
-
-    def upsert_vectors(
-        self, passages: Sequence[Passage], vectors: Float32Array, *, blank: bool = False
-    ) -> None:
-        """Upsert passages with vectors that were computed elsewhere, by the same embedder: all of them or none.
-
-        Args:
-            passages: The passages.
-            vectors: Shape (passages, dimension).
-            blank: Whether a text may be empty.
-
-        Raises:
-            ConfigurationError: The numbers or the dimensions differ, or a vector is not finite.
-            DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
-                as JSON.
-        """
-        if passages:
-            self._write(as_records(passages, blank=blank), vectors)
-
-    def add_vectors(self, passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Add passages with vectors that were computed elsewhere, by the same embedder: all of them or none.
-
-        Args:
-            passages: The passages.
-            vectors: Shape (passages, dimension).
-
-        Raises:
-            ConfigurationError: The numbers or the dimensions differ, or a vector is not finite.
-            DataFormatError: An id is there already or twice, a text is empty, or a value of the metadata cannot be
-                stored as JSON.
-        """
-        if len(passages) != len(vectors):
-            raise ConfigurationError(f"{len(vectors)} vectors do not match {len(passages)} passages.")
-        if passages:
-            self._write_new(as_records(passages), vectors)
+        records = as_records(passages, blank=blank)  # before the long work of embedding
+        if vectors is None:
+            vectors = yield from self._embedding(passages)
+        yield Call(self._write, None, records, vectors, replace)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
@@ -248,7 +210,6 @@ class PassageIndex:
 
     def _embedding(self, passages: Sequence[Passage]) -> Flow[Float32Array]:
         """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
-        self._vectors.check_writable()
         awaitable = getattr(self.embedder, "aembed", None)
         texts = [passage.searchable for passage in passages]
         try:
@@ -263,25 +224,15 @@ class PassageIndex:
                 hint="See the error's cause, then add the passages again.",
             ) from error
 
-    def _refuse_known(self, records: Sequence[Record]) -> None:
+    def _write(self, records: Sequence[Record], vectors: Float32Array, replace: bool) -> None:
         with self._lock:
-            known = self._store.rows_of([record.id for record in records])
-        if known:
-            raise known_id(next(iter(known)))
-
-    def _write_new(self, records: Sequence[Record], vectors: Float32Array) -> None:
-        with self._lock:
-            self._refuse_known(records)
-            self._replace([], records, vectors)
-
-    def _write(self, records: Sequence[Record], vectors: Float32Array) -> None:
-        with self._lock:
-            old = self._store.rows_of([record.id for record in records])
-            self._replace(list(old.values()), records, vectors)
+            known = self._store.rows_of(name for name, *_ in records)
+            if known and not replace:
+                raise known_id(next(iter(known)))
+            self._replace(list(known.values()), records, vectors)
 
     def _replace(self, old_rows: Sequence[int], records: Sequence[Record], vectors: Float32Array) -> None:
         """Put records and vectors in the place of some rows, or leave all as it was. The caller holds the lock."""
-        self._vectors.check_writable()
         checked = self._scaled(checked_vectors(vectors, len(records), self._vectors.dimension))
         kept = self._vectors.take(old_rows)
         new_rows = range(self._next_row, self._next_row + len(records))
@@ -289,11 +240,10 @@ class PassageIndex:
         # the vector of another one.
         self._next_row += len(records)
         try:
-            self._store.replace(old_rows, new_rows, records)
-            self._vectors.replace(old_rows, new_rows, checked)
-            self._store.commit()
+            with self._store.transaction():
+                self._store.replace(old_rows, new_rows, records)
+                self._vectors.replace(old_rows, new_rows, checked)
         except BaseException:  # also Ctrl-C
-            self._store.rollback()
             self._vectors.restore(old_rows, new_rows, kept)
             raise
         self.changes += 1
@@ -315,11 +265,10 @@ class PassageIndex:
     def embedding_queries(self, queries: Sequence[str]) -> Flow[Float32Array]:
         """Do what `embed_queries` does, as a flow."""
         embedder: Any = self.embedder
-        if hasattr(embedder, "embed_queries"):
-            step = Call(embedder.embed_queries, getattr(embedder, "aembed_queries", None), queries)
-        else:
-            step = Call(embedder.embed, getattr(embedder, "aembed", None), queries)
-        vectors: Float32Array = yield step
+        name = "embed_queries" if hasattr(embedder, "embed_queries") else "embed"
+        vectors: Float32Array = yield Call(
+            getattr(embedder, name), getattr(embedder, f"a{name}", None), queries
+        )
         return vectors
 
     def search_vectors(
@@ -355,24 +304,25 @@ class PassageIndex:
         A process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
         """
         root = Path(folder)
-        embedder = {"name": self.embedder.name, "identity": self.embedder.identity}
+        embedder = EmbedderId(name=self.embedder.name, identity=self.embedder.identity)
         with self._lock:
-            contents = Contents(
-                self._vectors, self._store, self._next_row, self.metric, self.approximation, embedder
+            write_index(
+                root,
+                self._vectors,
+                self._store,
+                next_row=self._next_row,
+                approximation=self.approximation,
+                embedder=embedder,
             )
-            write_index(root, contents)
         return root
 
     @classmethod
-    def load(
-        cls, folder: str | Path, embedder: Embedder | None = None, *, mmap: bool = False
-    ) -> PassageIndex:
+    def load(cls, folder: str | Path, embedder: Embedder | None = None) -> PassageIndex:
         """Load an index.
 
         Args:
             folder: Where `save` put it.
             embedder: The embedder it was built with; by default the one it names.
-            mmap: Leave the vectors on disk and map them into memory; such an index is for reading.
 
         Raises:
             IndexNotFoundError: There is no index in the folder.
@@ -380,17 +330,17 @@ class PassageIndex:
             IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
         """
         root = Path(folder)
-        saved = read_index(root, mmap=mmap)
-        built_with = saved.embedder
-        index = cls(embedder or SentenceEmbedder(built_with["name"]), metric=saved.metric)
-        if index.embedder.identity != built_with["identity"]:
+        manifest, vectors, store = read_index(root)
+        built_with = manifest.embedder
+        index = cls(embedder or SentenceEmbedder(built_with.name), metric=manifest.metric)
+        if index.embedder.identity != built_with.identity:
             raise IndexMismatchError(
-                f"The index {str(root)!r} was built with the embedder {built_with['name']!r} "
-                f"({built_with['identity']}), not with {index.embedder.name!r} ({index.embedder.identity}).",
-                hint=f"Open it with {built_with['name']!r}, or build it again with {index.embedder.name!r}.",
+                f"The index {str(root)!r} was built with the embedder {built_with.name!r} "
+                f"({built_with.identity}), not with {index.embedder.name!r} ({index.embedder.identity}).",
+                hint=f"Open it with {built_with.name!r}, or build it again with {index.embedder.name!r}.",
             )
-        index._vectors = saved.vectors
-        index._store = saved.passages
-        index._next_row = saved.next_row
-        index.approximation = saved.approximation
+        index._vectors = vectors
+        index._store = store
+        index._next_row = manifest.next_row
+        index.approximation = manifest.approximation
         return index

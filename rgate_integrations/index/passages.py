@@ -7,8 +7,9 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,11 +21,13 @@ _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text
 
 _VARIABLES = 500  # of one statement; old builds of SQLite take 999
 _DEEPEST = 64  # lists and objects within each other; far less than what the JSON parser can read back
-_SCALARS = (str, int, float)  # and booleans, which are whole numbers
-_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
+_COLUMNS = ("id", "title", "text", "metadata")
 _TABLE = (
     "CREATE TABLE passages (row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
 )
+
+Record: TypeAlias = tuple[str, str, str, str]
+"""A passage as it is stored, checked: id, title, text, and metadata as JSON."""
 
 
 @dataclass(frozen=True)
@@ -77,29 +80,22 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
             line.
     """
     for number, record in read_jsonl(path, hint=_LINE):
-        yield _passage(record, f"{path}, line {number}", str(number))
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            raise DataFormatError(f"{path}, line {number}: no text.", hint=_LINE)
+        text = record.pop("text")
+        if not text.strip():
+            raise DataFormatError(f"{path}, line {number}: the text is empty.", hint="Leave the passage out.")
+        given = record.pop("id", None)
+        name = number if given is None else given  # 0 and "" are ids
+        title = str(record.pop("title", "") or "")
+        yield Passage(id=str(name), text=text, title=title, metadata=record)
 
 
-def _passage(record: Any, where: str, number: str) -> Passage:
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise DataFormatError(f"{where}: no text.", hint=_LINE)
-    if not record["text"].strip():
-        raise DataFormatError(f"{where}: the text is empty.", hint="Leave the passage out.")
-    given = record.pop("id", None)
-    name = number if given is None else str(given)  # 0 and "" are ids
-    text = record.pop("text")
-    title = str(record.pop("title", "") or "")
-    return Passage(id=name, text=text, title=title, metadata=record)
-
-
-@dataclass(frozen=True)
-class Record:
-    """A passage as it is stored, checked. Attributes are those of `Passage`; ``metadata`` is JSON."""
-
-    id: str
-    title: str
-    text: str
-    metadata: str
+def in_batches(passages: Iterable[Passage], size: int) -> Iterator[list[Passage]]:
+    """Yield passages in lists of ``size``; the last may be shorter."""
+    waiting = iter(passages)
+    while batch := list(islice(waiting, size)):
+        yield batch
 
 
 def as_records(passages: Sequence[Passage], *, blank: bool = False) -> list[Record]:
@@ -113,17 +109,20 @@ def as_records(passages: Sequence[Passage], *, blank: bool = False) -> list[Reco
         DataFormatError: An id is twice there, a text is empty, or a value cannot be stored; the message names the
             passage, and the key of the metadata.
     """
-    seen: set[str] = set()
-    records = []
+    records: dict[str, Record] = {}
     for passage in passages:
-        record = _record(passage)
-        if not blank and not record.text.strip():
+        for name in ("id", "title", "text"):
+            if not _is_text(getattr(passage, name)):
+                raise DataFormatError(
+                    f"The {name} of the passage {passage.id!r} cannot be stored.",
+                    hint="It must be text without lone surrogates; an id may be a whole number.",
+                )
+        if not blank and not passage.text.strip():
             raise DataFormatError(f"The passage {passage.id!r} has no text.", hint="Leave it out.")
-        if record.id in seen:
-            raise known_id(record.id)
-        seen.add(record.id)
-        records.append(record)
-    return records
+        if passage.id in records:
+            raise known_id(passage.id)
+        records[passage.id] = (passage.id, passage.title, passage.text, _metadata(passage))
+    return list(records.values())
 
 
 def known_id(name: str) -> DataFormatError:
@@ -131,66 +130,54 @@ def known_id(name: str) -> DataFormatError:
     return DataFormatError(f"The id {name!r} is there twice.", hint="Ids of passages must differ.")
 
 
-def _record(passage: Passage) -> Record:
-    texts = {"id": passage.id, "title": passage.title, "text": passage.text}
-    for name, value in texts.items():
-        if not isinstance(value, str) or not _is_unicode(value):
-            raise DataFormatError(
-                f"The {name} of the passage {passage.id!r} cannot be stored.",
-                hint="It must be text without lone surrogates; an id may be a whole number.",
-            )
-    return Record(passage.id, passage.title, passage.text, _metadata(passage))
-
-
 def _metadata(passage: Passage) -> str:
+    """Return the metadata of a passage as JSON."""
     if not isinstance(passage.metadata, Mapping):
         raise DataFormatError(
             f"The metadata of the passage {passage.id!r} is no mapping.", hint='Give {"key": value}.'
         )
     metadata = dict(passage.metadata)
-    written = _json(metadata)
-    if written is not None:
-        return written
-    unfit = [key for key, value in metadata.items() if _json({key: value}) is None]
-    raise DataFormatError(
-        f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {', '.join(map(repr, unfit))}.",
-        hint="JSON holds text, numbers, true, false, null, lists, and objects whose keys are text: convert the value "
-        "or leave it out.",
-    )
+    written = _as_json(metadata)
+    if written is None:
+        unfit = [repr(key) for key, value in metadata.items() if _as_json({key: value}) is None]
+        raise DataFormatError(
+            f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {', '.join(unfit)}.",
+            hint="JSON holds text, numbers, true, false, null, lists, and objects whose keys are text: convert the "
+            "value or leave it out.",
+        )
+    return written
 
 
-def _json(value: dict[Any, Any]) -> str | None:
+def _as_json(value: dict[Any, Any]) -> str | None:
     """Return a value as JSON, or None if JSON cannot hold it."""
     if not _fits_json(value, _DEEPEST):
         return None
     try:
-        written = _ENCODER.encode(value)
-    except (TypeError, ValueError):  # a whole number of thousands of digits
+        written = json.dumps(value, ensure_ascii=False)
+    except ValueError:  # a whole number of thousands of digits
         return None
-    return written if _is_unicode(written) else None
+    return written if _is_text(written) else None
 
 
 def _fits_json(value: Any, deepest: int) -> bool:
     """Whether JSON gives a value back as it was; but a tuple comes back as a list."""
-    if value is None or isinstance(value, _SCALARS):
-        return True
-    if deepest == 0:  # or a circle
-        return False
     if isinstance(value, dict):
-        for key, inner in value.items():
-            # `json.dumps` makes text of other keys: 1 and "1" would become the same.
-            if not isinstance(key, str) or not _fits_json(inner, deepest - 1):
-                return False
-        return True
+        # `json.dumps` makes text of other keys: 1 and "1" would become the same.
+        if not all(isinstance(key, str) for key in value):
+            return False
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return all(_fits_json(inner, deepest - 1) for inner in value)
-    return False
+        # Where no depth is left there may be a circle.
+        return deepest > 0 and all(_fits_json(inner, deepest - 1) for inner in value)
+    return value is None or isinstance(value, str | int | float)
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether text can be written as UTF-8: half of a surrogate pair, as JSON escapes may give it, cannot."""
+def _is_text(value: Any) -> bool:
+    """Whether a value is text with a UTF-8 form: half of a surrogate pair, as JSON escapes may give it, has none."""
+    if not isinstance(value, str):
+        return False
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -208,44 +195,39 @@ class PassageStore:
 
     @classmethod
     def read(cls, path: Path) -> PassageStore:
-        """Copy a file that `save` made.
+        """Copy a file that `save` made. It may come from anywhere.
 
         Raises:
             IndexCorruptError: It cannot be read, or holds anything else than passages.
         """
         store = cls()
         try:
-            fits = store._copy(path)
-        except (
-            sqlite3.Error,
-            OverflowError,
-            UnicodeDecodeError,
-        ) as error:  # SQLite quotes what it cannot read
+            store._copy(path)
+        # SQLite quotes what it cannot read, and that may be no text.
+        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
             raise IndexCorruptError(
                 f"The file {str(path)!r} cannot be read: {error}.", hint="Build the index again."
             ) from error
-        if not fits:
-            raise IndexCorruptError(
-                f"The file {str(path)!r} does not hold passages.", hint="Build the index again."
-            )
         return store
 
-    def _copy(self, path: Path) -> bool:
-        """Copy the rows of a file, and return whether they are passages. The file may come from anywhere."""
+    def _copy(self, path: Path) -> None:
+        """Copy the rows of a file; raises an error of SQLite if they are no passages."""
         self._db.execute("ATTACH ? AS saved", (f"{path.resolve().as_uri()}?mode=ro",))
         try:
             # Only a plain table is copied: a view, for example, could be a query that never ends.
-            found = self._db.execute("SELECT type, name, sql FROM saved.sqlite_master WHERE sql IS NOT NULL")
-            if found.fetchall() != [("table", "passages", _TABLE)]:
-                return False
-            self._db.execute("INSERT INTO passages SELECT row, id, title, text, metadata FROM saved.passages")
-            self._db.commit()
+            schema = self._db.execute("SELECT type, name, sql FROM saved.sqlite_master WHERE sql IS NOT NULL")
+            if schema.fetchall() != [("table", "passages", _TABLE)]:
+                raise sqlite3.DatabaseError("it has other tables")
+            with self._db:
+                self._db.execute(
+                    "INSERT INTO passages SELECT row, id, title, text, metadata FROM saved.passages"
+                )
         finally:
-            self._db.rollback()
             self._db.execute("DETACH saved")
-        no_text = " OR ".join(f"typeof({name}) <> 'text'" for name in ("id", "title", "text", "metadata"))
-        wrong = self._db.execute(f"SELECT COUNT(*) FROM passages WHERE {no_text}")  # noqa: S608  names only
-        return bool(wrong.fetchone()[0] == 0)
+        no_text = " OR ".join(f"typeof({name}) <> 'text'" for name in _COLUMNS)
+        wrong = self._db.execute(f"SELECT row FROM passages WHERE {no_text}")  # noqa: S608  names only
+        if wrong.fetchone() is not None:
+            raise sqlite3.DatabaseError("not all of it is text")
 
     def __getstate__(self) -> bytes:
         return self._db.serialize()
@@ -254,54 +236,39 @@ class PassageStore:
         PassageStore.__init__(self)
         self._db.deserialize(state)
 
-    def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
+    def transaction(self) -> sqlite3.Connection:
+        """Return a context that keeps what `replace` does in it, or undoes it if something raises."""
+        return self._db
 
     def replace(self, old_rows: Sequence[int], new_rows: Sequence[int], records: Sequence[Record]) -> None:
-        """Remove some rows and add others; it lasts with `commit` and is undone by `rollback`.
+        """Remove some rows and add others, within a `transaction`.
 
         Args:
             old_rows: Rows to remove.
             new_rows: Rows to add; none may be there.
             records: One for each new row; their ids may be those of removed rows.
         """
-        self._db.executemany("DELETE FROM passages WHERE row = ?", [(int(row),) for row in old_rows])
-        values = []
-        for row, record in zip(new_rows, records, strict=True):
-            values.append((int(row), record.id, record.title, record.text, record.metadata))
-        self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", values)
-
-    def commit(self) -> None:
-        """Keep what was changed."""
-        self._db.commit()
-
-    def rollback(self) -> None:
-        """Undo what was changed since the last `commit`."""
-        self._db.rollback()
+        self._db.executemany("DELETE FROM passages WHERE row = ?", [(row,) for row in old_rows])
+        numbered = [(row, *record) for row, record in zip(new_rows, records, strict=True)]
+        self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", numbered)
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Return the passages in some rows; rows that do not exist are left out."""
-        found = self._select("*", "row", [int(row) for row in rows])
-        return dict(map(_from_row, found))
+        return {found[0]: _as_passage(found) for found in self._select("*", "row", list(rows))}
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the row of each id that exists; what can be no id does not."""
-        wanted = []
-        for given in ids:
-            name = as_id(given)
-            if isinstance(name, str) and _is_unicode(name):
-                wanted.append(name)
-        return {name: int(row) for name, row in self._select("id, row", "id", wanted)}
+        wanted = [name for name in map(as_id, ids) if _is_text(name)]
+        return dict(self._select("id, row", "id", wanted))
 
     def rows(self) -> PositionArray:
         """Return the numbers of all rows, in ascending order."""
         found = self._query("SELECT row FROM passages ORDER BY row")
-        return np.array([row for (row,) in found], dtype=np.int64)
+        return np.array(found, dtype=np.int64).reshape(-1)
 
-    def __iter__(self) -> Iterator[tuple[int, Passage]]:
+    def __iter__(self) -> Iterator[Passage]:
         # All at once: what is handed out later does not see what is written in between.
-        found = self._query("SELECT * FROM passages ORDER BY row")
-        return (_from_row(row) for row in found)
+        return map(_as_passage, self._query("SELECT * FROM passages ORDER BY row"))
 
     def save(self, path: Path) -> None:
         """Copy into a file."""
@@ -328,8 +295,8 @@ class PassageStore:
             ) from error
 
 
-def _from_row(row: tuple[Any, ...]) -> tuple[int, Passage]:
-    number, name, title, text, written = row
+def _as_passage(row: tuple[Any, ...]) -> Passage:
+    _, name, title, text, written = row
     try:
         metadata = json.loads(written)
     except (ValueError, RecursionError):
@@ -338,4 +305,4 @@ def _from_row(row: tuple[Any, ...]) -> tuple[int, Passage]:
         raise IndexCorruptError(
             f"The metadata of the passage {name!r} is no JSON object.", hint="Build the index again."
         )
-    return int(number), Passage(id=name, title=title, text=text, metadata=metadata)
+    return Passage(id=name, title=title, text=text, metadata=metadata)

@@ -38,13 +38,9 @@ def told_apart(index: Retriever) -> str:
 
     Answers that are given with passages of one index are not to be mixed with those of another.
     """
-    parts = [type(index).__name__]
-    if isinstance(index, Sized):
-        parts.append(f"{len(index)} passages")
-    fingerprint = getattr(index, "fingerprint", None)
-    if fingerprint:
-        parts.append(str(fingerprint))
-    return ", ".join(parts)
+    size = f"{len(index)} passages" if isinstance(index, Sized) else ""
+    parts = (type(index).__name__, size, str(getattr(index, "fingerprint", "") or ""))
+    return ", ".join(filter(None, parts))
 
 
 def passage_id(hit: Hit) -> str:

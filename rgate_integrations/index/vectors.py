@@ -4,66 +4,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from rgate_integrations.errors import ConfigurationError, IndexCorruptError, missing_dependency
-from rgate_integrations.index.approximate import Tuned, approximate
 from rgate_integrations.runtime.arrays import Float32Array, PositionArray
 
 Metric: TypeAlias = Literal["cosine", "inner_product", "l2"]
 """How near two vectors are. Under ``cosine`` vectors are normalised when they are stored and searched."""
 
-METRICS: tuple[Metric, ...] = ("cosine", "inner_product", "l2")
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+_RECALL_QUERIES = 200  # sampled to measure the recall of an approximate search
+_RECALL_K = 10  # neighbours of each that count
+_STEP = 50_000  # vectors copied at a time
 
 
 class VectorTable:
     """Vectors by row number. The index that owns it lets in one thread at a time.
 
     Args:
-        flat: A FAISS index with ids; None for an empty table, which gets its dimension from the first vectors.
-        metric: By what it is searched; that of ``flat``.
-        writable: Whether it may be changed. FAISS crashes the process when a mapped file is.
+        metric: By what it is searched.
+        index: A FAISS index with ids; None for an empty table, which gets its dimension from the first vectors.
     """
 
-    def __init__(self, flat: Any = None, *, metric: Metric = "cosine", writable: bool = True) -> None:
-        self._faiss = flat
-        self._metric = metric
-        self._writable = writable
+    def __init__(self, metric: Metric, index: Any = None) -> None:
+        self.metric = metric
+        self._index = index
 
     def __len__(self) -> int:
-        return 0 if self._faiss is None else int(self._faiss.ntotal)
+        return 0 if self._index is None else int(self._index.ntotal)
 
     def __getstate__(self) -> dict[str, Any]:
-        written = None if self._faiss is None else import_faiss().serialize_index(self._faiss)
-        return {"faiss": written, "metric": self._metric}
+        written = None if self._index is None else import_faiss().serialize_index(self._index)
+        return {"metric": self.metric, "index": written}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        written = state["faiss"]
-        flat = None if written is None else import_faiss().deserialize_index(written)
-        VectorTable.__init__(self, flat, metric=state["metric"])
+        written = state["index"]
+        index = None if written is None else import_faiss().deserialize_index(written)
+        VectorTable.__init__(self, state["metric"], index)
 
     @classmethod
-    def read(cls, path: Path, metric: Metric, *, mmap: bool = False) -> VectorTable:
-        """Read a file that `write` made; a mapped one cannot be changed.
+    def read(cls, path: Path, metric: Metric) -> VectorTable:
+        """Read a file that `write` made.
 
         Raises:
             IndexCorruptError: It cannot be read, or is a FAISS file of another kind or metric.
         """
         faiss = import_faiss()
         try:
-            found = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
+            found = faiss.read_index(str(path))
         except (RuntimeError, MemoryError) as error:
             raise _unreadable(path, error) from error
-        exact = isinstance(found, faiss.IndexIDMap2) and isinstance(
-            faiss.downcast_index(found.index), faiss.IndexFlat
-        )
-        if not exact and not isinstance(found, faiss.IndexIVFFlat):
+        is_exact = isinstance(found, faiss.IndexIDMap2)
+        if is_exact:
+            is_exact = isinstance(faiss.downcast_index(found.index), faiss.IndexFlat)
+        if not is_exact and not isinstance(found, faiss.IndexIVFFlat):
             raise _unreadable(path, f"it is of the kind {type(found).__name__}")
         if found.metric_type != _faiss_metric(metric):
             raise _unreadable(path, f"its metric is not {metric}")
-        return cls(found, metric=metric, writable=not mmap)
+        return cls(metric, found)
 
     def write(self, path: Path) -> None:
         """Write into a file; an empty table is written with a dimension of 1."""
@@ -72,37 +73,26 @@ class VectorTable:
     @property
     def dimension(self) -> int | None:
         """Length of a vector; None while there never was one."""
-        return None if self._faiss is None else int(self._faiss.d)
+        return None if self._index is None else int(self._index.d)
 
     @property
     def exact(self) -> bool:
         """Whether a search looks at all vectors."""
-        return self._faiss is None or hasattr(self._faiss, "id_map")
+        return self._index is None or hasattr(self._index, "id_map")
 
     def rows(self) -> PositionArray:
         """Return the numbers of all rows, in ascending order."""
         faiss = import_faiss()
-        if self._faiss is None:
-            found = np.zeros(0, np.int64)
-        elif self.exact:
-            found = faiss.vector_to_array(self._faiss.id_map)
-        else:
-            lists = self._faiss.invlists
-            sizes = [lists.list_size(i) for i in range(lists.nlist)]
-            parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
-            found = np.concatenate([np.zeros(0, np.int64), *parts])
-        return np.sort(found)
-
-    def check_writable(self) -> None:
-        """Refuse to change a mapped table.
-
-        Raises:
-            ConfigurationError: It is mapped.
-        """
-        if not self._writable:
-            raise ConfigurationError(
-                "The index was loaded with mmap=True and cannot be changed.", hint="Load it without mmap."
-            )
+        parts = [np.zeros(0, np.int64)]
+        if self._index is not None and self.exact:
+            parts.append(faiss.vector_to_array(self._index.id_map))
+        elif self._index is not None:
+            lists = self._index.invlists
+            for number in range(lists.nlist):
+                size = lists.list_size(number)
+                if size:
+                    parts.append(faiss.rev_swig_ptr(lists.get_ids(number), size))
+        return np.sort(np.concatenate(parts))
 
     def replace(self, old_rows: Sequence[int], new_rows: Sequence[int], vectors: Float32Array) -> None:
         """Add some rows and remove others. If it raises, `restore` undoes what it did.
@@ -131,7 +121,7 @@ class VectorTable:
         """Return the vectors of some rows that are there, shape (rows, dimension)."""
         if not len(rows):
             return np.zeros((0, self.dimension or 0), np.float32)
-        taken: Float32Array = self._faiss.reconstruct_batch(np.asarray(rows, dtype=np.int64))
+        taken: Float32Array = self._index.reconstruct_batch(np.asarray(rows, dtype=np.int64))
         return taken
 
     def search(self, vectors: Float32Array, k: int) -> tuple[Float32Array, PositionArray]:
@@ -140,28 +130,73 @@ class VectorTable:
         A score is the inner product, or minus the squared distance: higher is nearer. An approximate table fills up
         with row -1 when the lists it looks into hold fewer than k vectors.
         """
-        scores, rows = self._faiss.search(vectors, min(k, len(self)))
-        return (-scores if self._metric == "l2" else scores), rows
+        scores, rows = self._index.search(vectors, min(k, len(self)))
+        return (-scores if self.metric == "l2" else scores), rows
 
-    def approximated(self, recall: float) -> Tuned:
-        """Return the same vectors in inverted lists, see `rgate_integrations.index.approximate`."""
-        return approximate(self._faiss, import_faiss(), target=recall)
+    def make_approximate(self, target: float) -> dict[str, Any]:
+        """Turn exact vectors into inverted lists, looking into as many of them as a recall needs.
+
+        The queries that it is measured with are stored vectors with noise, for there are no others.
+
+        Args:
+            target: Share of the exact ten nearest neighbours to find, in (0, 1].
+
+        Returns:
+            ``lists``, ``probes`` (lists that a search looks into) and the measured ``recall``.
+        """
+        rng = np.random.default_rng(0)
+        exact, n = self._index, len(self)
+        # FAISS advises about 4 sqrt(n) lists, and at least 39 vectors a list to train them.
+        lists = max(1, min(int(4 * np.sqrt(n)), n // 40))
+        training = np.sort(rng.choice(n, min(n, 50 * lists), replace=False))
+        index = _inverted_lists(exact, lists, training)
+        queries = exact.index.reconstruct_batch(rng.choice(n, min(n, _RECALL_QUERIES), replace=False))
+        # Without noise each would be its own nearest neighbour.
+        queries += rng.normal(scale=0.5 / np.sqrt(exact.d), size=queries.shape).astype(np.float32)
+        k = min(_RECALL_K, n)
+        wanted = exact.search(queries, k)[1]
+        probes, recall = 1, 0.0
+        while True:
+            index.nprobe = probes
+            found = index.search(queries, k)[1]
+            recall = float(np.mean((wanted[:, :, None] == found[:, None, :]).any(axis=2)))
+            if recall >= target or probes >= lists:
+                break
+            probes = min(probes * 2, lists)
+        self._index = index
+        return {"lists": lists, "probes": probes, "recall": round(recall, 4)}
 
     def _add(self, rows: Sequence[int], vectors: Float32Array) -> None:
         if len(rows):
             table = self._or_empty(vectors.shape[1])
             table.add_with_ids(vectors, np.asarray(rows, dtype=np.int64))
-            self._faiss = table  # only now: a first write that fails must not set the dimension
+            self._index = table  # only now: a first write that fails must not set the dimension
 
     def _remove(self, rows: Sequence[int]) -> None:
-        if len(rows) and self._faiss is not None:
-            self._faiss.remove_ids(np.asarray(rows, dtype=np.int64))
+        if len(rows) and self._index is not None:
+            self._index.remove_ids(np.asarray(rows, dtype=np.int64))
 
     def _or_empty(self, dimension: int) -> Any:
-        if self._faiss is not None:
-            return self._faiss
+        if self._index is not None:
+            return self._index
         faiss = import_faiss()
-        return faiss.IndexIDMap2(faiss.IndexFlat(dimension, _faiss_metric(self._metric)))
+        return faiss.IndexIDMap2(faiss.IndexFlat(dimension, _faiss_metric(self.metric)))
+
+
+def _inverted_lists(exact: Any, lists: int, training: PositionArray) -> Any:
+    """Return an index of inverted lists over the vectors of an exact one, trained on some of them."""
+    faiss = import_faiss()
+    quantiser = faiss.IndexFlat(exact.d, exact.metric_type)
+    index = faiss.IndexIVFFlat(quantiser, exact.d, lists, exact.metric_type)
+    index.cp.niter = 8
+    index.cp.seed = 1
+    index.train(exact.index.reconstruct_batch(training))
+    index.set_direct_map_type(faiss.DirectMap.Hashtable)  # for deleting and for reading vectors back
+    ids = faiss.vector_to_array(exact.id_map)
+    for start in range(0, len(ids), _STEP):  # in steps, so that the vectors are not in memory a third time
+        some = ids[start : start + _STEP]
+        index.add_with_ids(exact.index.reconstruct_n(start, len(some)), some)
+    return index
 
 
 def checked_vectors(vectors: Any, count: int, dimension: int | None) -> Float32Array:
@@ -204,15 +239,6 @@ def normalised(vectors: Float32Array) -> Float32Array:
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
-def _unreadable(path: Path, why: object) -> IndexCorruptError:
-    return IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {why}")
-
-
-def _faiss_metric(metric: Metric) -> int:
-    faiss = import_faiss()
-    return int(faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
-
-
 def import_faiss() -> Any:
     """Import FAISS.
 
@@ -224,3 +250,12 @@ def import_faiss() -> Any:
     except ImportError as error:
         raise missing_dependency("faiss", "faiss") from error
     return faiss
+
+
+def _unreadable(path: Path, why: object) -> IndexCorruptError:
+    return IndexCorruptError(f"The FAISS file {str(path)!r} cannot be read back: {why}")
+
+
+def _faiss_metric(metric: Metric) -> int:
+    faiss = import_faiss()
+    return int(faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)

@@ -168,7 +168,7 @@ class FaissVectorStore(VectorStore):
         with target.index.reading():
             passages = list(target.index)
             vectors = target.index.vectors([passage.id for passage in passages])
-        self.index.upsert_vectors(passages, vectors, blank=True)
+        run(self.index.writing(passages, vectors, blank=True))
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
@@ -235,11 +235,8 @@ class FaissVectorStore(VectorStore):
         for name, place in last.items():
             document = documents[place]
             passages.append(Passage(id=name, text=document.page_content, metadata=document.metadata))
-        if vectors is None:
-            yield from self.index.upserting(passages, blank=True)
-        else:
-            chosen = [vectors[place] for place in last.values()]
-            yield Call(self.index.upsert_vectors, None, passages, chosen, blank=True)
+        chosen: Any = None if vectors is None else [vectors[place] for place in last.values()]
+        yield from self.index.writing(passages, chosen, blank=True)
         return names
 
     # --- searching -----------------------------------------------------------------------------------------
