@@ -86,7 +86,7 @@ LAYERS = [
     {"engine"},
     {"claims", "answering"},
     {"training", "tuning"},
-    {"langchain", "llama_index", "serving", "playground"},
+    {"langchain", "llama_index", "serving"},
     {"cli"},
 ]
 
@@ -113,7 +113,7 @@ def test_arrows_point_down():
 
 
 def test_adapters_do_not_know_each_other():
-    adapters = ("langchain", "llama_index", "serving", "playground")
+    adapters = ("langchain", "llama_index", "serving")
     for module, imported in GRAPH.items():
         mine = module.split(".")[1] if "." in module else ""
         if mine in adapters:

@@ -138,7 +138,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
         return Index()
 
     monkeypatch.setattr(opening, "open_index", open_index)
-    monkeypatch.setattr(opening, "open_llm", lambda *given: scripted)
+    monkeypatch.setattr("rgate_integrations.cli.ask.open_llm", lambda *given: scripted)
     done = rgate("ask", "--gate", gate, "who?", "what?")
     assert (done.exit_code, len(found)) == (0, opened), done.output
     with pytest.raises(IndexNotFoundError):
@@ -219,12 +219,10 @@ def test_ask_answers_first_with_the_default_gate(smollm2, zorblat):
     options = ["--index", zorblat, "--llm", "smollm2-135m-instruct", "-k", "1"]
     asked = ["Which is longer, the Nile or the Rhine?", "What is the capital of France?"]
     answered, sure = objects(rgate("ask", "--json", *options, "--threshold", "0", *asked))
-    assert (sure["retrieve"], sure["partial_answer"]["tokens_held"]) == (False, 0)
-    assert sure["answer"]
+    assert sure["retrieve"] is False
+    assert sure["answer"].startswith(sure["draft"])
     assert "error" not in answered
     assert answered["retrieve"] is False
-    assert answered["partial_answer"]["tokens_held"] > 0
-    assert 0 <= answered["signals"]["first_look"] <= 1
     assert answered["answer"].startswith(answered["draft"])
 
 

@@ -285,7 +285,7 @@ def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
     assert decision.p_known == pytest.approx(gate.probability(inner))
     result = tmp_path / "r.json"
     options = ["evaluate", "--gate", str(out), "--versus", "constant:never", "--data", str(data)]
-    done = CliRunner().invoke(app, [*options, "--times", "direct=20,rag=80", "--out", str(result)])
+    done = CliRunner().invoke(app, [*options, "--latency", "direct=20,rag=80", "--out", str(result)])
     assert done.exit_code == 0, done.output
     found = json.loads(result.read_text())
     assert found["pooled"]["n"] == 200

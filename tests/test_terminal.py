@@ -15,9 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from rgate_integrations.answering.pipeline import Answered
-from rgate_integrations.claims.plan import Query, QueryPlan
-from rgate_integrations.cli.ask import panel
+from rgate_integrations.cli.ask import Answered, panel
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.output import Terminal, print_error, print_json
 from rgate_integrations.decision import Decision, Draft
@@ -76,8 +74,7 @@ def test_an_answered_question_is_text():
         warnings=(HOSTILE,),
     )
     hit = Hit(Passage("1", HOSTILE, title=HOSTILE), 0.5)
-    plan = QueryPlan(question="q", queries=(Query(text=HOSTILE),))
-    out = printed(panel(Answered(decision, plan, [hit], HOSTILE)))
+    out = printed(panel(Answered(decision, [HOSTILE], [hit], HOSTILE)))
     assert not COMMANDS.search(out)
 
 

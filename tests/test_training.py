@@ -208,7 +208,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     data = write(tmp_path / "own.jsonl", *lines)
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
     assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]
-    options = ["--self", "--system", "Be brief.", "--model", tiny, "--folds", "2", "--tokens", "4"]
+    options = ["--self-label", "--system", "Be brief.", "--model", tiny, "--folds", "2", "--tokens", "4"]
     done = CliRunner().invoke(app, ["train", "--data", str(data), *options, "--out", str(tmp_path / "gate")])
     assert done.exit_code == 0, (done.output, done.exception)
     trained = read_probe(str(tmp_path / "gate"))

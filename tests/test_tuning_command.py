@@ -74,7 +74,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
 
 
 def test_the_command_says_how_many_samples_it_will_ask_for(command):
-    done = command(by_number, "--model", "m", "--budget", "0.9", "--samples", "2", "--yes")
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--num-samples", "2", "--yes")
     assert done.exit_code == 0, done.output
     calls = f"{N} calls without and {N} with retrieval, and {2 * N} for 2 samples each, to http"
     assert calls in done.output
@@ -118,7 +118,7 @@ def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(comm
 
 
 def test_the_command_limits_and_samples(command):
-    command(by_number, "--model", "m", "--yes", "--limit", "40", "--sample", "25")
+    command(by_number, "--model", "m", "--yes", "--limit", "40", "--max-questions", "25")
     assert len(Fake.seen) == 50
 
 
@@ -130,7 +130,7 @@ def test_the_command_limits_and_samples(command):
         (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one promise"),
         (["--model", "m", "--yes", "--labels", "guess"], "not known"),
         (["--model", "m", "--yes", "--price-in", "3"], "price is missing"),
-        (["--model", "m", "--yes", "--times", "direct=3"], "rag=… is missing"),
+        (["--model", "m", "--yes", "--latency", "direct=3"], "rag=… is missing"),
     ],
 )
 def test_a_command_that_cannot_be_meant(command, options, said):

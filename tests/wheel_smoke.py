@@ -243,7 +243,7 @@ def train():
     assert chosen.kept
     assert (p < chosen.threshold).mean() <= 0.4
     assert len(set(clusters(np.eye(4), 2, 0))) == 2
-    assert "--samples" in command("tune", "--help")
+    assert "--num-samples" in command("tune", "--help")
 
 
 def datasets():
@@ -251,18 +251,6 @@ def datasets():
     import datasets as library
 
     assert library.Dataset.from_list([{"question": QUESTION}])[0]["question"] == QUESTION
-
-
-def playground():
-    """Guide: the page."""
-    from rgate_integrations import load_gate
-    from rgate_integrations.answering.pipeline import Pipeline
-    from rgate_integrations.playground import build
-
-    class NoModel:
-        name = "none"
-
-    assert build(Pipeline(load_gate(KNOWN), None, NoModel())) is not None
 
 
 def ray():

@@ -1,8 +1,9 @@
-"""``rgate ask``: the begun answer, the decision, queries, passages and the answer, with the time of each stage."""
+"""``rgate ask``: the decision, what was searched and found, and the answer, with the time of each stage."""
 
 from __future__ import annotations
 
-import math
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rgate_integrations.cli.decide import typed_questions
-from rgate_integrations.cli.opening import open_pipeline
+from rgate_integrations.cli.opening import LaterIndex, open_llm
 from rgate_integrations.cli.options import (
     DEFAULT_GATE,
     DEFAULT_LLM,
@@ -28,14 +29,25 @@ from rgate_integrations.cli.options import (
 from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 
 if TYPE_CHECKING:
-    from rgate_integrations.answering.pipeline import Answered
-    from rgate_integrations.decision import Decision, Draft, PartialAnswerInfo
+    from rgate_integrations.decision import Decision
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.index.retriever import Hit
+    from rgate_integrations.models.base import Proxy
 
 
-LIKELY, UNSURE = 0.8, 0.4
-"""Probabilities of a token from which on it is shown as likely, and as unsure; below, as unlikely."""
+BEGUN_TOKENS = 32
+"""How much of an answer is begun before it is judged."""
 
-_STYLES = {"likely": "green", "unsure": "yellow", "unlikely": "red"}
+
+@dataclass
+class Answered:
+    """Everything that happened for one question; times are in milliseconds."""
+
+    decision: Decision
+    queries: list[str] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    answer: str = ""
+    times: dict[str, float] = field(default_factory=dict)
 
 
 def ask(
@@ -50,25 +62,92 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know."""
-    notices = Terminal(stderr=True)
-    pipeline = open_pipeline(
-        gate, notices, proxy=proxy, llm=llm, index=index, k=k, answer_first=answer_first, search_later=True
-    )
-    console = Terminal()
+    from rgate_integrations.engine.loading import load_gate
+
+    console, notices = Terminal(), Terminal(stderr=True)
+    searched = LaterIndex(index, notices)
+    loaded = load_gate(gate, proxy=proxy)
+    with notices.status("loading models"):
+        answering = open_llm(llm, loaded.get_proxy(), notices)
+        begins = gate == DEFAULT_GATE if answer_first is None else answer_first
+        if begins:
+            loaded = _judge_of(loaded, answering)
+        # Models are loaded now, so that the first question's time is its own.
+        loaded.decide("Is this a question?", draft="Yes, it is." if begins else None)
     failed = False
     for question in typed_questions(questions):
-        answered = pipeline.ask(question, threshold=threshold)
+        answered = _answer(
+            question, loaded, answering, searched, k=k, threshold=threshold, answer_first=begins
+        )
         failed = failed or answered.decision.error is not None
         if as_json:
-            print_json(answered_as_json(answered))
+            print_json(_as_json(answered))
         else:
-            console.print(panel(answered, coloured=console.is_terminal))
+            console.print(panel(answered))
     if failed:
         raise typer.Exit(1)
 
 
-def answered_as_json(answered: Answered) -> dict[str, Any]:
-    """Return one answered question as JSON values."""
+def _judge_of(gate: DecisionEngine, llm: Proxy) -> DecisionEngine:
+    """Return the gate that judges how the LLM begins to answer."""
+    from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.errors import ConfigurationError
+    from rgate_integrations.gates.pairs import answer_gate_of
+
+    judge = answer_gate_of(gate.gate)
+    if judge is None:
+        raise ConfigurationError(
+            f"The gate {gate.gate.name!r} reads the question alone.", hint="--no-answer-first"
+        )
+    return load_gate(judge.for_llm(llm.name, "the model that answers"))
+
+
+def _answer(
+    question: str,
+    gate: DecisionEngine,
+    llm: Proxy,
+    index: LaterIndex,
+    *,
+    k: int,
+    threshold: float | None,
+    answer_first: bool,
+) -> Answered:
+    """Decide, search if needed, and answer. What the LLM began is the beginning of its answer."""
+    from rgate_integrations.answering.requests import AnswerRequest, answer_all, write_answers
+    from rgate_integrations.claims import plan_queries
+    from rgate_integrations.errors import InvalidQuestionError
+    from rgate_integrations.index.fusion import fuse
+    from rgate_integrations.index.retriever import passage_id
+
+    times = {}
+    draft = None
+    if answer_first and question.strip():
+        start = time.perf_counter()
+        (draft,) = write_answers(llm, [AnswerRequest.closed_book(question, BEGUN_TOKENS)])
+        times["begin"] = _milliseconds(start)
+    start = time.perf_counter()
+    (decision,) = gate.decide_batch([question], threshold=threshold, drafts=[draft])
+    times["gate"] = _milliseconds(start)
+    answered = Answered(decision, times=times)
+    if decision.error is not None and decision.error.type == InvalidQuestionError.__name__:
+        return answered
+    if decision.retrieve:
+        (plan,) = plan_queries([decision])
+        answered.queries = [query.text for query in plan.queries]
+        start = time.perf_counter()
+        answered.hits = fuse(index.search(answered.queries, k), key=passage_id, k=k)
+        answered.times["search"] = _milliseconds(start)
+    start = time.perf_counter()
+    (answered.answer,) = answer_all(llm, [decision], [[hit.passage for hit in answered.hits]])
+    answered.times["answer"] = _milliseconds(start)
+    return answered
+
+
+def _milliseconds(start: float) -> float:
+    return (time.perf_counter() - start) * 1e3
+
+
+def _as_json(answered: Answered) -> dict[str, Any]:
     decision = answered.decision
     found: dict[str, Any] = {
         "question": decision.question,
@@ -77,122 +156,43 @@ def answered_as_json(answered: Answered) -> dict[str, Any]:
         "threshold": decision.threshold,
         "reason": decision.reason,
         "draft": decision.draft.text if decision.draft else None,
-        "queries": [query.text for query in answered.plan.queries],
+        "queries": answered.queries,
         "passages": [hit_as_json(hit) for hit in answered.hits],
         "answer": answered.answer,
-        "timings": {stage: round(ms, 1) for stage, ms in answered.timings.items()},
+        "timings": {stage: round(ms, 1) for stage, ms in answered.times.items()},
     }
-    if decision.signals:
-        found["signals"] = decision.signals
-    if decision.partial_answer is not None:
-        found["partial_answer"] = decision.partial_answer.model_dump()
     if decision.error is not None:
         found["error"] = decision.error.model_dump()
     return found
 
 
-def panel(answered: Answered, *, coloured: bool = False) -> Panel:
-    """Show one answered question.
-
-    Args:
-        answered: It.
-        coloured: Whether colours are seen, so that a legend is of use.
-    """
+def panel(answered: Answered) -> Panel:
+    """Show one answered question."""
     decision = answered.decision
     if decision.error is not None and not answered.answer:
         text = Text(f"{decision.error.message} {decision.error.hint}")
         return Panel(text, title="error", border_style="red", title_align="left")
-    colour = "yellow" if decision.retrieve else "green"
+    word, sign, colour = ("skip retrieval", ">=", "green")
+    if decision.retrieve:
+        word, sign, colour = ("retrieve", "<", "yellow")
+    numbers = f"   p_known {decision.p_known:.2f} {sign} threshold {decision.threshold:.2f}"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="dim", min_width=7)
     grid.add_column()
-    grid.add_row("", _verdict(decision, colour))
+    grid.add_row("", Text.assemble((word, f"bold {colour}"), numbers))
     grid.add_row("because", _one_line(decision.reason))
-    if decision.partial_answer is not None:
-        _add_beginning(grid, decision, decision.partial_answer, coloured)
-    elif decision.draft is not None:
-        grid.add_row("draft", _one_line(decision.draft.text))
-    for query in answered.plan.queries:
-        grid.add_row("query", _one_line(query.text))
+    if decision.draft is not None:
+        grid.add_row("begun", _one_line(decision.draft.text))
+    for query in answered.queries:
+        grid.add_row("query", _one_line(query))
     for hit in answered.hits:
         grid.add_row(f"{hit.score:.2f}", _one_line(f"{hit.passage.title}: {hit.passage.text[:110]}…"))
     grid.add_row("answer", _one_line(answered.answer, "bold"))
-    if saved := _saved(decision):
-        grid.add_row("saved", _one_line(saved))
-    stages = "  ".join(f"{stage} {ms:.0f} ms" for stage, ms in answered.timings.items())
-    total = sum(answered.timings.values())
-    grid.add_row("time", _one_line(f"{stages}  (total {total:.0f} ms)", "dim"))
+    stages = "  ".join(f"{stage} {ms:.0f} ms" for stage, ms in answered.times.items())
+    grid.add_row("time", _one_line(f"{stages}  (total {sum(answered.times.values()):.0f} ms)", "dim"))
     for warning in decision.warnings:
         grid.add_row("note", _one_line(warning, "dim"))
     return Panel(grid, title=Text(decision.question[:90]), title_align="left", border_style=colour)
-
-
-def _add_beginning(
-    grid: Table, decision: Decision, partial_answer: PartialAnswerInfo, coloured: bool
-) -> None:
-    """Show the first look, what the LLM began to answer, and where it was judged."""
-    from rgate_integrations.answering.answer_first_gate import FIRST_LOOK
-
-    p = decision.signals.get(FIRST_LOOK)
-    if p is not None:
-        grid.add_row(
-            "first look", f"P(known) {p:.2f} by the question alone, in {partial_answer.first_look:.0f} ms"
-        )
-    if decision.draft is None:
-        why = "nothing: the question alone is clearly unknown"
-        if not decision.retrieve:
-            why = "not judged: the question alone is clearly known"
-        grid.add_row("begun", _one_line(why, "dim"))
-        return
-    grid.add_row("begun", _begun(decision.draft, _fate(partial_answer)))
-    if coloured and decision.draft.logprobs:
-        legend = Text("tokens by their probability: ", "dim")
-        for name, style in _STYLES.items():
-            legend.append(f"{name} ", style)
-        grid.add_row("", legend)
-
-
-def _begun(draft: Draft, fate: str) -> Text:
-    """Show a begun answer, a mark where it was judged, and what became of it."""
-    shown = Text()
-    if draft.tokens and draft.logprobs is not None:
-        for token, logprob in zip(draft.tokens, draft.logprobs, strict=True):
-            shown.append(token.replace("\n", " "), _STYLES[likelihood(logprob)])
-    else:
-        shown.append(" ".join(draft.text.split()))
-    return shown.append(f" ▌ {fate}", "dim")
-
-
-def likelihood(logprob: float) -> str:
-    """Return whether a token was likely, unsure or unlikely."""
-    p = math.exp(logprob)
-    if p >= LIKELY:
-        return "likely"
-    return "unsure" if p >= UNSURE else "unlikely"
-
-
-def _fate(partial_answer: PartialAnswerInfo) -> str:
-    if partial_answer.tokens_dropped:
-        return f"stopped here: {partial_answer.tokens_dropped} tokens dropped"
-    return f"judged after {partial_answer.tokens_held} tokens: it goes on"
-
-
-def _saved(decision: Decision) -> str:
-    """Say what the decision saved, or cost; nothing where it is neither."""
-    if not decision.retrieve:
-        return "the search, and reading what it finds"
-    if decision.partial_answer is not None and decision.partial_answer.tokens_dropped:
-        return f"nothing; it cost {decision.partial_answer.tokens_dropped} tokens that were dropped"
-    return ""
-
-
-def _verdict(decision: Decision, colour: str) -> Text:
-    if decision.retrieve:
-        word, sign = "retrieve", "<"
-    else:
-        word, sign = "skip retrieval", ">="
-    numbers = f"   p_known {decision.p_known:.2f} {sign} threshold {decision.threshold:.2f}"
-    return Text.assemble((word, f"bold {colour}"), numbers)
 
 
 def _one_line(text: str, style: str = "") -> Text:

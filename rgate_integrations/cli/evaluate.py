@@ -44,7 +44,7 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions of each file.")] = None,
     proxy: ProxyName = None,
-    times: Annotated[
+    latency: Annotated[
         str | None, typer.Option(help="Milliseconds for the break-even: direct=…,rag=…,search=….")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
@@ -56,8 +56,8 @@ def evaluate(
 
     options = _Options(draft, threshold, proxy, seed)
     stages = None
-    if times is not None:
-        stages = numbers(times, ("direct", "rag", "search", "gate"), needed=("rag", "direct"))
+    if latency is not None:
+        stages = numbers(latency, ("direct", "rag", "search", "gate"), needed=("rag", "direct"))
     questions = [q for f in read_paired([*data, *(more or [])]) for q in f.records[:limit]]
     result, judged = _evaluated(gate, questions, options)
     console = Terminal(width=None if Terminal().is_terminal else 140)

@@ -22,7 +22,6 @@ from rgate_integrations.cli.evaluate import evaluate
 from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
 from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
-from rgate_integrations.cli.playground import playground
 from rgate_integrations.cli.report import monitor, report
 from rgate_integrations.cli.train import train
 from rgate_integrations.cli.tune import tune
@@ -64,7 +63,6 @@ for command in (
     gates,
     decide,
     ask,
-    playground,
     ability,
     tune,
     train,

@@ -1,4 +1,4 @@
-"""Opens what a command works with: the gate, the answering LLM, the index, all of them as a `Pipeline`."""
+"""Opens what a command works with: the answering LLM and the index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 
-from rgate_integrations.cli.options import DEFAULT_GATE, DEFAULT_LLM
+from rgate_integrations.cli.options import DEFAULT_LLM
 from rgate_integrations.cli.output import Terminal, advance
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -20,7 +20,6 @@ from rgate_integrations.errors import (
 from rgate_integrations.runtime.locks import locked
 
 if TYPE_CHECKING:
-    from rgate_integrations.answering.pipeline import Pipeline
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.index.retriever import Hit
     from rgate_integrations.models.base import Proxy
@@ -28,45 +27,6 @@ if TYPE_CHECKING:
 CORPUS = "encyclopedia-leads"
 KEY = "RGATE_API_KEY"
 """The environment variable that has the key of the LLM's server."""
-
-
-def open_pipeline(
-    gate: str,
-    notices: Terminal,
-    *,
-    proxy: str | None = None,
-    llm: str = DEFAULT_LLM,
-    index: Path | None = None,
-    k: int = 3,
-    answer_first: bool | None = None,
-    search_later: bool = False,
-) -> Pipeline:
-    """Open everything that answers questions, and use each model once.
-
-    Args:
-        gate: Name or folder of the gate.
-        notices: Where progress is shown.
-        proxy: Proxy model, instead of the gate's own.
-        llm: Answering LLM.
-        index: Folder of an index; the demo's corpus when None.
-        k: Maximum number of passages a question.
-        answer_first: Whether the LLM begins to answer and the gate judges that; None where the gate is the default.
-        search_later: Whether the index is opened, or built, by the first question that is searched for.
-    """
-    from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
-    from rgate_integrations.answering.pipeline import Pipeline
-    from rgate_integrations.engine.gate_like import GateLike
-    from rgate_integrations.engine.loading import load_gate
-
-    begins = gate == DEFAULT_GATE if answer_first is None else answer_first
-    loaded = load_gate(gate, proxy=proxy)
-    answering = open_llm(llm, loaded.get_proxy(), notices)
-    decide: GateLike = AnswerFirstGate(answering, loaded) if begins else loaded
-    searched = LaterIndex(index, notices) if search_later else open_index(index, notices)
-    pipeline = Pipeline(decide, searched, answering, k=k)
-    with notices.status("loading models"):
-        pipeline.warm_up(search=not search_later)
-    return pipeline
 
 
 class LaterIndex:

@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a li
 AnswerFirstFlag = Annotated[
     bool | None,
     typer.Option(
-        "--answer-first/--question-alone",
+        "--answer-first/--no-answer-first",
         help="Judge the beginning of the LLM's answer, or the question alone. The default gate answers first.",
     ),
 ]

@@ -53,11 +53,13 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
     activated: Annotated[
         bool,
-        typer.Option("--activated", help="LoRA that acts after the draft, which is then read once (ik)."),
+        typer.Option("--alora", help="LoRA that acts after the draft, which is then read once (ik)."),
     ] = False,
     own: Annotated[
         bool,
-        typer.Option("--self", help="Label --model's own answers by gold_answers: a gate for a local LLM."),
+        typer.Option(
+            "--self-label", help="Label --model's own answers by gold_answers: a gate for a local LLM."
+        ),
     ] = False,
     system: Annotated[
         str | None, typer.Option(help="System prompt of your direct arm (probe); by default a brief one.")
@@ -81,7 +83,7 @@ def train(
     if system is not None and gate != "probe":
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
     if own and (gate == "rewriter" or draft == "recorded"):
-        raise ConfigurationError("--self labels and reads what the model writes.", hint="--draft proxy")
+        raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
     recipe = None
     if gate != "probe":
         recipe = RECIPES[gate].with_options(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size)

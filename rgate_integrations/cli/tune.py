@@ -68,7 +68,7 @@ def tune(
     budget: Annotated[
         float | None, typer.Option(help="Retrieve for at most this share of the questions.")
     ] = None,
-    times: Annotated[
+    latency: Annotated[
         str | None,
         typer.Option(help="direct=…,rag=…: what an answer costs, for the threshold of the lowest cost."),
     ] = None,
@@ -90,12 +90,12 @@ def tune(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
-    sample: Annotated[
+    max_questions: Annotated[
         int | None, typer.Option(min=1, help="This many questions, drawn to represent all.")
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
-    samples: Annotated[
+    num_samples: Annotated[
         int,
         typer.Option(min=0, help="Further answers at temperature 1 to each question, for soft labels."),
     ] = 0,
@@ -105,7 +105,7 @@ def tune(
     ] = None,
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
-    gate: Annotated[
+    init_from: Annotated[
         str, typer.Option(help="Gate to start from: a shipped one, or a folder of `rgate train`.")
     ] = DEFAULT_GATE,
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
@@ -114,16 +114,16 @@ def tune(
     from rgate_integrations.tuning.costs import Costs
     from rgate_integrations.tuning.tune import TuneOptions
 
-    stage_times = _stage_times(times)
+    stage_times = _stage_times(latency)
     options = TuneOptions(
         policy=_policy(max_loss, budget, stage_times, confidence),
         labels=_label_kind(labels, judge),
-        sample=sample,
+        sample=max_questions,
         concurrency=concurrency,
         tokens=tokens,
-        samples=samples,
+        samples=num_samples,
         seed=seed,
-        prior=gate,
+        prior=init_from,
         costs=Costs(stage_times, _prices(price_in, price_out)),
     )
     asked = _Asked(
