@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -66,42 +66,24 @@ def _assumed(llm: str, as_json: bool) -> None:
 
 
 def _shipped(as_json: bool) -> None:
-    rows = _shipped_gates()
-    if as_json:
-        for row in rows:
-            print_json(row)
-        return
-    table = Table(title="trained gates of the package", title_justify="left")
-    for column in ("name", "proxy", "reads", "trained for", "AUC, mean of sets", "licence"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in rows:
-        auc = f"{row['auc_mean']:.3f}"
-        table.add_row(row["name"], row["proxy"], row["reads"], row["llm"], auc, row["licence"])
-    Terminal().print(table)
-
-
-def _shipped_gates() -> list[dict[str, Any]]:
-    """Return what each trained gate of the package is, as JSON values."""
+    """List the trained gates of the package."""
     from rgate_integrations.artifacts.folder import read_config, shipped
 
-    rows = []
+    table = Table(title="trained gates of the package", title_justify="left")
+    for column in ("name", "proxy", "trained for", "AUC, mean of sets", "licence"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name in shipped():
         config = read_config(name)
-        evidence = config.get("evidence", {"tokens": 0})  # heads read the question alone
-        reads = (
-            f"question, {evidence['tokens']} tokens ({evidence['source']})"
-            if evidence["tokens"]
-            else "question"
-        )
         provenance = config["provenance"]
-        rows.append(
-            {
-                "name": name,
-                "proxy": config["base_model"],
-                "reads": reads,
-                "llm": config.get("llm") or config["default_llm"],
-                "auc_mean": round(provenance["metrics"]["auc_mean"], 3),
-                "licence": provenance["licence"],
-            }
-        )
-    return rows
+        row = {
+            "name": name,
+            "proxy": config["base_model"],
+            "llm": config.get("llm") or config["default_llm"],
+            "auc_mean": round(provenance["metrics"]["auc_mean"], 3),
+            "licence": provenance["licence"],
+        }
+        if as_json:
+            print_json(row)
+        table.add_row(*(str(value) for value in row.values()))
+    if not as_json:
+        Terminal().print(table)
