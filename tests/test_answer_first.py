@@ -24,7 +24,7 @@ from rgate_integrations.answering.answer_first import (
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.carried import KEY
+from rgate_integrations.langchain.decision_context import KEY
 from rgate_integrations.runtime.flow import arun, run
 from tests.begun_answers import KNOWN, UNSURE, WHOLE, Knowing, Reader, Runs, TurnReader, Writer
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each

@@ -14,7 +14,7 @@ from langchain_core.tools import tool
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from rgate_integrations.langchain.carried import KEY
+from rgate_integrations.langchain.decision_context import KEY
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, each
 from tests.patience import PATIENCE
 

@@ -11,8 +11,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
-from rgate_integrations.langchain.carried import carried_draft
 from rgate_integrations.langchain.chat_models import models_in_turn, takes_options, with_options
+from rgate_integrations.langchain.decision_context import bound_draft
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
@@ -76,7 +76,7 @@ class ChatDrafter:
         ]
         hidden = [tagged(config, DRAFT_TAG) for config in configs]
         drafts = [
-            carried_draft(config, question, llm=self.llm, tokens=self.tokens)
+            bound_draft(config, question, llm=self.llm, tokens=self.tokens)
             for config, question in zip(configs, questions, strict=True)
         ]
         answers: dict[int, Any] = {}

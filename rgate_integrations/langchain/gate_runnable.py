@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, Self, TypeAlias
 
 from langchain_core.messages import AnyMessage, BaseMessage
@@ -18,12 +19,10 @@ from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
-from rgate_integrations.langchain.carried import is_carried
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.drafts import ChatDrafter
-from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.judging import judging
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
@@ -102,11 +101,6 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         """The type of the input, in those of its forms that JSON can hold."""
         return str | dict[str, Any] | list[AnyMessage]
 
-    @property
-    def OutputType(self) -> type[Decision]:
-        """The type of the output."""
-        return Decision
-
     def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question is its own error.
 
@@ -128,16 +122,12 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         given = config.get("configurable", {}).get(THRESHOLD_KEY)
         if given is None:
             return self.threshold
-        try:
-            value = float(given)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0.0 <= value < math.inf:
+        if not isinstance(given, Real) or not 0.0 <= given < math.inf:
             raise ConfigurationError(
                 f"{THRESHOLD_KEY} must be a number of at least 0, not {given!r}.",
                 hint='Pass it as {"configurable": {"' + THRESHOLD_KEY + '": 0.5}}.',
             )
-        return value
+        return float(given)
 
 
 def threshold_for(gate: Runnable[Any, Decision] | None, config: RunnableConfig) -> float | None:
@@ -154,24 +144,3 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     if isinstance(gate, Runnable):
         return gate
     return GateRunnable(DEFAULT_GATE if gate is None else gate, name="RetrievalGate")
-
-
-def telling(gate: Runnable[Any, Decision], batch: RunBatch) -> Flow[list[Decision | Exception]]:
-    """Ask a gate once for a whole batch; each decision is a child run, and listeners are told of it.
-
-    Returns:
-        One result an input, in order: the decision, or why there is no question to decide for.
-    """
-    found = yield BatchCall(gate, batch.inputs, batch.children("gate"))
-    for place, config in enumerate(batch.children()):
-        result = found[place]
-        if isinstance(result, Decision):
-            if not is_carried(batch.configs[place], result):  # else a router above has told them
-                yield from announcing(result, config)
-        elif not isinstance(result, Exception):
-            raise ConfigurationError(
-                f"The gate returned {type(result).__name__} and no Decision.",
-                hint="Pass a RetrievalGate, or what its gate= takes.",
-            )
-    decisions: list[Decision | Exception] = found
-    return decisions

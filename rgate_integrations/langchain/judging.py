@@ -9,7 +9,7 @@ from langchain_core.runnables import Runnable
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn
-from rgate_integrations.langchain.carried import carried_decision
+from rgate_integrations.langchain.decision_context import bound_decision
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
@@ -50,7 +50,7 @@ def judging(
     """
     questions = Questions.read(batch.inputs, judge.input_key, judge.history_key)
     if drafts is None:
-        _take_carried(judge, questions, batch, thresholds)
+        _take_bound(judge, questions, batch, thresholds)
     yield from _condensing(judge, questions, batch)
     places = list(questions.texts)
     if not places:
@@ -73,13 +73,13 @@ def judging(
     return questions.results(decisions)
 
 
-def _take_carried(
+def _take_bound(
     judge: Judge, questions: Questions, batch: RunBatch, thresholds: Sequence[float | None]
 ) -> None:
     """Take what was decided above in the same request."""
     llm = None if judge.drafter is None else judge.drafter.llm
     for place, question in list(questions.texts.items()):
-        decision = carried_decision(
+        decision = bound_decision(
             batch.configs[place], question, gate=judge.origin, llm=llm, threshold=thresholds[place]
         )
         if decision is not None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    CallbackManager,
+    CallbackManagerForRetrieverRun,
+)
 from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 from typing_extensions import TypedDict
 
 from rgate_integrations.claims import QueryPlan
@@ -17,11 +24,12 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.langchain.flow_retriever import FlowRetriever
-from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable, telling
+from rgate_integrations.langchain.decision_context import is_bound
+from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable
 from rgate_integrations.langchain.questions import question_of
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 WhenKnown: TypeAlias = Literal["nothing", "note"]
 
@@ -38,7 +46,7 @@ class DecidedDocuments(TypedDict):
     """Why."""
 
 
-class GatedRetriever(FlowRetriever):
+class GatedRetriever(BaseRetriever):
     """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
 
     The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
@@ -63,7 +71,10 @@ class GatedRetriever(FlowRetriever):
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
+        InvalidQuestionError: An input holds no question, or an empty one.
     """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     retriever: Runnable[Any, Any]
     gate: Any = Field(default=None, validate_default=True)
@@ -92,42 +103,136 @@ class GatedRetriever(FlowRetriever):
         """Return a runnable that returns both, ``{"documents": [...], "decision": Decision(...)}``."""
         return DecidingRetriever(guarded=self)
 
-    def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
-        """Retrieve for a batch; see `decide`."""
-        found = yield from self.decide(batch)
-        return [each if isinstance(each, Exception) else each["documents"] for each in found]
+    # `BaseRetriever` retrieves for one query at a time and does not see the config. Hence these four, which drive
+    # one flow over a batch; each input has a retriever run of its own.
 
-    def decide(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
-        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        found = [_asked(each) for each in (yield from telling(self.gate, batch))]
-        decisions = {place: each for place, each in enumerate(found) if isinstance(each, Decision)}
-        plans = yield from planning(
-            list(decisions.values()),
-            gate=self._claim_gate() if self.filter_claims else None,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )
-        searched = yield from self._searching(dict(zip(decisions, plans, strict=True)), batch)
-        results: list[DecidedDocuments | Exception] = []
-        for place, decision in enumerate(found):
-            if isinstance(decision, Exception):
-                results.append(decision)
-                continue
-            documents = searched[place] if decision.retrieve else self._known(decision)
-            if isinstance(documents, Exception):
-                results.append(documents)
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
+        """Retrieve for one input."""
+        return only(run(self._in_runs(CallbackManager, [input], config, kwargs)))
+
+    async def ainvoke(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Retrieve for one input without blocking the event loop."""
+        return only(await arun(self._in_runs(AsyncCallbackManager, [input], config, kwargs)))
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[list[Document]]:
+        """Retrieve for a batch, in one go."""
+        results = run(self._in_runs(CallbackManager, inputs, config, kwargs))
+        return _returned(results, return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any | None,
+    ) -> list[list[Document]]:
+        """Retrieve for a batch, in one go, without blocking the event loop."""
+        results = await arun(self._in_runs(AsyncCallbackManager, inputs, config, kwargs))
+        return _returned(results, return_exceptions)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        # A retriever must have this, and old code calls it.
+        return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
+
+    def _in_runs(
+        self,
+        kind: type[CallbackManager | AsyncCallbackManager],
+        inputs: list[Any],
+        config: RunnableConfig | Sequence[RunnableConfig] | None,
+        options: dict[str, Any],
+    ) -> Flow[list[list[Document] | Exception]]:
+        """Retrieve for a batch, each input in a retriever run of its own."""
+        if not inputs:
+            return []
+        configs = get_config_list(config, len(inputs))
+        managers: list[Any] = []
+        for value, each in zip(inputs, configs, strict=True):
+            start: Any = kind.configure(
+                each.get("callbacks"),
+                inheritable_tags=each.get("tags"),
+                local_tags=self.tags,
+                inheritable_metadata={**(each.get("metadata") or {}), **self._get_ls_params()},
+                local_metadata=self.metadata,
+            ).on_retriever_start
+            name = each.get("run_name") or self.get_name()
+            shown = self._shown(value)
+            managers.append((yield Call(start, start, None, shown, name=name, run_id=each.get("run_id"))))
+        try:
+            found = yield from self.decide(RunBatch(inputs, configs, managers, options))
+        except BaseException as error:
+            for manager in managers:
+                yield Call(manager.on_retriever_error, manager.on_retriever_error, error)
+            raise
+        results: list[list[Document] | Exception] = []
+        for manager, each_found in zip(managers, found, strict=True):
+            if isinstance(each_found, Exception):
+                results.append(each_found)
+                end = manager.on_retriever_error
             else:
-                results.append({"documents": documents, "decision": decision})
+                results.append(each_found["documents"])
+                end = manager.on_retriever_end
+            yield Call(end, end, results[-1])
         return results
 
-    def shown(self, value: Any) -> str:
-        """Return the question, or an input without one as text."""
+    def _shown(self, value: Any) -> str:
+        """Return an input as traces show it: the question, or an input without one as text."""
         try:
             return question_of(value, getattr(self.gate, "input_key", None))
         except InvalidQuestionError:
             return str(value)
 
-    def _searching(
+    def decide(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
+        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
+        decisions: dict[int, Decision] = {}
+        results: list[DecidedDocuments | Exception] = yield BatchCall(
+            self.gate, batch.inputs, batch.children("gate")
+        )
+        for place, config in enumerate(batch.children()):
+            decision: Any = results[place]
+            if isinstance(decision, Exception):
+                continue
+            if not isinstance(decision, Decision):
+                raise ConfigurationError(
+                    f"The gate returned {type(decision).__name__} and no Decision.",
+                    hint="Pass a RetrievalGate, or what its gate= takes.",
+                )
+            if not is_bound(batch.configs[place], decision):  # else a router above has told them
+                yield from announcing(decision, config)
+            if decision.question.strip():
+                decisions[place] = decision
+            else:  # as of an input without a question: there is nothing to search for
+                hint = "Pass at least one word."
+                results[place] = InvalidQuestionError("The question is empty.", hint=hint)
+        # What judges claims is asked with drafts, which a runnable cannot be.
+        claim_gate = getattr(self.gate, "gate", None) if self.filter_claims else None
+        plans = yield from planning(
+            list(decisions.values()),
+            gate=claim_gate if isinstance(claim_gate, GateLike) else None,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+        searched = yield from self._search(dict(zip(decisions, plans, strict=True)), batch)
+        for place, decision in decisions.items():
+            documents = searched[place] if decision.retrieve else self._known(decision)
+            if isinstance(documents, Exception):
+                results[place] = documents
+            else:
+                results[place] = {"documents": documents, "decision": decision}
+        return results
+
+    def _search(
         self, plans: Mapping[int, QueryPlan], batch: RunBatch
     ) -> Flow[dict[int, list[Document] | Exception]]:
         """Search the queries of all plans as one batch.
@@ -157,26 +262,11 @@ class GatedRetriever(FlowRetriever):
         metadata = {"rgate_note": True, "rgate_p_known": decision.p_known, "rgate_reason": decision.reason}
         return [Document(page_content=NOTE, metadata=metadata)]
 
-    def _claim_gate(self) -> GateLike | None:
-        """Return what judges claims: it is asked with drafts, which a runnable cannot be."""
-        gate = getattr(self.gate, "gate", None)
-        return gate if isinstance(gate, GateLike) else None
-
 
 class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
     """A guarded retriever that returns its decision beside the documents; `GatedRetriever.with_decision` makes it."""
 
     guarded: GatedRetriever
-
-    @property
-    def InputType(self) -> Any:
-        """The input type of the gate."""
-        return self.guarded.gate.InputType
-
-    @property
-    def OutputType(self) -> type[DecidedDocuments]:
-        """The type of the output."""
-        return DecidedDocuments
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -188,40 +278,32 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
         return (yield from self.guarded.decide(batch))
 
 
-def _asked(decision: Decision | Exception) -> Decision | Exception:
-    """Return the error of an empty question, as of an input without one: there is nothing to search for."""
-    if isinstance(decision, Exception) or decision.question.strip():
-        return decision
-    return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
-
-
 def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
-    """Fuse what the queries of one question found; returns the exception of a search that failed."""
-    marked = []
+    """Fuse what the queries of one question found; returns the exception of a search that failed.
+
+    The documents are copies that say which query found them, and at which rank.
+    """
+    rankings = []
     for query, result in zip(queries, results, strict=True):
         if isinstance(result, Exception):
             return result
-        if not _are_documents(result):
-            return ConfigurationError(
-                f"What is guarded returned {type(result).__name__} and no list of documents.",
-                hint="Guard the retriever, and not the chain around it.",
-            )
-        marked.append(_marked(query, result))
-    return fuse(marked, key=_identity, k=k)
+        ranking = []
+        for rank, document in enumerate(result if isinstance(result, Sequence) else [result], start=1):
+            if not isinstance(document, Document):
+                return ConfigurationError(
+                    f"What is guarded returned {type(result).__name__} and no list of documents.",
+                    hint="Guard the retriever, and not the chain around it.",
+                )
+            found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
+            metadata = {**found_by, **(document.metadata or {})}
+            ranking.append(document.model_copy(update={"metadata": metadata}))
+        rankings.append(ranking)
+    return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)
 
 
-def _are_documents(found: Any) -> bool:
-    return isinstance(found, Sequence) and all(isinstance(each, Document) for each in found)
-
-
-def _marked(query: Query, documents: Sequence[Document]) -> list[Document]:
-    """Return copies of the documents that say which query found them, and at which rank."""
-    copies = []
-    for rank, document in enumerate(documents, start=1):
-        found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
-        copies.append(document.model_copy(update={"metadata": {**found_by, **(document.metadata or {})}}))
-    return copies
-
-
-def _identity(document: Document) -> str:
-    return document.id or document.page_content
+def _returned(results: Sequence[list[Document] | Exception], return_exceptions: bool) -> list[Any]:
+    """Return the results of a batch; raise the first exception among them, unless they are to be returned too."""
+    for result in results:
+        if isinstance(result, Exception) and not return_exceptions:
+            raise result
+    return list(results)

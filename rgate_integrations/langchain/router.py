@@ -23,7 +23,7 @@ from langchain_core.runnables.utils import (
 )
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.langchain.carried import carrying
+from rgate_integrations.langchain.decision_context import bind
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
@@ -167,9 +167,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             if isinstance(decision, Decision):
                 yield from announcing(decision, config)
                 # What runs in the arm need not decide or draft again.
-                batch.configs[place] = carrying(
-                    batch.configs[place], self.gate, batch.inputs[place], decision
-                )
+                batch.configs[place] = bind(batch.configs[place], self.gate, batch.inputs[place], decision)
 
     def _choosing(self, batch: RunBatch) -> Flow[Task]:
         """Decide for a batch of one; returns what is left to do.

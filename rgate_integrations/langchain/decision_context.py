@@ -1,4 +1,4 @@
-"""The decision of a request travels in its config, so that nothing below a router decides or drafts it again."""
+"""The decision of a request is bound to its config, so that nothing below a router decides or drafts it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "__rgate_decided"
 
 
 @dataclass(frozen=True)
-class Decided:
+class BoundDecision:
     """A decision, and whose it is.
 
     Attributes:
@@ -34,15 +34,11 @@ class Decided:
     llm: Any = None
     tokens: int = 0
 
-    def is_about(self, question: str) -> bool:
-        """Whether the decision is about this question, word for word."""
-        return question.strip() in (self.question.strip(), self.decision.question.strip())
 
-
-def carrying(
+def bind(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
-    """Return a config that carries what a gate decided for an input."""
+    """Return a config that has what a gate decided for an input."""
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     try:
@@ -50,17 +46,17 @@ def carrying(
     except InvalidQuestionError:  # a runnable of the user's own reads its inputs in its own way
         question = decision.question
     drafter = getattr(gate, "drafter", None)
-    decided = Decided(
+    bound = BoundDecision(
         question=question,
         decision=decision,
         gate=getattr(gate, "origin", gate),
         llm=getattr(drafter, "llm", None),
         tokens=getattr(drafter, "tokens", 0),
     )
-    return {**config, "configurable": {**config.get("configurable", {}), KEY: decided}}
+    return {**config, "configurable": {**config.get("configurable", {}), KEY: bound}}
 
 
-def carried_decision(
+def bound_decision(
     config: RunnableConfig, question: str, *, gate: Any, llm: Any = None, threshold: float | None = None
 ) -> Decision | None:
     """Return what this gate has decided for this question in the request that a config belongs to, or None.
@@ -72,31 +68,33 @@ def carried_decision(
         llm: What is to write the draft; a decision on another LLM's draft does not count either.
         threshold: The threshold of the call, if it has one of its own.
     """
-    decided = _decided(config, question)
-    if decided is None or decided.gate is not gate or decided.llm is not llm:
+    bound = _bound_to(config, question)
+    if bound is None or bound.gate is not gate or bound.llm is not llm:
         return None
-    if threshold is not None and threshold != decided.decision.threshold:
+    if threshold is not None and threshold != bound.decision.threshold:
         return None
-    return decided.decision
+    return bound.decision
 
 
-def is_carried(config: RunnableConfig, decision: Decision) -> bool:
+def is_bound(config: RunnableConfig, decision: Decision) -> bool:
     """Whether this decision was made above in the request that a config belongs to."""
-    decided = config.get("configurable", {}).get(KEY)
-    return isinstance(decided, Decided) and decided.decision is decision
+    bound = config.get("configurable", {}).get(KEY)
+    return isinstance(bound, BoundDecision) and bound.decision is decision
 
 
-def carried_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
+def bound_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
     """Return the draft that this LLM has written for this question in the same request, if it is long enough."""
-    decided = _decided(config, question)
-    if decided is None or decided.llm is not llm:
+    bound = _bound_to(config, question)
+    draft = None if bound is None or bound.llm is not llm else bound.decision.draft
+    if bound is None or draft is None or draft.source != "llm":
         return None
-    draft = decided.decision.draft
-    if draft is None or draft.source != "llm":
-        return None
-    return draft.head(tokens) if draft.finished or decided.tokens >= tokens else None
+    return draft.head(tokens) if draft.finished or bound.tokens >= tokens else None
 
 
-def _decided(config: RunnableConfig, question: str) -> Decided | None:
-    decided = config.get("configurable", {}).get(KEY)
-    return decided if isinstance(decided, Decided) and decided.is_about(question) else None
+def _bound_to(config: RunnableConfig, question: str) -> BoundDecision | None:
+    """Return what is bound to a config, if it is about this question, word for word."""
+    bound = config.get("configurable", {}).get(KEY)
+    if not isinstance(bound, BoundDecision):
+        return None
+    is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
+    return bound if is_same else None
