@@ -122,12 +122,13 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         given = config.get("configurable", {}).get(THRESHOLD_KEY)
         if given is None:
             return self.threshold
-        if not isinstance(given, Real) or not 0.0 <= given < math.inf:
+        value = float(given) if isinstance(given, Real) else math.nan
+        if not 0.0 <= value < math.inf:
             raise ConfigurationError(
                 f"{THRESHOLD_KEY} must be a number of at least 0, not {given!r}.",
                 hint='Pass it as {"configurable": {"' + THRESHOLD_KEY + '": 0.5}}.',
             )
-        return float(given)
+        return value
 
 
 def threshold_for(gate: Runnable[Any, Decision] | None, config: RunnableConfig) -> float | None:
