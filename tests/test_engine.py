@@ -13,7 +13,6 @@ import pytest
 
 from rgate_integrations import Gate, load_gate
 from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, save_probe
-from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evidence.base import EvidenceSpec, Piece
@@ -115,39 +114,6 @@ def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripte
     first = call(gate)
     assert (first.retrieve, first.error.message) == (True, "can't start new thread")
     assert call(gate).error is None
-
-
-@pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), MemoryError("full"), RecursionError()], ids=type
-)
-def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_on(error):
-    failing = [error]
-
-    def run(items):
-        if failing:
-            raise failing.pop()
-        return items
-
-    batcher = Batcher(run)
-    assert isinstance(batcher.submit([1])[0].exception(PATIENCE), Exception)
-    assert batcher.submit([2])[0].result(PATIENCE) == 2
-
-
-def test_a_worker_that_dies_leaves_nobody_waiting(monkeypatch):
-    """Nothing should end it between two batches; if something does, who waits gets an error."""
-    batcher = Batcher(lambda items: list(items))
-    broken = [MemoryError("no room")]
-    gather = Batcher._gather
-
-    def once(self, *arguments):
-        if broken:
-            raise broken.pop()
-        return gather(self, *arguments)
-
-    monkeypatch.setattr(Batcher, "_gather", once)
-    with pytest.raises(MemoryError):
-        batcher.submit([1])[0].result(PATIENCE)
-    assert batcher.submit([2])[0].result(PATIENCE) == 2
 
 
 class OtherModel(ScriptedProxy):

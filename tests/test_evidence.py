@@ -8,17 +8,14 @@ import pytest
 
 from rgate_integrations import Draft, Gate, load_gate
 from rgate_integrations.engine.decision_engine import decide_together
-from rgate_integrations.engine.judging import fitting
+from rgate_integrations.engine.evaluation import shorten
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
 from rgate_integrations.evidence import DraftSpec
-from rgate_integrations.evidence.base import Inputs, MadeBy
-from rgate_integrations.evidence.collector import Collector, Sources
-from rgate_integrations.evidence.draft import ProxyDrafter
+from rgate_integrations.evidence.base import Context, Inputs, MadeBy, Sources
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.papers.uncertainty import PerplexityGate
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.prompts import ANSWER
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = ["who wrote hamlet?", "what is the capital of France?", "how deep is the sea?"]
@@ -76,8 +73,7 @@ def test_a_text_without_logprobs_is_read_by_the_proxy_and_says_so(scripted):
 def test_who_counts_the_tokens_of_a_given_draft_made_nothing(scripted):
     draft = DraftSpec(tokens=2, source="recorded")
     inputs = [Inputs("who?", Draft(text="one two three four", source="recorded"))]
-    collector = Collector(inputs, Sources(lambda: scripted, None, {}), [draft])
-    (evidence,) = collector.context().evidence([draft])
+    (evidence,) = Context(inputs, Sources(lambda: scripted, None, {}), [draft]).evidence([draft])
     assert evidence[draft].text == "one two"
     assert evidence.made_by(draft) == MadeBy()
 
@@ -172,9 +168,9 @@ def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
         tried.append(1)
         raise ModelLoadError("no such model")
 
-    collector = Collector([Inputs(q) for q in QUESTIONS], Sources(proxy, None, {}))
+    context = Context([Inputs(q) for q in QUESTIONS], Sources(proxy, None, {}))
     for _ in range(2):
-        found = collector.context().evidence([DraftSpec()])
+        found = context.evidence([DraftSpec()])
         assert [str(e) for e in found] == ["no such model"] * 3
     assert tried == [1]
 
@@ -237,16 +233,6 @@ def test_an_llm_that_writes_too_few_drafts_retrieves(scripted):
     assert "wrote 0 drafts for 1 questions" in found[0].reason
 
 
-def test_a_proxy_can_be_the_answering_llm(scripted):
-    drafter = ProxyDrafter(ScriptedProxy(fixed="I am the LLM."), ANSWER)
-    gate = load_gate("token_probability", source="llm", proxy=scripted, llm=drafter)
-    found = gate.decide_batch(QUESTIONS)
-    assert [d.draft.text for d in found] == ["I am the LLM."] * 3
-    assert [d.draft.source for d in found] == ["llm"] * 3
-    assert [d.draft.model for d in found] == ["scripted"] * 3
-    assert scripted.calls == []  # the draft brings its own log-probabilities
-
-
 def test_gates_with_different_llms_do_not_share(scripted):
     gates = [load_gate("ik", source="llm", llm=Llm(), proxy=scripted) for _ in range(2)]
     with pytest.raises(ConfigurationError, match="same LLM"):
@@ -271,11 +257,10 @@ def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, place)
         "middle": f"{LOG[:half]}\n{asked}\n{LOG[half:]}",
         "last": f"{LOG}\n{asked}",
     }[place]
-    (inputs,), (warnings,) = fitting([Inputs(text)], [DraftSpec()], Sources(lambda: scripted, None, {}))
+    inputs = shorten(Inputs(text), Sources(lambda: scripted, None, {}))
     assert asked in inputs.question
     assert inputs.partly
     assert len(inputs.question) < len(text) / 4
-    assert warnings == (f"Of {len(text):,} characters {len(inputs.question):,} were read.",)
 
 
 class Sure(Gate):

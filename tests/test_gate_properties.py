@@ -9,7 +9,7 @@ import pytest
 from rgate_integrations import Decision, list_gates, load_gate
 from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.registry import gate_class
 from tests.scripted_proxy import ScriptedProxy
 
@@ -245,7 +245,7 @@ class TestEveryGate:
 
     def test_a_failing_model_retrieves_and_spares_the_others(self, make, case):
         gate = make(case)
-        if not any(spec.reads_model for spec in expanded_specs(gate.gate.specs)):
+        if not any(spec.reads_model for spec in expand_specs(gate.gate.specs)):
             pytest.skip("asks no model")
         bad = make.decide(gate, [make.questions[0], "RAISE this", make.questions[1]])
         assert [d.error is None for d in bad] == [True, False, True]
@@ -257,7 +257,7 @@ class TestEveryGate:
     def test_costs_count_model_calls(self, make, case):
         gate = make(case)
         calls = [d.cost.model_calls for d in make.decide(gate)]
-        named = [type(spec).__name__ for spec in expanded_specs(gate.gate.specs)]
+        named = [type(spec).__name__ for spec in expand_specs(gate.gate.specs)]
         free = all(name in ("PopularitySpec", "ScoreSpec") for name in named)
         assert calls == [0] * len(make.questions) if free else all(c >= 1 for c in calls)
 

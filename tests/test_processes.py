@@ -91,31 +91,25 @@ def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
 
 LOCKS = """
 import os, signal, threading
-from rgate_integrations.engine.batching import Batcher
-from rgate_integrations.answering.drafting import DraftRequest
-from rgate_integrations.models import server
-from rgate_integrations.models.served import ServedProxy
-from rgate_integrations.runtime import threads as processes
+from rgate_integrations.runtime import threads
 
-batcher, request = Batcher(list), DraftRequest(3)
-connection = ServedProxy("http://127.0.0.1:9/v1", "m")._connection
-processes.FORK_PATIENCE = 0.05
+threads.FORK_PATIENCE = 0.05
+locks = [threads.ForkSafeLock() for _ in range(2)]
 held, go = threading.Event(), threading.Event()
 
 def hold():
-    with batcher._lock, request._lock, connection._lock, server._loops_lock:
+    with locks[0]:
         held.set()
         go.wait()
 
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(600)
-    request.worked({})
-    connection._http()
-    server._event_loop()
-    os._exit(0 if batcher.submit([1])[0].result() == 1 else 3)
+with locks[1]:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        free = all(lock.acquire(timeout=60) for lock in locks)
+        os._exit(0 if free else 3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 go.set()
 """

@@ -30,7 +30,7 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
         ConfigurationError: The gate reads a draft, and there is to be none.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
-    from rgate_integrations.evidence.collector import expanded_specs
+    from rgate_integrations.evidence.base import expand_specs
     from rgate_integrations.evidence.draft import DraftSpec
     from rgate_integrations.training.drafts import valid_draft_kind
 
@@ -42,7 +42,7 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
         return gate
     if name == "ik":
         return gate.with_options(tokens=0)
-    if any(isinstance(spec, DraftSpec) for spec in expanded_specs(gate.gate.specs)):
+    if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
         raise ConfigurationError(
             f"The gate {name!r} reads a draft.",
             hint=f"--draft proxy or recorded; or --gate {DEFAULT_GATE} or ik.",

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class Later:
-    """What a batch function returns for an item that is to go on in the next batcher.
-
-    Attributes:
-        item: What the next batch function gets.
-    """
-
-    item: Any
-
-
-class _Waiting(NamedTuple, Generic[_Item, _Result]):
-    item: _Item
-    future: Future[_Result]
-
-
-_Queue: TypeAlias = "queue.SimpleQueue[_Waiting[_Item, _Result] | None]"
+_Queued: TypeAlias = tuple[_Item, Future[_Result]]
 
 
 class Batcher(Generic[_Item, _Result]):
@@ -45,12 +24,8 @@ class Batcher(Generic[_Item, _Result]):
     while it runs. A worker with nothing to do ends, and the next call starts another; after a fork the child starts
     one of its own.
 
-    No call hangs: whatever ends a worker, those who wait for it get an error, and the next call starts a new one.
-
     Args:
-        run: Maps items to results, in order; `Later` sends one to the next batcher. If it raises, every item of the
-            batch gets the exception.
-        then: The next batcher.
+        run: Maps items to results, in order. If it raises, every item of the batch gets the exception.
         max_size: Maximum number of items in a batch.
         max_wait: How long to wait for others, in seconds, when there were others just before.
         max_idle: How long a worker stays without work, in seconds.
@@ -58,15 +33,13 @@ class Batcher(Generic[_Item, _Result]):
 
     def __init__(
         self,
-        run: Callable[[Sequence[_Item]], Sequence[_Result | Later]],
+        run: Callable[[Sequence[_Item]], Sequence[_Result]],
         *,
-        then: Batcher[Any, _Result] | None = None,
         max_size: int = 64,
         max_wait: float = 0.003,
         max_idle: float = 1.0,
     ) -> None:
         self._run = run
-        self._then = then
         self._max_size = max_size
         self._max_wait = max_wait
         self._max_idle = max_idle
@@ -74,126 +47,79 @@ class Batcher(Generic[_Item, _Result]):
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget the worker of another process."""
-        self._lock = threading.Lock()
-        # What the worker reads; None if there is no worker. A worker owns its queue: one that ends, or that was left
-        # behind by a fork, can never take what was meant for the next.
-        self._queue: _Queue[_Item, _Result] | None = None
+        """Forget the worker of another process, and what its callers wait for."""
+        self._changed = threading.Condition()  # guards the three below
+        self._queue: deque[_Queued[_Item, _Result]] = deque()
+        self._worker: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, items: Sequence[_Item]) -> list[Future[_Result]]:
+    def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
         """Queue items; their futures are completed in whatever batches they end up in."""
-        waiting = [_Waiting[_Item, _Result](item, Future()) for item in items]
-        self._put(waiting)
-        return [each.future for each in waiting]
+        queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
+        try:
+            with self._changed:
+                if self._closed:
+                    raise RuntimeError("The process is ending.")
+                # Not only None: should a worker ever die, the next call starts another.
+                if self._worker is None or not self._worker.is_alive():
+                    self._worker = start_thread(self._work, "rgate-batcher")
+                    close_at_exit(self)
+                self._queue.extend(queued)
+                self._changed.notify()
+        except Exception as error:  # no thread could be started now; the next call tries again
+            _fail(queued, error)
+        return [future for _, future in queued]
 
     def close(self) -> None:
         """Let the worker end after the batch that it is running."""
-        self._closed = True
-        mine = self._queue
-        if mine is not None:
-            mine.put(None)  # wakes it
+        with self._changed:
+            self._closed = True
+            queued = list(self._queue)
+            self._queue.clear()
+            self._changed.notify()
+        _fail(queued, RuntimeError("The process is ending."))
 
-    def _put(self, waiting: Sequence[_Waiting[_Item, _Result]]) -> None:
-        with self._lock:
-            try:
-                mine = self._queue or self._started()
-            except Exception as error:  # no thread could be started now; the next call tries again
-                _fail(waiting, error)
-                return
-            for each in waiting:
-                mine.put(each)
-
-    def _started(self) -> _Queue[_Item, _Result]:
-        """Start a worker; returns its queue."""
-        mine: _Queue[_Item, _Result] = queue.SimpleQueue()
-        start_thread(partial(self._work, mine), "rgate-batcher")
-        close_at_exit(self)
-        self._queue = mine
-        return mine
-
-    def _work(self, mine: _Queue[_Item, _Result]) -> None:
+    def _work(self) -> None:
         """Run batches until there is nothing to do."""
-        batch: list[_Waiting[_Item, _Result]] = []
-        wait = 0.0
-        try:
-            while self._gather(mine, batch, wait):
+        others = False
+        while (batch := self._next_batch(others)) is not None:
+            if batch:
                 self._finish(batch)
-                wait = self._max_wait if len(batch) > 1 else 0.0
-                batch.clear()
-        except BaseException as error:
-            # Nothing should come here. If something does, nobody waits for a worker that is gone.
-            with self._lock:
-                self._leave(mine)
-            _fail([*batch, *_drained(mine)], error)
+            others = len(batch) > 1
 
-    def _gather(
-        self, mine: _Queue[_Item, _Result], batch: list[_Waiting[_Item, _Result]], wait: float
-    ) -> bool:
-        """Fill a batch with what is waiting; False when the worker is to end, after a while without work."""
+    def _next_batch(self, others: bool) -> list[_Queued[_Item, _Result]] | None:
+        """Wait for items; None when the worker is to end, after a while without work."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed, self._max_idle)
+            if not self._queue:
+                self._worker = None
+                return None
+            if others:
+                self._changed.wait_for(lambda: len(self._queue) >= self._max_size, self._max_wait)
+            batch: list[_Queued[_Item, _Result]] = []
+            while self._queue and len(batch) < self._max_size:
+                item, future = self._queue.popleft()
+                if not future.cancelled():
+                    batch.append((item, future))
+            return batch
+
+    def _finish(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
         try:
-            found = mine.get(timeout=self._max_idle)
-        except queue.Empty:
-            return not self._ends(mine)
-        with self._lock:
-            pass  # whoever is just submitting several items has put them all
-        deadline = time.monotonic() + wait
-        while found is not None and not self._closed:
-            if not found.future.cancelled():
-                batch.append(found)
-            if len(batch) == self._max_size:
-                return True
-            try:
-                found = mine.get(timeout=max(deadline - time.monotonic(), 0.0))
-            except queue.Empty:
-                return True
-        raise RuntimeError("The process is ending.")
-
-    def _ends(self, mine: _Queue[_Item, _Result]) -> bool:
-        with self._lock:  # nobody can submit between the look and the end
-            if not mine.empty():
-                return False
-            self._leave(mine)
-            return True
-
-    def _leave(self, mine: _Queue[_Item, _Result]) -> None:
-        """Make the next call start a worker; called with the lock held."""
-        if self._queue is mine:
-            self._queue = None
-
-    def _finish(self, batch: Sequence[_Waiting[_Item, _Result]]) -> None:
-        if not batch:
-            return
-        try:
-            results = self._run([each.item for each in batch])
+            results = self._run([item for item, _ in batch])
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(batch)} items gave {len(results)} results.")
         except BaseException as error:
-            _fail(batch, error)
+            # What would end a thread, such as SystemExit, must not end those of the callers.
+            ended = RuntimeError(f"The worker ended: {error!r}.")
+            _fail(batch, error if isinstance(error, Exception) else ended)
             return
-        later = []
-        for each, result in zip(batch, results, strict=True):
-            if isinstance(result, Later):
-                later.append(_Waiting[Any, _Result](result.item, each.future))
-            else:
-                with contextlib.suppress(InvalidStateError):  # its caller has left
-                    each.future.set_result(result)
-        if later and self._then is not None:
-            self._then._put(later)
+        for (_, future), result in zip(batch, results, strict=True):
+            with contextlib.suppress(InvalidStateError):  # its caller has left
+                future.set_result(result)
 
 
-def _drained(waiting: _Queue[_Item, _Result]) -> list[_Waiting[_Item, _Result]]:
-    found = []
-    while not waiting.empty():
-        each = waiting.get()
-        if each is not None:
-            found.append(each)
-    return found
-
-
-def _fail(batch: Sequence[_Waiting[_Item, _Result]], error: BaseException) -> None:
-    """Give an error to all who wait. What would end a thread, such as SystemExit, must not end theirs."""
-    given = error if isinstance(error, Exception) else RuntimeError(f"The worker ended: {error!r}.")
-    for each in batch:
-        with contextlib.suppress(InvalidStateError):  # its caller has left, or it has a result already
-            each.future.set_exception(given)
+def _fail(batch: Iterable[_Queued[_Item, _Result]], error: Exception) -> None:
+    """Give an error to all who wait."""
+    for _, future in batch:
+        with contextlib.suppress(InvalidStateError):  # its caller has left
+            future.set_exception(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rgate_integrations.errors import OverloadedError
 
@@ -23,7 +23,7 @@ def results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | E
     """
     try:
         wait(futures, timeout)
-        return _outcomes(futures, timeout)
+        return [_outcome(future, timeout) for future in futures]
     finally:  # after Ctrl-C too
         for future in futures:
             future.cancel()
@@ -35,25 +35,19 @@ async def aresults(futures: Sequence[Future[_T]], timeout: float | None) -> list
     try:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout)
-        return _outcomes(futures, timeout)
+        return [_outcome(future, timeout) for future in waiting]
     finally:
-        for future in futures:
+        # Both: the event loop may end before it has told the one that the other was cancelled.
+        for future, each in zip(futures, waiting, strict=True):
             future.cancel()
-        for each in waiting:
-            if not each.cancel() and not each.cancelled():
-                each.exception()  # looked at, or asyncio would log that nobody did
+            each.cancel()
 
 
-def _outcomes(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    found: list[_T | Exception] = []
-    for future in futures:
-        if not future.done():
-            overdue = OverloadedError(
-                f"There was no decision after {timeout:g} s.",
-                hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
-            )
-            found.append(overdue)
-            continue
-        error = future.exception()
-        found.append(error if isinstance(error, Exception) else future.result())
-    return found
+def _outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
+    if not future.done():
+        return OverloadedError(
+            f"There was no decision after {timeout:g} s.",
+            hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
+        )
+    error = future.exception()
+    return error if isinstance(error, Exception) else future.result()

@@ -1,38 +1,37 @@
 """The engine: owns the models and the queue, asks a gate, and turns its scores into decisions.
 
-What `load_gate` returns. Everything that can go wrong with a request goes wrong here, in one place: `_decided`.
+What `load_gate` returns. Everything that can go wrong with a request goes wrong here, in one place: `_decision`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.batching import Batcher, Later
+from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.engine.deadlines import aresults, results
+from rgate_integrations.engine.evaluation import Evaluation, evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread
-from rgate_integrations.engine.judging import Begun, Judged, judge_together, look_first, look_on
-from rgate_integrations.engine.requests import Request, checked, checked_batch, valid_timeout
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.evidence.base import Drafter, Inputs
-from rgate_integrations.evidence.collector import Sources, expanded_specs
-from rgate_integrations.gates.base import Gate, Score
+from rgate_integrations.engine.requests import Request, check_requests, valid_question, valid_timeout
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.evidence.base import Drafter, Inputs, Sources, expand_specs
+from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuledGate, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
 
 _LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
 _MOST_AT_ONCE = 64
-_JUDGING: ContextVar[tuple[DecisionEngine, ...]] = ContextVar("_JUDGING", default=())
-"""The engines whose workers are busy with what this is a part of."""
+_BUSY: ContextVar[DecisionEngine | None] = ContextVar("_BUSY", default=None)
+"""The engine whose worker is busy with what this is a part of."""
 
 
 class DecisionEngine:
@@ -80,18 +79,17 @@ class DecisionEngine:
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         self._llm = llm
         self._memory: dict[Hashable, Any] = {}
-        # Two queues: what needs a draft that is still to be written holds up nobody whom a quick look settles.
-        at_once = _at_once(proxy, llm)
-        self._slow: Batcher[Begun, Judged] = Batcher(self._look_on, max_size=at_once)
-        self._batcher: Batcher[Inputs, Judged] = Batcher(self._look_first, then=self._slow, max_size=at_once)
+        at_once = _LOCAL_AT_ONCE
+        if llm is not None or isinstance(proxy, Proxy):
+            at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
+        self._batcher: Batcher[Inputs, Evaluation] = Batcher(self._evaluate, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
-        given = (self.gate, self._proxy, self._llm, self.on_error, self.timeout, self.rules)
-        return _engine, given
+        return partial(type(self), **self._options()), (self.gate,)
 
     @property
     def threshold(self) -> float:
@@ -101,7 +99,7 @@ class DecisionEngine:
     @property
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
-        return any(spec.reads_history for spec in expanded_specs(self.gate.specs))
+        return any(spec.reads_history for spec in expand_specs(self.gate.specs))
 
     @property
     def proxy(self) -> str:
@@ -133,6 +131,7 @@ class DecisionEngine:
     def with_options(
         self,
         *,
+        gate: Gate | None = None,
         proxy: Proxy | str | None = None,
         llm: Drafter | None = None,
         on_error: OnError | None = None,
@@ -141,34 +140,35 @@ class DecisionEngine:
         never: RuleOrRules | None = None,
         **parameters: Any,
     ) -> Self:
-        """Return a copy with other options, or with other parameters of its gate."""
-        gate = self.gate.changed(**parameters) if parameters else self.gate
-        return self.with_gate(
-            gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
-        )
+        """Return a copy with another gate, other parameters of it, or other options; the rest stays as it is."""
+        gate = self.gate if gate is None else gate
+        if parameters:
+            gate = gate.changed(**parameters)
+        options = self._options()
+        if gate.proxy != self.gate.proxy:
+            del options["proxy"]
+        changed = {
+            "proxy": proxy,
+            "llm": llm,
+            "on_error": on_error,
+            "timeout": timeout,
+            "always": always,
+            "never": never,
+        }
+        for name, value in changed.items():
+            if value is not None:
+                options[name] = value
+        return type(self)(gate, **options)
 
-    def with_gate(
-        self,
-        gate: Gate,
-        *,
-        proxy: Proxy | str | None = None,
-        llm: Drafter | None = None,
-        on_error: OnError | None = None,
-        timeout: float | None = None,
-        always: RuleOrRules | None = None,
-        never: RuleOrRules | None = None,
-    ) -> Self:
-        """Return a copy with another gate; what is not given stays as it is, the models too."""
-        same_model = proxy is None and gate.proxy == self.gate.proxy
-        return type(self)(
-            gate,
-            proxy=self._proxy if same_model else proxy,
-            llm=self._llm if llm is None else llm,
-            on_error=on_error or self.on_error,
-            timeout=self.timeout if timeout is None else timeout,
-            always=self.rules.always if always is None else always,
-            never=self.rules.never if never is None else never,
-        )
+    def _options(self) -> dict[str, Any]:
+        return {
+            "proxy": self._proxy,
+            "llm": self._llm,
+            "on_error": self.on_error,
+            "timeout": self.timeout,
+            "always": self.rules.always,
+            "never": self.rules.never,
+        }
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options, as JSON values."""
@@ -208,10 +208,17 @@ class DecisionEngine:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
-        asked = [self._request(question, threshold, draft, popularity, history, metadata)]
-        patience = self._patience(timeout)
-        found = results(self._submit(asked), patience)
-        return self._decisions(asked, found)[0]
+        valid_question(question)  # in a batch it is an error of its item
+        (decision,) = self.decide_batch(
+            [question],
+            threshold=[threshold],
+            drafts=[draft],
+            popularity=[popularity],
+            histories=[history],
+            metadata=[metadata],
+            timeout=timeout,
+        )
+        return decision
 
     async def adecide(
         self,
@@ -225,10 +232,17 @@ class DecisionEngine:
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
-        asked = [self._request(question, threshold, draft, popularity, history, metadata)]
-        patience = self._patience(timeout)
-        found = await aresults(self._submit(asked), patience)
-        return self._decisions(asked, found)[0]
+        valid_question(question)
+        (decision,) = await self.adecide_batch(
+            [question],
+            threshold=[threshold],
+            drafts=[draft],
+            popularity=[popularity],
+            histories=[history],
+            metadata=[metadata],
+            timeout=timeout,
+        )
+        return decision
 
     def decide_batch(
         self,
@@ -263,12 +277,7 @@ class DecisionEngine:
             ConfigurationError: A threshold is not a number of at least 0, the timeout is not one above 0, or the
                 numbers of items differ.
         """
-        asked = checked_batch(
-            questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
-        )
-        patience = self._patience(timeout)
-        found = results(self._submit(asked), patience)
-        return self._decisions(asked, found)
+        return run(self._decide(questions, threshold, drafts, popularity, histories, metadata, timeout))
 
     async def adecide_batch(
         self,
@@ -282,83 +291,81 @@ class DecisionEngine:
         timeout: float | None = None,
     ) -> list[Decision]:
         """Decide for a batch without blocking the event loop; see `decide_batch`."""
-        asked = checked_batch(
+        decide = self._decide(questions, threshold, drafts, popularity, histories, metadata, timeout)
+        return await arun(decide)
+
+    def _decide(
+        self,
+        questions: Sequence[str],
+        threshold: float | Sequence[float | None] | None,
+        drafts: Sequence[Draft | str | None] | None,
+        popularity: Sequence[float | None] | None,
+        histories: Sequence[Sequence[str] | None] | None,
+        metadata: Sequence[Mapping[str, Any] | None] | None,
+        timeout: float | None,
+    ) -> Flow[list[Decision]]:
+        """Check what a caller gives, queue what can be judged, wait for it, and decide."""
+        requests = check_requests(
             questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
         )
-        patience = self._patience(timeout)
-        found = await aresults(self._submit(asked), patience)
-        return self._decisions(asked, found)
-
-    # --- to the worker -------------------------------------------------------------------------------------
-
-    def _request(self, *given: object) -> Request:
-        asked = checked(*given, default=self.threshold)
-        if isinstance(asked.inputs, InvalidQuestionError):  # in a batch it is an error of its item
-            raise asked.inputs
-        return asked
-
-    def _submit(self, asked: Sequence[Request]) -> list[Future[Judged]]:
-        """Queue what can be judged; returns a future for each request, and for what cannot be one that is done.
-
-        The worker gets questions only. Thresholds stay with the caller: they concern nobody else in a merged batch.
-        """
-        if self in _JUDGING.get():
+        patience = self.timeout if timeout is None else valid_timeout(timeout)
+        if _BUSY.get() is self:
             itself = ConfigurationError(
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
                 hint="Give llm= the model that answers, not a chain with the gate in it.",
             )
-            return [_failed(itself) for _ in asked]
-        queued = iter(self._batcher.submit([r.inputs for r in asked if isinstance(r.inputs, Inputs)]))
-        return [next(queued) if isinstance(r.inputs, Inputs) else _failed(r.inputs) for r in asked]
+            return self._apply(requests, [itself] * len(requests))
+        # Thresholds stay with the caller: they concern nobody else in a merged batch.
+        judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
+        found = yield Call(results, aresults, self._batcher.submit(judged), patience)
+        return self._apply(requests, found)
 
-    def _look_first(self, batch: Sequence[Inputs]) -> list[Judged | Later]:
-        """Score what needs no slow evidence; runs in a worker."""
-        with _judging(self):
-            found = look_first(self._asked, batch, self._sources())
-        return [Later(each) if isinstance(each, Begun) else each for each in found]
-
-    def _look_on(self, batch: Sequence[Begun]) -> list[Judged]:
-        """Score the others; runs in another worker."""
-        with _judging(self):
-            return look_on(self._asked, batch, self._sources())
-
-    def _patience(self, timeout: float | None) -> float | None:
-        return self.timeout if timeout is None else valid_timeout(timeout)
+    def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
+        """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
+        _BUSY.set(self)
+        (found,) = evaluate([self._asked], batch, self._sources())
+        return found
 
     def _sources(self) -> Sources:
         return Sources(self.get_proxy, self._llm, self._memory)
 
-    # --- from scores to decisions --------------------------------------------------------------------------
-
-    def _decisions(self, requests: Sequence[Request], found: Sequence[Judged | Exception]) -> list[Decision]:
-        decisions = [self._decided(r, judged) for r, judged in zip(requests, found, strict=True)]
+    def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
+        """Make decisions of what was found for those requests that could be queued, and of the others' errors."""
+        evaluations = iter(found)
+        decisions = []
+        for request in requests:
+            outcome = next(evaluations) if isinstance(request.inputs, Inputs) else request.inputs
+            if isinstance(outcome, Exception):
+                outcome = Evaluation(outcome)
+            decisions.append(self._decision(request, outcome))
         log_failures(decisions, self.gate.name)
         return decisions
 
-    def _decided(self, request: Request, judged: Judged | Exception) -> Decision:
+    def _decision(self, request: Request, evaluation: Evaluation) -> Decision:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
-        score = judged if isinstance(judged, Exception) else judged.score
-        question = request.inputs.question if isinstance(request.inputs, Inputs) else ""
-        if isinstance(judged, Judged) and isinstance(score, Score):
-            decision = Decision(
-                question=question,
-                retrieve=score.p_known < request.threshold,
-                p_known=score.p_known,
-                threshold=request.threshold,
-                reason=score.reason,
-                gate=self.gate.name,
-                draft=score.draft,
-                cost=judged.cost,
-                warnings=judged.warnings,
-                signals=dict(score.signals),
-                llm=score.llm,
+        inputs, score = request.inputs, evaluation.score
+        question = inputs.question if isinstance(inputs, Inputs) else ""
+        if isinstance(score, Exception):
+            if self.on_error == "raise":
+                raise score
+            return fallback_decision(
+                score, question=question, threshold=request.threshold, gate=self.gate.name
             )
-            has_history = isinstance(request.inputs, Inputs) and bool(request.inputs.history)
-            return retrieve_unread(decision) if has_history and not self.reads_history else decision
-        error = score if isinstance(score, Exception) else RuntimeError("The gate gave no score.")
-        if self.on_error == "raise":
-            raise error
-        return fallback_decision(error, question=question, threshold=request.threshold, gate=self.gate.name)
+        decision = Decision(
+            question=question,
+            retrieve=score.p_known < request.threshold,
+            p_known=score.p_known,
+            threshold=request.threshold,
+            reason=score.reason,
+            gate=self.gate.name,
+            draft=score.draft,
+            cost=evaluation.cost,
+            warnings=evaluation.warnings,
+            signals=dict(score.signals),
+            llm=score.llm,
+        )
+        has_history = isinstance(inputs, Inputs) and bool(inputs.history)
+        return retrieve_unread(decision) if has_history and not self.reads_history else decision
 
 
 def decide_together(
@@ -390,57 +397,12 @@ def decide_together(
     llms = {id(engine.llm): engine.llm for engine in engines if engine.llm is not None}
     if len(llms) > 1:
         raise ConfigurationError("Gates that share evidence must use the same LLM.")
-    sources = Sources(engines[0].get_proxy, next(iter(llms.values()), None), {})
+    requests = check_requests(questions, None, drafts, popularity, default=0.5)
+    judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
+    sources = Sources(lambda: proxy, next(iter(llms.values()), None), {})
     found = []
-    asked = checked_batch(questions, None, drafts, popularity, default=0.5)
-    gates = [engine._asked for engine in engines]
-    judged = judge_together(gates, [r.inputs for r in asked if isinstance(r.inputs, Inputs)], sources)
-    for engine, scored in zip(engines, judged, strict=True):
-        scores = iter(scored)
-        outcomes = [next(scores) if isinstance(r.inputs, Inputs) else r.inputs for r in asked]
-        own = [replace(each, threshold=engine.threshold) for each in asked]
-        found.append(engine._decisions(own, outcomes))
+    evaluations = evaluate([engine._asked for engine in engines], judged, sources)
+    for engine, own in zip(engines, evaluations, strict=True):
+        asked = [replace(each, threshold=engine.threshold) for each in requests]
+        found.append(engine._apply(asked, own))
     return found
-
-
-def _failed(error: Exception) -> Future[Judged]:
-    future: Future[Judged] = Future()
-    future.set_exception(error)
-    return future
-
-
-@contextmanager
-def _judging(engine: DecisionEngine) -> Iterator[None]:
-    """Note, for whatever is called meanwhile, that an engine's worker is busy."""
-    token = _JUDGING.set((*_JUDGING.get(), engine))
-    try:
-        yield
-    finally:
-        _JUDGING.reset(token)
-
-
-def _at_once(proxy: Proxy | str | None, llm: Drafter | None) -> int:
-    """Return how many questions are judged together: more would hold back the decisions that are made first."""
-    if llm is not None or isinstance(proxy, Proxy):
-        return getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-    return _LOCAL_AT_ONCE
-
-
-def _engine(
-    gate: Gate,
-    proxy: Proxy | None,
-    llm: Drafter | None,
-    on_error: OnError,
-    timeout: float | None,
-    rules: Rules,
-) -> DecisionEngine:
-    """Make an engine again from what was pickled."""
-    return DecisionEngine(
-        gate,
-        proxy=proxy,
-        llm=llm,
-        on_error=on_error,
-        timeout=timeout,
-        always=rules.always,
-        never=rules.never,
-    )

@@ -57,7 +57,7 @@ def resolve_gate(
         engine: DecisionEngine = gate
         if llm_name:
             told = told_llm(engine.gate, llm_name)
-            engine = engine if told is engine.gate else engine.with_gate(told)
+            engine = engine if told is engine.gate else engine.with_options(gate=told)
         return engine.with_options(always=always or None, never=never or None) if always or never else engine
     if isinstance(gate, GateLike):
         if llm_name:
@@ -99,8 +99,10 @@ def answer_first_gates(
     own: GateLike | None = None
     if isinstance(gate, DecisionEngine):
         found, question = answer_gate_of(gate.gate), question_gate_of(gate.gate)
-        judge = gate if found is gate.gate else None if found is None else gate.with_gate(found)
-        own = gate if question is gate.gate else None if question is None else gate.with_gate(question)
+        if found is not gate.gate:
+            judge = None if found is None else gate.with_options(gate=found)
+        if question is not None:
+            own = gate if question is gate.gate else gate.with_options(gate=question)
     elif not _takes(gate.decide_batch, "drafts"):
         judge = None
     if judge is None:
@@ -110,8 +112,9 @@ def answer_first_gates(
             hint="Leave the judging to the default gate, and let yours take the first look: "
             "AnswerFirst(question_gate=...). A gate of your own that judges takes drafts= in decide_batch.",
         )
-    look = own if first_look == OWN else None if first_look is None else resolve_gate(first_look)
-    return judge, look
+    if first_look is None or first_look == OWN:
+        return judge, own if first_look == OWN else None
+    return judge, resolve_gate(first_look)
 
 
 def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
@@ -127,7 +130,7 @@ def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
     if not name or not isinstance(gate, DecisionEngine):
         return gate
     told = gate.gate.for_llm(name, known_by)
-    return gate if told is gate.gate else gate.with_gate(told)
+    return gate if told is gate.gate else gate.with_options(gate=told)
 
 
 def decide(
@@ -154,12 +157,13 @@ def decide(
     try:
         if drafting is not None:
             options["drafts"] = yield from drafting
-        accepted = _accepted(gate.decide_batch, options)
+        given = {name: value for name, value in options.items() if _is_given(value)}
+        accepted = {name: value for name, value in given.items() if _takes(gate.decide_batch, name)}
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
-        if not _is_nothing(options.get("threshold")) and "threshold" not in accepted:
-            return _by_threshold(found, options["threshold"])
+        if "threshold" in given and "threshold" not in accepted:
+            return _by_threshold(found, given["threshold"])
         return list(found)
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
@@ -170,7 +174,7 @@ def decide(
         return decisions
 
 
-def deciding_in_turn(
+def decide_messages(
     gate: GateLike,
     messages: Sequence[str],
     histories: Sequence[Sequence[str]],
@@ -194,35 +198,31 @@ def deciding_in_turn(
     Returns:
         One decision a message, in order.
     """
+    parameters = inspect.signature(gate.decide_batch).parameters
     reads = reads_history(gate)
-    reasons = []
+    unread = []
     for message, history in zip(messages, histories, strict=True):
-        reasons.append(why_unread(message, history, reads_history=reads))
+        unread.append(why_unread(message, history, reads_history=reads))
     # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
     has_draft = drafting is not None or drafts is not None
-    places = [place for place, reason in enumerate(reasons) if has_draft or not reason]
-    decided = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
+    places = [place for place, why in enumerate(unread) if has_draft or not why]
+    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold}
     if isinstance(threshold, Sequence):
-        threshold = [threshold[place] for place in places]
-    if metadata is not None:
-        takes = "metadata" in inspect.signature(gate.decide_batch).parameters
-        metadata = [metadata[place] for place in places] if takes else None
+        options["threshold"] = [threshold[place] for place in places]
+    if reads:
+        options["histories"] = [histories[place] or None for place in places]
+    if metadata is not None and "metadata" in parameters:
+        options["metadata"] = [metadata[place] for place in places]
+    decisions = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
     if places:
-        found = yield from decide(
-            gate,
-            [messages[place] for place in places],
-            drafting=drafting,
-            drafts=drafts,
-            threshold=threshold,
-            metadata=metadata,
-            histories=[histories[place] or None for place in places] if reads else None,
-        )
+        asked = [messages[place] for place in places]
+        found = yield from decide(gate, asked, drafting=drafting, **options)
         for place, decision in zip(places, found, strict=True):
-            decided[place] = decision
-    return [
-        retrieve_unread(decision, reason) if reason else decision
-        for decision, reason in zip(decided, reasons, strict=True)
-    ]
+            decisions[place] = decision
+    for place, why in enumerate(unread):
+        if why:
+            decisions[place] = retrieve_unread(decisions[place], why)
+    return decisions
 
 
 def reads_history(gate: GateLike) -> bool:
@@ -233,9 +233,7 @@ def reads_history(gate: GateLike) -> bool:
     return "histories" in inspect.signature(gate.decide_batch).parameters
 
 
-def _by_threshold(
-    decisions: Sequence[Decision], threshold: float | Sequence[float | None] | None
-) -> list[Decision]:
+def _by_threshold(decisions: Sequence[Decision], threshold: float | Sequence[float | None]) -> list[Decision]:
     """Compare decisions with thresholds that their gate does not take; one that failed still retrieves."""
     thresholds = threshold if isinstance(threshold, Sequence) else [threshold] * len(decisions)
     found = []
@@ -248,21 +246,15 @@ def _by_threshold(
     return found
 
 
-def _accepted(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not given, and what a user's own method does not take."""
-    given = {name: value for name, value in options.items() if not _is_nothing(value)}
-    return {name: value for name, value in given.items() if _takes(method, name)}
-
-
 def _takes(method: Callable[..., Any], name: str) -> bool:
     """Whether a method has a parameter of that name, or takes any."""
     parameters = inspect.signature(method).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return True
-    return name in parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    return takes_any or name in parameters
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_given(value: Any) -> bool:
+    """Whether an option is something else than None, or than a list of nothing but None."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return all(each is None for each in value)
-    return value is None
+        return any(each is not None for each in value)
+    return value is not None

@@ -27,68 +27,37 @@ class Request:
     threshold: float
 
 
-def checked(
-    question: object,
-    threshold: object,
-    draft: object,
-    popularity: object,
-    history: object = None,
-    metadata: object = None,
-    *,
-    default: float,
-) -> Request:
-    """Check what a caller gives with one question.
-
-    Args:
-        question: A string that is not empty.
-        threshold: A number of at least 0, or None.
-        draft: A `Draft`, a string, or None.
-        popularity: A number, or None.
-        history: The turns before, as lines; or None.
-        metadata: A mapping, or None.
-        default: The threshold where none is given.
-
-    Raises:
-        ConfigurationError: The threshold is not a number of at least 0.
-    """
-    compared = default if threshold is None else valid_threshold(threshold)
-    try:
-        inputs = Inputs(
-            valid_question(question),
-            _valid_draft(draft),
-            _valid_popularity(popularity),
-            _valid_history(history),
-            _valid_metadata(metadata),
-        )
-    except (InvalidQuestionError, EvidenceError) as error:
-        return Request(error, compared)
-    return Request(inputs, compared)
-
-
-def checked_batch(
+def check_requests(
     questions: Sequence[str],
-    threshold: float | Sequence[float | None] | None,
-    drafts: Sequence[Draft | str | None] | None,
-    popularity: Sequence[float | None] | None,
+    threshold: float | Sequence[float | None] | None = None,
+    drafts: Sequence[Draft | str | None] | None = None,
+    popularity: Sequence[float | None] | None = None,
     histories: Sequence[Sequence[str] | None] | None = None,
     metadata: Sequence[Mapping[str, Any] | None] | None = None,
     *,
     default: float,
 ) -> list[Request]:
-    """Check what a caller gives with a batch of questions; see `checked`.
+    """Check what a caller gives with a batch of questions; what is wrong with one is an error of its request.
+
+    Args:
+        questions: Strings that are not empty.
+        threshold: A number of at least 0, or one a question.
+        drafts: Each a `Draft`, a string or None.
+        popularity: Numbers.
+        histories: The turns before each question, as lines.
+        metadata: Mappings.
+        default: The threshold where none is given.
 
     Raises:
         ConfigurationError: A threshold is not a number of at least 0, or the numbers of items differ.
     """
     if isinstance(questions, str):
         raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
-    n = len(questions)
     # A string is iterable, too, but it is one bad threshold and not several.
-    thresholds: list[Any] = [threshold] * n
-    if isinstance(threshold, Iterable) and not isinstance(threshold, str):
-        thresholds = list(threshold)
+    is_one = not isinstance(threshold, Iterable) or isinstance(threshold, str)
+    n = len(questions)
     given: dict[str, list[Any]] = {
-        "thresholds": thresholds,
+        "thresholds": [threshold] * n if is_one else list(threshold),  # type: ignore[arg-type]
         "drafts": [None] * n if drafts is None else list(drafts),
         "popularity scores": [None] * n if popularity is None else list(popularity),
         "histories": [None] * n if histories is None else list(histories),
@@ -97,7 +66,14 @@ def checked_batch(
     for name, values in given.items():
         if len(values) != n:
             raise ConfigurationError(f"{n} questions do not match {len(values)} {name}.")
-    return [checked(*each, default=default) for each in zip(questions, *given.values(), strict=True)]
+    requests = []
+    for question, own_threshold, *rest in zip(questions, *given.values(), strict=True):
+        compared = default if own_threshold is None else valid_threshold(own_threshold)
+        try:
+            requests.append(Request(_inputs(question, *rest), compared))
+        except (InvalidQuestionError, EvidenceError) as error:
+            requests.append(Request(error, compared))
+    return requests
 
 
 def valid_timeout(timeout: object) -> float | None:
@@ -111,6 +87,19 @@ def valid_timeout(timeout: object) -> float | None:
     if not isinstance(timeout, Real) or not float(timeout) > 0:  # NaN is above nothing
         raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
     return min(float(timeout), threading.TIMEOUT_MAX)
+
+
+def valid_threshold(threshold: object) -> float:
+    """Return a threshold as a number.
+
+    Raises:
+        ConfigurationError: It is not a number of at least 0.
+    """
+    if not isinstance(threshold, Real) or not 0 <= float(threshold) < math.inf:
+        # Not printed whatever it is: an object of the user's own may not be printable.
+        shown = float(threshold) if isinstance(threshold, Real) else f"a {type(threshold).__name__}"
+        raise ConfigurationError(f"A threshold must be a number of at least 0, not {shown}.")
+    return float(threshold)
 
 
 def valid_question(question: object) -> str:
@@ -130,52 +119,29 @@ def valid_question(question: object) -> str:
         raise InvalidQuestionError(
             "The question holds NUL bytes.", hint="Is this text, and in the right encoding?"
         )
+    # Half a surrogate pair has no bytes in UTF-8, and tokenizers refuse it.
     return question.strip().encode("utf-8", errors="replace").decode()
 
 
-def valid_threshold(threshold: object) -> float:
-    """Return a threshold as a number.
-
-    Raises:
-        ConfigurationError: It is not a number of at least 0.
-    """
-    if not isinstance(threshold, Real):
-        raise ConfigurationError(
-            f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."
-        )
-    value = float(threshold)
-    if not math.isfinite(value) or value < 0:
-        raise ConfigurationError(f"A threshold must be a number of at least 0, not {value}.")
-    return value
-
-
-def _valid_draft(draft: object) -> Draft | None:
+def _inputs(given: object, draft: object, popularity: object, history: object, metadata: object) -> Inputs:
+    """Check one question and what came with it."""
+    question = valid_question(given)
     if isinstance(draft, str):
-        return Draft(text=draft.strip(), source="recorded")
-    if draft is None or isinstance(draft, Draft):
-        return draft
-    raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
-
-
-def _valid_popularity(popularity: object) -> float | None:
-    if popularity is None:
-        return None
-    if not isinstance(popularity, Real):
-        raise EvidenceError(f"A popularity score must be a number, not a {type(popularity).__name__}.")
-    try:
-        return float(popularity)
-    except OverflowError as error:  # JSON has whole numbers of any length
-        raise EvidenceError("A popularity score must be a number that a float can hold.") from error
-
-
-def _valid_history(history: object) -> tuple[str, ...]:
-    if history is None:
-        return ()
+        draft = Draft(text=draft.strip(), source="recorded")
+    if draft is not None and not isinstance(draft, Draft):
+        raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
+    if popularity is not None:
+        if not isinstance(popularity, Real):
+            raise EvidenceError(f"A popularity score must be a number, not a {type(popularity).__name__}.")
+        try:
+            popularity = float(popularity)
+        except OverflowError as error:  # JSON has whole numbers of any length
+            raise EvidenceError("A popularity score must be a number that a float can hold.") from error
     # A string is a sequence of strings, too, but its letters are no turns.
-    if isinstance(history, str) or not isinstance(history, Sequence):
+    if isinstance(history, str) or not isinstance(history, Sequence | None):
         raise EvidenceError(f"A history must be a list of strings, not a {type(history).__name__}.")
     turns = []
-    for turn in history:
+    for turn in history or ():
         if not isinstance(turn, str):
             raise EvidenceError(
                 f"A turn of a history must be a string, not a {type(turn).__name__}.",
@@ -183,12 +149,6 @@ def _valid_history(history: object) -> tuple[str, ...]:
             )
         if turn.strip():
             turns.append(valid_question(turn))
-    return tuple(turns)
-
-
-def _valid_metadata(metadata: object) -> Mapping[str, Any]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping):
+    if not isinstance(metadata, Mapping | None):
         raise EvidenceError(f"Metadata must be a mapping, not a {type(metadata).__name__}.")
-    return metadata
+    return Inputs(question, draft, popularity, tuple(turns), metadata or {})

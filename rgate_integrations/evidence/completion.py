@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.draft import DraftSpec, quoted_values
 from rgate_integrations.prompts import PromptTemplate
 
@@ -31,10 +31,6 @@ class CompletionSpec(EvidenceSpec[Draft]):
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
         """The draft that the prompt quotes."""
         return () if self.draft is None else (self.draft,)
-
-    def is_slow(self, inputs: Inputs) -> bool:
-        """Return True: text is written."""
-        return True
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.models.base import Proxy, Values
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 
@@ -52,10 +52,6 @@ class DraftSpec(EvidenceSpec[Draft]):
     def taken_from(self, stored: Draft) -> Draft:
         """Return the first tokens."""
         return stored.head(self.tokens)
-
-    def is_slow(self, inputs: Inputs) -> bool:
-        """Return whether it is to be written."""
-        return inputs.draft is None and self.source != "recorded" and self.tokens > 0
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others; or read those that have no log-probabilities."""
@@ -123,8 +119,9 @@ class DraftSpec(EvidenceSpec[Draft]):
         pieces = [Piece(draft) for draft in drafts]
         bare = [place for place, draft in enumerate(drafts) if draft.logprobs is None]
         if bare:
-            values = questions_as_values(context.part(bare))
-            read = context.proxy.score_text(self.prompt, values, [drafts[place] for place in bare])
+            unread = context.part(bare)  # those that bring their own are not made by the proxy
+            values = questions_as_values(unread)
+            read = unread.proxy.score_text(self.prompt, values, [drafts[place] for place in bare])
             for place, draft in zip(bare, read, strict=True):
                 cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens + len(draft.tokens))
                 pieces[place] = Piece(draft, cost)
@@ -152,23 +149,6 @@ class WrittenWithDraft(EvidenceSpec[_T]):
         Returns:
             One draft and one piece a question.
         """
-
-
-class ProxyDrafter:
-    """Makes a proxy the answering LLM: the draft is the beginning of its own answer.
-
-    Args:
-        proxy: The model.
-        prompt: The prompt it answers.
-    """
-
-    def __init__(self, proxy: Proxy, prompt: PromptTemplate) -> None:
-        self.proxy = proxy
-        self.prompt = prompt
-
-    def draft(self, questions: Sequence[str], tokens: int) -> list[Draft]:
-        """Write the first tokens of each answer."""
-        return self.proxy.generate(self.prompt, [{"question": q} for q in questions], tokens=tokens)
 
 
 def questions_as_values(context: Context) -> list[dict[str, str]]:

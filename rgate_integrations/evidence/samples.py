@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.evidence.draft import questions_as_values
 from rgate_integrations.prompts import SHORT_ANSWER, PromptTemplate
 
@@ -30,10 +30,6 @@ class SamplesSpec(EvidenceSpec[Samples]):
     tokens: int = 32
     seed: int = 0
     prompt: PromptTemplate = SHORT_ANSWER
-
-    def is_slow(self, inputs: Inputs) -> bool:
-        """Return True: text is written."""
-        return True
 
     def compute(self, context: Context) -> list[Piece[Samples]]:
         """Sample answers to all questions together."""

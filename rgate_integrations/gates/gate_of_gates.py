@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer, model_validator
 
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.base import Gate
 
 
@@ -29,6 +29,6 @@ class GateOfGates(Gate):
         if isinstance(values, dict) and "proxy" not in values:
             for name in cls.gate_fields:
                 gate = values.get(name)
-                if isinstance(gate, Gate) and any(spec.reads_model for spec in expanded_specs(gate.specs)):
+                if isinstance(gate, Gate) and any(spec.reads_model for spec in expand_specs(gate.specs)):
                     return {"proxy": gate.proxy, **values}
         return values

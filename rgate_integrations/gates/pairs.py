@@ -8,7 +8,7 @@ from pathlib import Path
 from rgate_integrations.artifacts.config import CONFIG
 from rgate_integrations.artifacts.folder import saved_folder
 from rgate_integrations.artifacts.tuned import ANSWER_FIRST
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.base import Gate
@@ -46,7 +46,7 @@ def question_gate_of(gate: Gate) -> Gate | None:
 
 
 def _reads_answers(gate: Gate) -> bool:
-    return any(isinstance(spec, DraftSpec) and spec.tokens > 0 for spec in expanded_specs(gate.specs))
+    return any(isinstance(spec, DraftSpec) and spec.tokens > 0 for spec in expand_specs(gate.specs))
 
 
 def _folder_of(gate: TunedGate) -> Path:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rgate_integrations.artifacts.folder import read_config, shipped, unreadable
 from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
 from rgate_integrations.runtime.files import existing_folder
 
@@ -105,7 +105,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
 def prompt_hashes(gate: Gate) -> dict[str, str]:
     """Return name and hash of every prompt that a gate's evidence comes from."""
     found = {}
-    for spec in expanded_specs(gate.specs):
+    for spec in expand_specs(gate.specs):
         prompt = getattr(spec, "prompt", None)
         if prompt is not None:
             found[prompt.name] = prompt.hash

@@ -21,8 +21,7 @@ import numpy as np
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.gates.base import Score, Specs
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
@@ -203,7 +202,7 @@ class RuledGate(GateOfGates):
 
     @property
     def _likeness(self) -> LikenessSpec:
-        for spec in expanded_specs(self.inner.specs):
+        for spec in expand_specs(self.inner.specs):
             if isinstance(spec, RequestSpec) and LAYER in spec.segments:
                 return self._compared_by(spec)
         return self._compared_by(RequestSpec((LAYER,), (LAYER,)))

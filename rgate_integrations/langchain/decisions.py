@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn, resolve_gate
+from rgate_integrations.engine.gate_like import GateLike, decide_messages, resolve_gate
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.runtime.flow import Flow, arun, run
@@ -79,7 +79,7 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
         read = Questions.read([state])
-        judged = yield from deciding_in_turn(self.gate, list(read.texts.values()), read.lines)
+        judged = yield from decide_messages(self.gate, list(read.texts.values()), read.lines)
         (decision,) = read.results(judged)
         if isinstance(decision, Exception):
             raise decision

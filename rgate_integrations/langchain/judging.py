@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from langchain_core.runnables import Runnable
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn
+from rgate_integrations.engine.gate_like import GateLike, decide_messages
 from rgate_integrations.langchain.decision_context import bound_decision
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.questions import Questions
@@ -61,7 +61,7 @@ def judging(
         children = batch.children()
         histories = [questions.histories.get(place, []) for place in places]
         drafting = judge.drafter.drafting(asked, [children[place] for place in places], histories)
-    decisions = yield from deciding_in_turn(
+    decisions = yield from decide_messages(
         judge.gate,
         asked,
         questions.lines,

@@ -30,7 +30,7 @@ from rgate_integrations.answering.answer_first import (
     judging,
 )
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, deciding_in_turn, for_llm
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
 from rgate_integrations.llama_index.decider import KNOWN_BY
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.llama_index.retriever import fresh
@@ -133,7 +133,7 @@ class DirectFirst:
         if self.first_look is not None:
             low = self.options.retrieve_below
             low = low if threshold is None else min(low, threshold)
-            (look,) = yield from deciding_in_turn(self.first_look, [question], [()], threshold=low)
+            (look,) = yield from decide_messages(self.first_look, [question], [()], threshold=low)
         judged_from = getattr(self.gate, "threshold", None) if threshold is None else threshold
         settled = yield from ahead.settling(look, self.options.known_from(judged_from))
         if self.first_look is not None:
@@ -185,7 +185,7 @@ class DirectFirst:
         if drafts == [None] and look is not None:
             given = getattr(self.first_look, "threshold", None) if threshold is None else threshold
             return [ahead.judged(by_question(look, given))]
-        found = yield from deciding_in_turn(self.gate, [question], [()], drafts=drafts, threshold=threshold)
+        found = yield from decide_messages(self.gate, [question], [()], drafts=drafts, threshold=threshold)
         return [ahead.judged(decision) for decision in found]
 
 

@@ -13,9 +13,9 @@ from llama_index.core.schema import QueryBundle
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.gate_like import GateLike, deciding_in_turn, for_llm, resolve_gate
+from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
-from rgate_integrations.engine.requests import checked
+from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
@@ -77,7 +77,8 @@ class Decider:
         Raises:
             ConfigurationError: It is not a number of at least 0.
         """
-        checked("a question", threshold, None, None, default=0.0)
+        if threshold is not None:
+            valid_threshold(threshold)
         changed = copy(self)
         changed.threshold = threshold
         return changed
@@ -103,7 +104,7 @@ class Decider:
         if self.drafter is not None:
             drafting = _drafting(self.drafter, question, carried)
         history = yield from self._history(question)
-        (decision,) = yield from deciding_in_turn(
+        (decision,) = yield from decide_messages(
             self.gate, [question], [history], drafting=drafting, threshold=self.threshold
         )
         if then is not None:

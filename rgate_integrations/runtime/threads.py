@@ -100,7 +100,7 @@ def reset_after_fork(owner: Forgets) -> None:
     _forgetting.add(owner)
 
 
-def start_thread(run: Callable[[], None], name: str) -> None:
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread. The end of the process waits for it, but not for long.
 
     Raises:
@@ -109,6 +109,7 @@ def start_thread(run: Callable[[], None], name: str) -> None:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     _threads.add(thread)
+    return thread
 
 
 def _at_exit() -> None:

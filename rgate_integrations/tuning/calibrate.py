@@ -11,7 +11,7 @@ import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evidence.collector import expanded_specs
+from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.calibrated import CalibratedGate, Method
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.training.drafts import DraftKind
@@ -101,12 +101,12 @@ def calibrate(
         proxy=gate.proxy,
         fingerprint=_fingerprint(gate, judged),
     )
-    return Calibration(gate.with_gate(calibrated), chosen, provenance)
+    return Calibration(gate.with_options(gate=calibrated), chosen, provenance)
 
 
 def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:
     """Return the fingerprint of the model that a gate was calibrated with; empty if none read the questions."""
-    may_read = any(spec.reads_model for spec in expanded_specs(gate.gate.specs))
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     called = any(decision.cost.model_calls for decision in judged.decisions)
     return gate.get_proxy().fingerprint if may_read and called else ""
 
