@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError, UnknownNameError
 from rgate_integrations.models import download as downloads
-from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFile, HubFiles, Part
+from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFiles, Part
 from tests.test_download import cache, make_wheel, visible  # noqa: F401  a fixture
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -24,34 +24,25 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class StandIn(ThreadingHTTPServer):
-    """Serves files by their path, and notes what it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Replies)
-        self.files: dict[str, bytes] = {}
-        self.asked: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
 class Replies(BaseHTTPRequestHandler):
+    """Serves the server's ``files`` by their path, and notes in ``asked`` which were fetched."""
+
     def do_HEAD(self):
-        self.send_response(200)
-        self.end_headers()
+        self.do_GET()
 
     def do_GET(self):
-        self.server.asked.append(self.path)
         data = self.server.files.get(self.path)
         if data is None:
             self.send_error(404)
             return
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{sha256(data)}"')
+        self.send_header("X-Repo-Commit", REVISION)
         self.end_headers()
-        self.wfile.write(data)
+        if self.command == "GET":
+            self.server.asked.append(self.path.rpartition(f"{REVISION}/")[2])
+            self.wfile.write(data)
 
     def log_message(self, *args):
         pass
@@ -59,10 +50,11 @@ class Replies(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch):
-    with StandIn() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replies) as server:
+        server.files, server.asked = {"/": b""}, []
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setenv("no_proxy", "*")
         yield server
         server.shutdown()
@@ -83,77 +75,78 @@ def embedder(cache, hub, tmp_path, monkeypatch) -> Entry:  # noqa: F811
         disk_megabytes=1,
         licence="none",
         purpose="tests",
-        hub=HubFiles(
-            "tests/embedder", REVISION, tuple(HubFile(name, sha256(data)) for name, data in FILES.items())
-        ),
+        hub=HubFiles("tests/embedder", REVISION, {name: sha256(data) for name, data in FILES.items()}),
     )
     monkeypatch.setitem(CATALOGUE, item.name, item)
     return item
 
 
-def contents(folder):
-    return {name: (folder / name).read_bytes() for name in FILES}
+def download(**options):
+    """Download it; returns where it came from."""
+    folder = downloads.download("test-embedder", progress=False, **options)
+    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+    assert visible(folder.parent) == ["test-embedder"]
+    return downloads.origin("test-embedder")
 
 
-def test_a_hub_that_can_be_reached_is_the_default(embedder, hub, cache):  # noqa: F811
-    folder = downloads.download("test-embedder", progress=False)
-    assert contents(folder) == FILES
-    assert downloads.origin("test-embedder") == f"{hub.url}/tests/embedder/tree/{REVISION}"
-    assert len(hub.asked) == 3
-    assert visible(cache) == ["test-embedder"]
-    found = downloads.verify("test-embedder")
-    assert (found.changed, found.unchecked) == ((), ())
+def test_a_hub_that_can_be_reached_is_the_default(embedder, hub, capfd):
+    origin = download()
+    assert origin.endswith(f"/tests/embedder/tree/{REVISION}")
+    assert hub.asked == list(FILES)
+    assert capfd.readouterr().err == ""
 
 
-def test_the_index_can_be_chosen_and_has_the_same_files(embedder, hub):
-    folder = downloads.download("test-embedder", progress=False, source="index")
-    assert contents(folder) == FILES
-    assert downloads.origin("test-embedder") == "rgate-test-embedder==1.0"
+def test_the_index_can_be_chosen(embedder, hub):
+    assert download(source="index") == "rgate-test-embedder==1.0"
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_ENDPOINT": "nonsense"}, {"HF_HUB_OFFLINE": "1"}],
-)
-def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, environment):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    downloads.download("test-embedder", progress=False)
-    assert downloads.origin("test-embedder") == "rgate-test-embedder==1.0"
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "nonsense", None])
+def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, endpoint):
+    if endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", endpoint is None)
+    assert download() == "rgate-test-embedder==1.0"
     assert hub.asked == []
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize(("found", "error"), [(b"other weights", ChecksumError), (None, DownloadError)])
 def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, hub, caplog, found, error):
-    path = f"/tests/embedder/resolve/{REVISION}/model.safetensors"
-    if found is None:
-        del hub.files[path]
-    else:
-        hub.files[path] = found
-    with pytest.raises(error, match=r"model\.safetensors|resolve") as caught:
-        downloads.download("test-embedder", progress=False, source="hub")
+    hub.files[f"/tests/embedder/resolve/{REVISION}/model.safetensors"] = found
+    with pytest.raises(error, match=r"model\.safetensors of tests/embedder") as caught:
+        download(source="hub")
     assert "--source index" in caught.value.hint
     assert downloads.cached_path("test-embedder") is None
-
-    assert contents(downloads.download("test-embedder", progress=False)) == FILES
-    assert downloads.origin("test-embedder") == "rgate-test-embedder==1.0"
+    assert download() == "rgate-test-embedder==1.0"
     assert "test-embedder comes from the package index instead" in caplog.text
 
 
-def test_what_is_not_on_the_hub_comes_from_the_index(embedder, hub, monkeypatch):
+def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder, hub, monkeypatch, cache):  # noqa: F811
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            download()
+    assert downloads.cached_path("test-embedder") is None
+    assert hub.asked == list(FILES)
+    download()
+    assert hub.asked == list(FILES)
+
+
+def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
     monkeypatch.setitem(CATALOGUE, embedder.name, replace(embedder, hub=None))
     with pytest.raises(DownloadError, match="test-embedder is not on the Hub") as caught:
-        downloads.download("test-embedder", progress=False, source="hub")
+        download(source="hub")
     assert caught.value.hint == "rgate download test-embedder --source index"
-    downloads.download("test-embedder", progress=False)
-    assert downloads.origin("test-embedder") == "rgate-test-embedder==1.0"
+    assert download() == "rgate-test-embedder==1.0"
 
 
 def test_an_unknown_source_is_refused(embedder):
     with pytest.raises(ConfigurationError, match="no source 'web'"):
-        downloads.download("test-embedder", progress=False, source="web")
+        download(source="web")
 
 
 @pytest.mark.parametrize(
@@ -168,31 +161,21 @@ def test_the_command_says_where_it_came_from(embedder, options, said):
 
 def test_a_quantised_file_is_kept_as_it_is(cache, hub, monkeypatch):  # noqa: F811
     data = b"GGUF and so on"
-    hub.files[f"/tests/model/resolve/{REVISION}/model.gguf"] = data
-    item = replace(
-        CATALOGUE["smollm2-135m-instruct"],
-        name="test-model",
-        sha256=sha256(data),
-        hub=HubFiles("tests/model", REVISION, (HubFile("model.gguf", sha256(data)),)),
-    )
+    path = f"/tests/model/resolve/{REVISION}/model.gguf"
+    files = HubFiles("tests/model", REVISION, {"model.gguf": sha256(data)})
+    item = replace(CATALOGUE["smollm2-135m-instruct"], name="test-model", sha256=sha256(data), hub=files)
     monkeypatch.setitem(CATALOGUE, item.name, item)
-    path = downloads.quantised("test-model")
-    assert path == cache / "gguf" / "test-model.gguf"
-    assert path.read_bytes() == data
-    assert visible(cache / "gguf") == ["test-model.gguf"]
-    assert downloads.quantised("test-model") == path
-    assert len(hub.asked) == 1
-
-
-def test_a_damaged_quantised_file_is_not_kept(cache, hub, monkeypatch):  # noqa: F811
-    item = CATALOGUE["smollm2-135m-instruct"]
-    hub.files[f"/{item.hub.repository}/resolve/{item.hub.revision}/{item.hub.files[0].path}"] = b"half"
+    hub.files[path] = b"half"
     with pytest.raises(ChecksumError):
-        downloads.quantised(item.name, source="hub")
+        downloads.quantised("test-model", source="hub")
     assert visible(cache / "gguf") == []
-
-
-def test_only_models_have_quantised_files():
+    hub.files[path] = data
+    for _ in range(2):
+        found = downloads.quantised("test-model")
+        assert found == cache / "gguf" / "test-model.gguf"
+        assert found.read_bytes() == data
+    assert visible(cache / "gguf") == ["test-model.gguf"]
+    assert len(hub.asked) == 2
     with pytest.raises(UnknownNameError, match="all-minilm-l6-v2"):
         downloads.quantised("all-minilm-l6-v2")
 
@@ -202,5 +185,4 @@ def test_both_sources_are_pinned_to_the_same_bytes():
     assert {item.name for item in on_hub} == set(CATALOGUE) - {"gemma-3-270m", "encyclopedia-leads"}
     for item in on_hub:
         assert len(bytes.fromhex(item.hub.revision)) == 20
-        main = {file.sha256 for file in item.hub.files if file.path.endswith((".gguf", "model.safetensors"))}
-        assert main == {item.sha256}
+        assert item.sha256 in item.hub.files.values()

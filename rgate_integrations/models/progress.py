@@ -2,82 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rgate_integrations.models.catalog import DownloadReport, Entry
+from rgate_integrations.models.catalog import Entry
+
+Say: TypeAlias = Callable[[str], None]
+"""Called with what is being done now, such as ``"fetching"``."""
 
 
 @contextmanager
-def shown(item: Entry, *, console: Console | None = None) -> Iterator[DownloadReport]:
-    """Show a bar with bytes while an entry is fetched and a spinner while it is converted.
+def shown(item: Entry, folder: Path, *, quiet: bool = False) -> Iterator[Say]:
+    """Show what is done with an entry, and a bar of how much of it is in a folder.
 
     On a stream that is not a terminal each step is one plain line instead.
     """
-    console = console or Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, quiet=quiet)
     if not console.is_terminal:
-        yield _PlainLines(item, console)
+        yield lambda step: console.print(f"{item.name}: {step}")
         return
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.fields[name]} {task.description}", markup=False),
+        TextColumn(f"{item.name} {{task.description}}", markup=False),
         BarColumn(bar_width=12),
-        TextColumn("{task.fields[amount]}"),
+        DownloadColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bar(item, progress)
+    with _FolderProgress(*columns, console=console, transient=True, folder=folder) as progress:
+        task = progress.add_task("starting", total=item.megabytes * 1e6)
+        yield lambda step: progress.update(task, description=step)
 
 
-class _PlainLines:
-    """Prints one line a step."""
+class _FolderProgress(Progress):
+    """Measures a folder each time it is drawn, so that it does not matter who writes into it."""
 
-    def __init__(self, item: Entry, console: Console) -> None:
-        self.item = item
-        self.console = console
-        self.last = ""
+    def __init__(self, *columns: Any, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        super().__init__(*columns, **options)
 
-    def __call__(self, line: str, size: int | None) -> None:
-        step = line.partition(" ")[0]  # one line for all parts
-        if step != self.last:
-            amount = "" if size is None else f" {self.item.megabytes} MB"
-            self.console.print(f"{self.item.name}: {step}{amount}")
-            self.last = step
-
-
-class _Bar:
-    """Moves a bar: with bytes while there are some to count, and to and fro otherwise."""
-
-    def __init__(self, item: Entry, progress: Progress) -> None:
-        self.item = item
-        self.progress = progress
-        self.task = self._restart("starting")
-
-    def __call__(self, line: str, size: int | None) -> None:
-        if size is not None:
-            total = self.item.megabytes
-            done = min(round(size / 1e6), total)
-            self.progress.update(
-                self.task, description=line, total=total, completed=done, amount=f"{done}/{total} MB"
-            )
-        elif self.progress.tasks[-1].description != line:
-            self.task = self._restart(line)
-
-    def _restart(self, line: str) -> TaskID:
-        for old in self.progress.task_ids:
-            self.progress.remove_task(old)
-        return self.progress.add_task(line, total=None, name=self.item.name, amount="")
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return what is drawn now."""
+        with suppress(OSError):  # files come and go meanwhile
+            size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+            for task in self.tasks:
+                self.update(task.id, completed=min(size, task.total or size))
+        return super().get_renderables()
 
 
 @contextmanager
