@@ -56,35 +56,29 @@ def parse_claims(text: str) -> list[Claim]:
     >>> [c.query for c in parse_claims("<Claim> Paris is in France. <Query> Paris country")]
     ['Paris country']
     """
-    blocks = list(_BLOCK.finditer(text))
+    starts = list(_BLOCK.finditer(text))
+    ends = [start.start() for start in starts[1:]] + [len(text)]
     claims = []
-    for number, match in enumerate(blocks):
-        end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
-        claim = _claim(text[match.start() : end], match.group(1).lower())
-        if claim is not None:
-            claims.append(claim)
+    for start, end in zip(starts, ends, strict=False):
+        block = text[start.start() : end]
+        statement = _first(block, "text") or _first(block, "plain text")
+        if statement is None:
+            continue
+        search = _SEARCH.search(block)
+        claim = Claim(
+            text=statement,
+            query=_first(block, "query") or _first(block, "plain query"),
+            needs_search=None if search is None else search.group(1).lower() == "true",
+            kind="claim" if start.group(1).lower() == "claim" else "question",
+        )
+        claims.append(claim)
     return claims
-
-
-def _claim(block: str, tag: str) -> Claim | None:
-    statement = _first(block, "text") or _first(block, "plain text")
-    if statement is None:
-        return None
-    search = _SEARCH.search(block)
-    return Claim(
-        text=statement,
-        query=_first(block, "query") or _first(block, "plain query"),
-        needs_search=None if search is None else search.group(1).lower() == "true",
-        kind="claim" if tag == "claim" else "question",
-    )
 
 
 def _first(block: str, what: str) -> str | None:
     """Return the first text of a kind in a block, on one line; None where it is missing or empty."""
     match = _TAGGED[what].search(block)
-    if match is None:
-        return None
-    return " ".join(match.group(1).split()) or None
+    return None if match is None else " ".join(match.group(1).split()) or None
 
 
 def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
@@ -92,25 +86,21 @@ def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
 
     The paper's style has no place for `Claim.needs_search` and for sub-questions, which it leaves out.
     """
+    blocks: dict[str, list[str]] = {"question": [], "claim": []}
+    for claim in claims:
+        if style == "paper":
+            query = f" <Query> {claim.query}" if claim.query else ""
+            blocks[claim.kind].append(f"<Claim> {claim.text}{query}")
+        else:
+            search = "" if claim.needs_search is None else f" <Search({claim.needs_search})>"
+            query = "" if claim.query is None else f" <Query({claim.query})>"
+            blocks[claim.kind].append(f"<{claim.kind.title()}({claim.text})>{search}{query}")
     if style == "paper":
-        return " ".join(_plain_block(claim) for claim in claims if claim.kind == "claim")
-    parts = []
-    for kind, tag in (("question", "Question"), ("claim", "Claim")):
-        blocks = [_block(claim, tag) for claim in claims if claim.kind == kind]
-        if blocks:
-            parts.append(f"<{tag}s> {' '.join(blocks)} </{tag}s>")
+        return " ".join(blocks["claim"])
+    parts = [
+        f"<{kind.title()}s> {' '.join(found)} </{kind.title()}s>" for kind, found in blocks.items() if found
+    ]
     return " ".join(parts)
-
-
-def _plain_block(claim: Claim) -> str:
-    query = f" <Query> {claim.query}" if claim.query else ""
-    return f"<Claim> {claim.text}{query}"
-
-
-def _block(claim: Claim, tag: str) -> str:
-    search = "" if claim.needs_search is None else f" <Search({claim.needs_search})>"
-    query = "" if claim.query is None else f" <Query({claim.query})>"
-    return f"<{tag}({claim.text})>{search}{query}"
 
 
 def without_tags(text: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rgate_integrations.claims.format import Claim
-from rgate_integrations.claims.rewriter import Rewriter, SentenceRewriter
+from rgate_integrations.claims.rewriter import Rewriter, rewrite_by_sentence
 from rgate_integrations.decision import Decision, Draft, Frozen
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import Call, Flow, run
@@ -100,35 +101,48 @@ def planning(
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
     """Plan as a flow, for callers on an event loop; see `plan_queries`."""
-    unknown = [i for i, d in enumerate(decisions) if d.retrieve]
-    plans = [QueryPlan(question=d.question) for d in decisions]
+    plans = [QueryPlan(question=decision.question) for decision in decisions]
+    unknown = [place for place, decision in enumerate(decisions) if decision.retrieve]
     if not unknown:
         return plans
-    questions = [decisions[i].question for i in unknown]
-    drafts = [decisions[i].draft for i in unknown]
-    rewritten = yield Call(rewriter or SentenceRewriter(), None, questions, drafts)
-    judged = yield from _judging(rewritten, gate)
-    for i, claims in zip(unknown, judged, strict=True):
-        plans[i] = _plan(decisions[i].question, claims, always_include_question, max(max_queries, 1))
+    questions = [decisions[place].question for place in unknown]
+    drafts = [decisions[place].draft for place in unknown]
+    rewritten: list[list[Claim]] = yield Call(rewriter or rewrite_by_sentence, None, questions, drafts)
+    together = [claim for claims in rewritten for claim in claims]
+    judged = iter((yield from _judge(together, gate)))
+    for place, claims in zip(unknown, rewritten, strict=True):
+        own = list(islice(judged, len(claims)))
+        plans[place] = _plan(decisions[place].question, own, always_include_question, max(max_queries, 1))
     return plans
 
 
-def _judging(rewritten: Sequence[Sequence[Claim]], gate: GateLike | None) -> Flow[list[list[JudgedClaim]]]:
-    """Let the gate judge the claims of all questions, in one call."""
-    asked: list[Claim] = []
+def _judge(claims: Sequence[Claim], gate: GateLike | None) -> Flow[list[JudgedClaim]]:
+    """Say of each claim whether it is searched; the gate judges them in one call."""
+    asked = []
     if gate is not None:
-        for claims in rewritten:
-            asked += [claim for claim in claims if _is_for_the_gate(claim)]
-    # A claim is known by its identity: two claims with the same words may belong to different questions.
-    decisions: dict[int, Decision] = {}
+        asked = [claim for claim in claims if _is_for_the_gate(claim)]
+    decisions: list[Decision] = []
     if gate is not None and asked:
         drafts = [Draft(text=claim.text, source="recorded") for claim in asked]
-        found = yield from decide(gate, [claim.query or claim.text for claim in asked], drafts=drafts)
-        for claim, decision in zip(asked, found, strict=True):
-            decisions[id(claim)] = decision
+        decisions = yield from decide(gate, [str(claim.query) for claim in asked], drafts=drafts)
+    answers = iter(decisions)
     judged = []
-    for claims in rewritten:
-        judged.append([_judged(claim, decisions.get(id(claim))) for claim in claims])
+    for claim in claims:
+        kept, p_known = True, None
+        if not claim.query:
+            kept, reason = False, "It has no query."
+        elif claim.needs_search is False:
+            kept, reason = False, "The rewriter says that it needs no search."
+        elif claim.kind == "question":
+            reason = "It is part of the question."
+        elif gate is None:
+            reason = "Claims are not filtered."
+        else:
+            decision = next(answers)
+            kept = decision.retrieve
+            reason = f"Judged {'unknown' if kept else 'known'}: {decision.reason}"
+            p_known = None if decision.error else decision.p_known
+        judged.append(JudgedClaim(claim=claim, kept=kept, reason=reason, p_known=p_known))
     return judged
 
 
@@ -136,58 +150,32 @@ def _is_for_the_gate(claim: Claim) -> bool:
     return claim.kind == "claim" and bool(claim.query) and claim.needs_search is not False
 
 
-def _judged(claim: Claim, decision: Decision | None) -> JudgedClaim:
-    if not claim.query:
-        return JudgedClaim(claim=claim, kept=False, reason="It has no query.")
-    if claim.needs_search is False:
-        return JudgedClaim(claim=claim, kept=False, reason="The rewriter says that it needs no search.")
-    if decision is None:
-        reason = "It is part of the question." if claim.kind == "question" else "Claims are not filtered."
-        return JudgedClaim(claim=claim, kept=True, reason=reason)
-    word = "unknown" if decision.retrieve else "known"
-    return JudgedClaim(
-        claim=claim,
-        kept=decision.retrieve,
-        reason=f"Judged {word}: {decision.reason}",
-        p_known=None if decision.error else decision.p_known,
-    )
-
-
 def _plan(
     question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
 ) -> QueryPlan:
     """Take the queries of the claims that are kept, without near duplicates, up to the maximum."""
-    queries: list[Query] = []
-    if include_question:
-        queries.append(Query(text=question))
+    queries = [Query(text=question)] if include_question else []
     judged = []
     for claim in claims:
         text = claim.claim.query
-        if not claim.kept or text is None:
-            judged.append(claim)
-            continue
-        twin = next((query for query in queries if _alike(query.text, text)), None)
-        if twin is not None:
-            judged.append(_dropped(claim, f"Much the same as {twin.text!r}."))
-        elif len(queries) >= max_queries:
-            judged.append(_dropped(claim, f"There are {max_queries} queries already."))
-        else:
-            judged.append(claim)
-            queries.append(Query(text=text, claim=claim.claim.text))
+        if claim.kept and text is not None:
+            twin = next((query.text for query in queries if _alike(query.text, text)), None)
+            problem = ""
+            if twin is not None:
+                problem = f"Much the same as {twin!r}."
+            elif len(queries) >= max_queries:
+                problem = f"There are {max_queries} queries already."
+            if problem:
+                claim = claim.model_copy(update={"kept": False, "reason": problem})
+            else:
+                queries.append(Query(text=text, claim=claim.claim.text))
+        judged.append(claim)
     if not queries:  # a question that needs retrieval is never left without a query
         queries.append(Query(text=question))
     return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
 
 
-def _dropped(claim: JudgedClaim, reason: str) -> JudgedClaim:
-    return claim.model_copy(update={"kept": False, "reason": reason})
-
-
 def _alike(first: str, second: str) -> bool:
     """Whether two queries have at least four fifths of their words in common."""
-    if first == second:
-        return True
-    words = set(normalise(first).split())
-    others = set(normalise(second).split())
-    together = words | others
-    return bool(together) and len(words & others) / len(together) >= 0.8
+    words, others = set(normalise(first).split()), set(normalise(second).split())
+    return first == second or len(words & others) >= 0.8 * len(words | others) > 0

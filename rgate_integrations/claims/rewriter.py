@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from rgate_integrations.claims.format import Claim, parse_claims, without_tags
 from rgate_integrations.claims.sentences import sentence_claims
@@ -55,26 +55,20 @@ REWRITE_FEW_SHOT = PromptTemplate(
 )
 
 
-class Rewriter(Protocol):
-    """Anything that turns questions and drafts into claims; one call serves a batch."""
-
-    def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
-        """Return the claims of each question, in order; empty lists are allowed."""
+Rewriter: TypeAlias = Callable[[Sequence[str], Sequence[Draft | None]], list[list[Claim]]]
+"""Turns questions and drafts into claims, one list a question, which may be empty; one call serves a batch."""
 
 
-class SentenceRewriter:
-    """Sentences of the draft, made self-contained; deterministic, needs no model. The default."""
-
-    def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
-        """Rewrite by sentence."""
-        return [sentence_claims(question, draft) for question, draft in zip(questions, drafts, strict=True)]
+def rewrite_by_sentence(questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
+    """Make sentences of the drafts self-contained; deterministic, needs no model. The default."""
+    return list(map(sentence_claims, questions, drafts))
 
 
 class ModelRewriter:
     """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
 
-    Output that holds no readable claim falls back to `SentenceRewriter` for that question. A question without a draft
-    has no claims, and the model is not asked.
+    Output that holds no readable claim falls back to `rewrite_by_sentence` for that question. A question without a
+    draft has no claims, and the model is not asked.
 
     Args:
         proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
@@ -92,19 +86,18 @@ class ModelRewriter:
     def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
         """Rewrite with the model, falling back sentence by sentence where it failed."""
         found: list[list[Claim]] = [[] for _ in questions]
-        places, values = [], []
-        for place, (question, draft) in enumerate(zip(questions, drafts, strict=True)):
-            if draft is not None:
-                places.append(place)
-                values.append({"question": without_tags(question), "draft": without_tags(draft.text)})
-        if not values:
+        drafted = {place: draft for place, draft in enumerate(drafts) if draft is not None}
+        if not drafted:
             return found
+        values = []
+        for place, draft in drafted.items():
+            # What is quoted must plant no claims.
+            values.append({"question": without_tags(questions[place]), "draft": without_tags(draft.text)})
         outputs = self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        for place, output in zip(places, outputs, strict=True):
-            claims = [claim for claim in parse_claims(output.text) if claim.query]
-            if not claims:
+        for (place, draft), output in zip(drafted.items(), outputs, strict=True):
+            found[place] = [claim for claim in parse_claims(output.text) if claim.query]
+            if not found[place]:
                 question = questions[place]
                 _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
-                claims = sentence_claims(question, drafts[place])
-            found[place] = claims
+                found[place] = sentence_claims(question, draft)
         return found

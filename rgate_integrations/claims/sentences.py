@@ -79,32 +79,22 @@ def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     mention the subject has it added to its query. Refusals and phrases without content are left out, and so
     is a last sentence that the token limit cut off, unless it is the only one.
     """
+    sentences = split_sentences(draft.text) if draft is not None else []
+    if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
+        sentences.pop()
     topic = subject(question)
+    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
     literal = topic.replace("\\", r"\\")  # in a replacement a backslash begins a reference to a group
     claims = []
-    for sentence in _whole_sentences(draft):
+    for sentence in sentences:
         # Twice: "So, however, …" has two lead-ins.
         text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
         if not text.strip(" .") or _EMPTY.search(text):
             continue
         text = _PRONOUN.sub(literal, text)
         text = _POSSESSIVE.sub(f"{literal}'s", text)
-        claims.append(Claim(text=text, query=_with_topic(text.rstrip("."), topic)))
+        query = text.rstrip(".")
+        if not topic_words & set(re.findall(r"\w+", query.lower())):
+            query = f"{topic} {query}"
+        claims.append(Claim(text=text, query=query))
     return claims
-
-
-def _whole_sentences(draft: Draft | None) -> list[str]:
-    """Return the sentences of a draft, without a last one that the token limit cut off, unless it is the only one."""
-    if draft is None:
-        return []
-    sentences = split_sentences(draft.text)
-    if draft.finished or len(sentences) < 2 or sentences[-1][-1] in ".!?":
-        return sentences
-    return sentences[:-1]
-
-
-def _with_topic(text: str, topic: str) -> str:
-    """Add the topic to a text that mentions none of its words."""
-    words = set(re.findall(r"\w+", text.lower()))
-    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
-    return text if words & topic_words else f"{topic} {text}"
