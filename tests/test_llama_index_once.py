@@ -93,7 +93,7 @@ def over(retriever, streaming=False):
 
 
 def gated(inner, gate, llm=None, **options):
-    return GatedQueryEngine(inner, over(Listed()), gate, draft_llm=llm, tokens=2, **options)
+    return GatedQueryEngine(inner, over(Listed()), gate, llm=llm, tokens=2, **options)
 
 
 def drafted(llm):

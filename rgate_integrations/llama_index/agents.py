@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from llama_index.core.llms import LLM
@@ -10,6 +11,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
 
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.decider import Decider
@@ -53,7 +55,9 @@ class GatedTool(FunctionTool):
         question: str | None = None,
         when_known: str = ANSWER_YOURSELF,
     ) -> None:
-        self.tool = adapt_to_async_tool(tool if isinstance(tool, BaseTool) else _made(tool))
+        if not isinstance(tool, BaseTool):
+            tool = FunctionTool.from_defaults(tool)
+        self.tool = adapt_to_async_tool(tool)
         if self.tool.metadata.return_direct:
             raise ConfigurationError(
                 f"The output of {self.tool.metadata.name!r} goes to the user: for a known question it is no answer.",
@@ -69,36 +73,28 @@ class GatedTool(FunctionTool):
 
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
         """Call the tool, or tell the agent that it knows."""
-        return run(self._calling(args, kwargs))
+        return run(self._call(args, kwargs))
 
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
         """Call the tool, or tell the agent that it knows."""
-        return await arun(self._calling(args, kwargs))
+        return await arun(self._call(args, kwargs))
 
-    def _calling(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
-        calling = Call(self.tool.call, self.tool.acall, *args, **arguments)
-        question = _question(args, arguments, self.question)
-        output: ToolOutput
-        if question is None:
-            output = yield calling
-            return output
-        bundle = QueryBundle(question)
-        decision = yield from self.decider.decide(bundle)
-        if decision.retrieve:
-            with self.decider.carrying(decision, bundle):
-                output = yield calling
-            return output
-        shown = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
-        return ToolOutput(
-            tool_name=self.metadata.get_name(),
-            content=self.when_known,
-            raw_input={"args": args, "kwargs": shown},
-            raw_output=decision,
-        )
-
-
-def _made(function: Callable[..., Any]) -> FunctionTool:
-    return FunctionTool.from_defaults(function)
+    def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
+        bundle = QueryBundle(_question(args, arguments, self.question) or "")
+        decision: Decision | None = None
+        if bundle.query_str:
+            decision = yield from self.decider.decide(bundle)
+        if decision is not None and not decision.retrieve:
+            shown = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
+            return ToolOutput(
+                tool_name=self.metadata.get_name(),
+                content=self.when_known,
+                raw_input={"args": args, "kwargs": shown},
+                raw_output=decision,
+            )
+        with nullcontext() if decision is None else self.decider.bind(decision, bundle):
+            output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
+        return output
 
 
 def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:

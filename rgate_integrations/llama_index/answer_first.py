@@ -32,8 +32,8 @@ from rgate_integrations.answering.answer_first import (
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
 from rgate_integrations.llama_index.decider import KNOWN_BY
+from rgate_integrations.llama_index.decision_context import copy_bundle
 from rgate_integrations.llama_index.events import announce
-from rgate_integrations.llama_index.retriever import fresh
 from rgate_integrations.llama_index.watching import Notes, noting
 from rgate_integrations.runtime.flow import Call, Flow, Start, Task
 
@@ -195,8 +195,8 @@ class _DirectAnswer(Attempt):
     def __init__(self, first: DirectFirst, bundle: QueryBundle) -> None:
         self._first = first
         self._given: Any = _LATER
-        self._ask: Callable[[], Any] = partial(first.direct.query, fresh(bundle))
-        self._aask: Callable[[], Any] = partial(first.direct.aquery, fresh(bundle))
+        self._ask: Callable[[], Any] = partial(first.direct.query, copy_bundle(bundle))
+        self._aask: Callable[[], Any] = partial(first.direct.aquery, copy_bundle(bundle))
         written = Written()
         forms = [_Watched(self._opened, self._aopened, written)]
         if first.telling is not None and getattr(first.telling, "logprobs", None):

@@ -7,10 +7,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptDictType
@@ -59,20 +57,19 @@ class ClaimFusionRetriever(BaseRetriever):
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._retrieving(query_bundle))
+        return run(self._find(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._retrieving(query_bundle))
+        return await arun(self._find(query_bundle))
 
-    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        queries = yield from _querying(self.decider, bundle, self.max_queries, self.filter_claims)
+    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         searches = []
-        for query in queries:
+        for query in (yield from _queries_of(self, bundle)):
             for retriever in self.retrievers:
                 # A bundle for each search: LlamaIndex's vector retriever writes the embedding into it.
                 searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
-        return fuse(rankings, key=_node_id, k=self.similarity_top_k)
+        return fuse(rankings, key=lambda node: node.node.node_id, k=self.similarity_top_k)
 
 
 class ClaimQueryTransform(BaseQueryTransform):
@@ -108,7 +105,7 @@ class ClaimQueryTransform(BaseQueryTransform):
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        queries = run(_querying(self.decider, query_bundle, self.max_queries, self.filter_claims))
+        queries = run(_queries_of(self, query_bundle))
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
 
     def _get_prompts(self) -> PromptDictType:
@@ -119,46 +116,19 @@ class ClaimQueryTransform(BaseQueryTransform):
 
 
 class ClaimQueryEngine(TransformQueryEngine):
-    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs.
-
-    Args:
-        query_engine: Answers the transformed query.
-        query_transform: The transform, such as a `ClaimQueryTransform`.
-        transform_metadata: Passed to the transform.
-        callback_manager: LlamaIndex's callbacks.
-    """
-
-    def __init__(
-        self,
-        query_engine: BaseQueryEngine,
-        query_transform: BaseQueryTransform,
-        transform_metadata: dict[str, Any] | None = None,
-        callback_manager: CallbackManager | None = None,
-    ) -> None:
-        super().__init__(query_engine, query_transform, transform_metadata, callback_manager)
-        # LlamaIndex keeps the same three in private attributes.
-        self.query_engine = query_engine
-        self.query_transform = query_transform
-        self.transform_metadata = transform_metadata
+    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs."""
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        transformed = await asyncio.to_thread(
-            self.query_transform.run, query_bundle, metadata=self.transform_metadata
-        )
-        return await self.query_engine.aquery(transformed)
+        transform = self._query_transform.run
+        transformed = await asyncio.to_thread(transform, query_bundle, metadata=self._transform_metadata)
+        return await self._query_engine.aquery(transformed)
 
 
-def _querying(
-    decider: Decider, bundle: QueryBundle, max_queries: int, filter_claims: bool
-) -> Flow[list[str]]:
+def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Draft an answer and return the queries for its claims, the question itself first."""
-    decision = yield from decider.drafted(bundle)
+    decision = yield from part.decider.drafted(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
-    judge = decider.gate if filter_claims else None
-    (plan,) = yield from planning([unknown], gate=judge, max_queries=max_queries)
+    judge = part.decider.gate if part.filter_claims else None
+    (plan,) = yield from planning([unknown], gate=judge, max_queries=part.max_queries)
     return [query.text for query in plan.queries]
-
-
-def _node_id(node: NodeWithScore) -> str:
-    return node.node.node_id

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
+from typing import Self
 
 from llama_index.core.llms import LLM, ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.memory.types import BaseMemory
@@ -16,7 +17,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import valid_threshold
-from rgate_integrations.llama_index.carried import Carried, carried_for, carrying, leave
+from rgate_integrations.llama_index.decision_context import BoundDecision, attach, bind, bound_decision
 from rgate_integrations.llama_index.drafts import LLMDrafter
 from rgate_integrations.llama_index.events import announce
 from rgate_integrations.runtime.flow import Call, Flow
@@ -62,26 +63,10 @@ class Decider:
             gate = DEFAULT_GATES["llm"]
         self.origin = resolve_gate(gate)
         self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
+        self.llm = llm
         self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
         self.memory = memory
         self.threshold: float | None = None
-
-    @property
-    def raises(self) -> bool:
-        """Whether failures are raised, and not answered by retrieval; the gate says so."""
-        return getattr(self.gate, "on_error", "retrieve") == "raise"
-
-    def with_threshold(self, threshold: float | None) -> Decider:
-        """Return a copy that decides at another threshold; None is the gate's own.
-
-        Raises:
-            ConfigurationError: It is not a number of at least 0.
-        """
-        if threshold is not None:
-            valid_threshold(threshold)
-        changed = copy(self)
-        changed.threshold = threshold
-        return changed
 
     def decide(
         self, bundle: QueryBundle, *, then: Callable[[Decision], Flow[Decision]] | None = None
@@ -95,17 +80,13 @@ class Decider:
             bundle: The question.
             then: What may still change the decision before it is announced; None changes nothing.
         """
-        question = bundle.query_str
         taken = self.taken(bundle)
         if taken is not None:
             return taken
-        carried = self._given(bundle)
-        drafting = None
-        if self.drafter is not None:
-            drafting = _drafting(self.drafter, question, carried)
-        history = yield from self._history(question)
+        history = yield from self._history(bundle.query_str)
+        drafting = None if self.drafter is None else self._draft(self.drafter, bundle)
         (decision,) = yield from decide_messages(
-            self.gate, [question], [history], drafting=drafting, threshold=self.threshold
+            self.gate, [bundle.query_str], [history], drafting=drafting, threshold=self.threshold
         )
         if then is not None:
             decision = yield from then(decision)
@@ -114,38 +95,52 @@ class Decider:
 
     def taken(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request, if it is one that this decider would only repeat."""
-        carried = self._given(bundle)
-        return carried.decision if carried is not None and self._takes(carried) else None
+        given = self._given(bundle)
+        if given is None or self.threshold not in (None, given.maker.threshold):
+            return None
+        repeats = self._drafts_like(given.maker) and _same_gate(self.origin, given.maker.origin)
+        return given.decision if repeats else None
 
     def drafted(self, bundle: QueryBundle) -> Flow[Decision]:
         """Return a decision for the sake of its draft, whichever gate made it, or decide."""
-        carried = self._given(bundle)
-        if carried is not None and carried.decision.draft is not None and self._has_its_writer(carried):
-            return carried.decision
+        given = self._given(bundle)
+        if given is not None and given.decision.draft is not None and self._drafts_like(given.maker):
+            return given.decision
         return (yield from self.decide(bundle))
 
-    def carrying(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
-        """Carry a decision of this decider to everything that is called inside."""
-        return carrying(replace(self._carried(decision, bundle), bundle=None))
+    def bind(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
+        """Hand a decision of this decider to everything that is called inside."""
+        return bind(replace(self._bound(decision, bundle), bundle=None))
 
-    def leave(self, decision: Decision, bundle: QueryBundle) -> None:
+    def attach(self, decision: Decision, bundle: QueryBundle) -> None:
         """Leave a decision of this decider with its bundle, for what the caller does next with the bundle."""
-        carried = self._carried(decision, bundle)
-        if carried.maker is self:  # what came with the request is there already
-            leave(replace(carried, bundle=bundle))
+        bound = self._bound(decision, bundle)
+        if bound.maker is self:  # what came with the request is there already
+            attach(replace(bound, bundle=bundle))
 
-    def _carried(self, decision: Decision, bundle: QueryBundle) -> Carried:
-        earlier = carried_for(bundle)
-        if earlier is not None and earlier.decision is decision:
-            return earlier
-        llm = self.drafter.llm if self.drafter is not None else None
-        return Carried(bundle.query_str, decision, self.origin, llm, self.threshold, maker=self)
+    def _bound(self, decision: Decision, bundle: QueryBundle) -> BoundDecision:
+        given = bound_decision(bundle)
+        if given is not None and given.decision is decision:
+            return given
+        return BoundDecision(bundle.query_str, decision, maker=self)
 
-    def _given(self, bundle: QueryBundle) -> Carried | None:
-        carried = carried_for(bundle)
-        if carried is not None and carried.maker is self:
-            return None  # left by an earlier request with the same bundle
-        return carried
+    def _given(self, bundle: QueryBundle) -> BoundDecision | None:
+        given = bound_decision(bundle)
+        # One of its own was left by an earlier request with the same bundle.
+        return None if given is None or given.maker is self else given
+
+    def _drafts_like(self, maker: Decider) -> bool:
+        """Whether another decider's draft is by the LLM that is to draft here, if there is one."""
+        return self.llm is None or self.llm is maker.llm
+
+    def _draft(self, drafter: LLMDrafter, bundle: QueryBundle) -> Flow[list[Draft | None]]:
+        """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
+        given = self._given(bundle)
+        if given is not None and given.maker.llm is self.llm:
+            draft = given.decision.draft
+            if draft is not None and draft.source == "llm":
+                return [draft]
+        return [(yield from drafter.drafting(bundle.query_str))]
 
     def _history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
@@ -160,28 +155,30 @@ class Decider:
             turns.pop()
         return tuple(turns)
 
-    def _takes(self, carried: Carried) -> bool:
-        """Whether this decider would only repeat what was done for a decision that came with the request."""
-        if self.threshold not in (None, carried.threshold):
-            return False
-        return self._has_its_writer(carried) and _same(self.origin, carried.gate)
 
-    def _has_its_writer(self, carried: Carried) -> bool:
-        """Whether the draft that came with the request is by the LLM that is to draft here, if there is one."""
-        return self.drafter is None or self.drafter.llm is carried.llm
+class Gated:
+    """What engines, retrievers and selectors have in common: a decider, whose threshold can be changed."""
+
+    decider: Decider
+
+    def with_threshold(self, threshold: float | None) -> Self:
+        """Return a copy of this at another threshold, for a question or for good.
+
+        Args:
+            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
+
+        Raises:
+            ConfigurationError: It is not a number of at least 0.
+        """
+        if threshold is not None:
+            valid_threshold(threshold)
+        changed = copy(self)
+        changed.decider = copy(self.decider)
+        changed.decider.threshold = threshold
+        return changed
 
 
-def _drafting(drafter: LLMDrafter, question: str, carried: Carried | None) -> Flow[list[Draft | None]]:
-    """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
-    if carried is not None and carried.llm is drafter.llm:
-        draft = carried.decision.draft
-        if draft is not None and draft.source == "llm":
-            return [draft]
-    draft = yield from drafter.drafting(question)
-    return [draft]
-
-
-def _same(one: GateLike, other: GateLike) -> bool:
+def _same_gate(one: GateLike, other: GateLike) -> bool:
     """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
     if one is other:
         return True

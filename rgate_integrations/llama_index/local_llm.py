@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import (
@@ -30,7 +30,6 @@ from rgate_integrations.models.written import WritingOptions, WrittenToken
 
 __all__ = ["LocalLLM"]
 
-_END = object()
 _OPTIONS = ("temperature", "max_tokens", "stop", "seed", "logprobs", "top_logprobs")
 
 
@@ -94,7 +93,7 @@ class LocalLLM(LLM):
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece."""
-        return _generated(self._responses(messages, kwargs))
+        return self._responses(messages, kwargs)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -105,23 +104,23 @@ class LocalLLM(LLM):
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Answer a conversation piece by piece."""
-        return _agenerated(self._responses(messages, kwargs))
+        return _in_threads(self._responses(messages, kwargs))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        return _completion(_whole(list(self._responses(self._asking(prompt, formatted), kwargs))))
+        return _completion(_whole(list(self._responses(self._as_turn(prompt, formatted), kwargs))))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a prompt piece by piece."""
-        responses = self._responses(self._asking(prompt, formatted), kwargs)
+        responses = self._responses(self._as_turn(prompt, formatted), kwargs)
         return (_completion(response) for response in responses)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = _in_threads(self._responses(self._asking(prompt, formatted), kwargs))
+        responses = _in_threads(self._responses(self._as_turn(prompt, formatted), kwargs))
         return _completion(_whole([response async for response in responses]))
 
     @llm_completion_callback()
@@ -129,53 +128,48 @@ class LocalLLM(LLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece."""
-        responses = _in_threads(self._responses(self._asking(prompt, formatted), kwargs))
+        responses = _in_threads(self._responses(self._as_turn(prompt, formatted), kwargs))
         return (_completion(response) async for response in responses)
 
     def _proxy(self) -> LocalProxy:
         return shared_proxy(self.model) if self.proxy is None else self.proxy
 
-    def _asking(self, prompt: str, formatted: bool) -> list[ChatMessage]:
-        to_prompt = self.completion_to_prompt
-        text = prompt if formatted or to_prompt is None else to_prompt(prompt)
-        return [ChatMessage(role=MessageRole.USER, content=text)]
+    def _as_turn(self, prompt: str, formatted: bool) -> list[ChatMessage]:
+        if self.completion_to_prompt is not None and not formatted:
+            prompt = self.completion_to_prompt(prompt)
+        return [ChatMessage(role=MessageRole.USER, content=prompt)]
 
-    def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> Iterator[ChatResponse]:
+    def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        unknown = [name for name in options if name not in _OPTIONS]
-        if unknown:
-            raise ConfigurationError(
-                f"LocalLLM got an unexpected keyword argument {unknown[0]!r}.",
-                hint=f"It takes {', '.join(_OPTIONS)}.",
-            )
+        for name in options:
+            if name not in _OPTIONS:
+                raise ConfigurationError(
+                    f"LocalLLM got an unexpected keyword argument {name!r}.",
+                    hint=f"It takes {', '.join(_OPTIONS)}.",
+                )
         asked = {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
         proxy, stop = self._proxy(), asked["stop"]
-        writing = begin_answer(
-            proxy,
-            [_turn(message) for message in messages],
-            WritingOptions(
-                tokens=asked["max_tokens"],
-                stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-                temperature=asked["temperature"],
-                seed=asked["seed"],
-                likeliest=asked["top_logprobs"] or 0,
-                layers=layers_to_keep(proxy, self.layers),
-            ),
+        how = WritingOptions(
+            tokens=asked["max_tokens"],
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
+            temperature=asked["temperature"],
+            seed=asked["seed"],
+            likeliest=asked["top_logprobs"] or 0,
+            layers=layers_to_keep(proxy, self.layers),
         )
+        writing = begin_answer(proxy, [_turn(message) for message in messages], how)
         text = ""
         for piece in writing.pieces():
             text += piece.text
-            usage = {"prompt_tokens": len(writing.prompt), "completion_tokens": len(writing.ids)}
-            raw = {
-                "id": writing.id,
-                "model": proxy.name,
-                "finish_reason": writing.finish_reason,
-                "usage": usage,
-            }
             yield ChatResponse(
                 message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
                 delta=piece.text,
-                raw=raw,
+                raw={
+                    "id": writing.id,
+                    "model": proxy.name,
+                    "finish_reason": writing.finish_reason,
+                    "usage": {"prompt_tokens": len(writing.prompt), "completion_tokens": len(writing.ids)},
+                },
                 logprobs=_logprobs(piece.tokens) if asked["logprobs"] else None,
             )
 
@@ -198,30 +192,15 @@ def _logprobs(tokens: Sequence[WrittenToken]) -> list[list[LogProb]]:
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
     """Return the last response of a stream as that of a call which does not stream."""
-    last = responses[-1]
     logprobs = [position for response in responses for position in response.logprobs or []]
-    return last.model_copy(update={"delta": None, "logprobs": logprobs or None})
+    return responses[-1].model_copy(update={"delta": None, "logprobs": logprobs or None})
 
 
 def _completion(response: ChatResponse) -> CompletionResponse:
-    return CompletionResponse(
-        text=response.message.content or "",
-        delta=response.delta,
-        raw=response.raw,
-        logprobs=response.logprobs,
-    )
+    text = response.message.content or ""
+    return CompletionResponse(text=text, delta=response.delta, raw=response.raw, logprobs=response.logprobs)
 
 
-def _generated(responses: Iterator[ChatResponse]) -> ChatResponseGen:
-    # LlamaIndex tells a stream by its being a generator.
-    yield from responses
-
-
-async def _agenerated(responses: Iterator[ChatResponse]) -> ChatResponseAsyncGen:
-    async for response in _in_threads(responses):
+async def _in_threads(responses: ChatResponseGen) -> ChatResponseAsyncGen:
+    while (response := await asyncio.to_thread(next, responses, None)) is not None:
         yield response
-
-
-async def _in_threads(responses: Iterator[ChatResponse]) -> AsyncIterator[ChatResponse]:
-    while (response := await asyncio.to_thread(next, responses, _END)) is not _END:
-        yield response  # type: ignore[misc]  # it is no `_END`

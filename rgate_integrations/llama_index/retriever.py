@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import replace
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
@@ -14,14 +12,13 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 
 from rgate_integrations.engine.gate_like import GateLike
-from rgate_integrations.index.retriever import Hit
 from rgate_integrations.index.retriever import Retriever as Index
-from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.llama_index.note import KNOWN, note_of
+from rgate_integrations.llama_index.decider import Decider, Gated
+from rgate_integrations.llama_index.decision_context import KNOWN, copy_bundle, placeholder_node
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
-class GatedRetriever(BaseRetriever):
+class GatedRetriever(Gated, BaseRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
@@ -62,48 +59,32 @@ class GatedRetriever(BaseRetriever):
         for postprocessor in self.node_postprocessors:
             postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
 
-    def with_threshold(self, threshold: float | None) -> GatedRetriever:
-        """Return this retriever at another threshold, for a question or for good.
-
-        Args:
-            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
-
-        Raises:
-            ConfigurationError: It is not a number of at least 0.
-        """
-        changed = copy(self)
-        changed.decider = self.decider.with_threshold(threshold)
-        return changed
-
     # LlamaIndex's own two methods say that a retrieval begins, before anything is decided. Here the guarded retriever
     # says so, for the questions that reach it.
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return what the guarded retriever finds, or the note for a known question."""
-        return self._retrieve(_bundle(str_or_query_bundle))
+        return self._retrieve(_as_bundle(str_or_query_bundle))
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return what the guarded retriever finds, or the note for a known question."""
-        return await self._aretrieve(_bundle(str_or_query_bundle))
+        return await self._aretrieve(_as_bundle(str_or_query_bundle))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._retrieving(query_bundle))
+        return run(self._find(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._retrieving(query_bundle))
+        return await arun(self._find(query_bundle))
 
-    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
-            return [] if self.note is None else [note_of(decision, self.note)]
-        with self.decider.carrying(decision, bundle):
-            nodes: list[NodeWithScore] = yield Call(
-                self.retriever.retrieve, self.retriever.aretrieve, fresh(bundle)
-            )
-        for postprocessor in self.node_postprocessors:
-            nodes = yield Call(
-                postprocessor.postprocess_nodes, postprocessor.apostprocess_nodes, nodes, fresh(bundle)
-            )
+            return [] if self.note is None else [placeholder_node(decision, self.note)]
+        nodes: list[NodeWithScore]
+        with self.decider.bind(decision, bundle):
+            nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
+        for each in self.node_postprocessors:
+            nodes = yield Call(each.postprocess_nodes, each.apostprocess_nodes, nodes, copy_bundle(bundle))
         return nodes
 
     def _get_prompt_modules(self) -> PromptMixinType:
@@ -124,29 +105,21 @@ class IndexRetriever(BaseRetriever):
         super().__init__()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._retrieving(query_bundle))
+        return run(self._find(query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._retrieving(query_bundle))
+        return await arun(self._find(query_bundle))
 
-    def _retrieving(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
-        return [_node(hit) for hit in hits]
+        nodes = []
+        for hit in hits:
+            passage = hit.passage
+            metadata = {**passage.metadata, "title": passage.title} if passage.title else passage.metadata
+            node = TextNode(id_=passage.id, text=passage.text, metadata=dict(metadata))
+            nodes.append(NodeWithScore(node=node, score=hit.score))
+        return nodes
 
 
-def _node(hit: Hit) -> NodeWithScore:
-    metadata = dict(hit.passage.metadata)
-    if hit.passage.title:
-        metadata["title"] = hit.passage.title
-    return NodeWithScore(
-        node=TextNode(id_=hit.passage.id, text=hit.passage.text, metadata=metadata), score=hit.score
-    )
-
-
-def _bundle(query: QueryType) -> QueryBundle:
+def _as_bundle(query: QueryType) -> QueryBundle:
     return QueryBundle(query) if isinstance(query, str) else query
-
-
-def fresh(bundle: QueryBundle) -> QueryBundle:
-    """Copy a bundle: LlamaIndex's vector retriever writes the embedding into the one it is given."""
-    return replace(bundle)

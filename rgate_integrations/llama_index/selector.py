@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from copy import copy
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.llms import LLM
@@ -14,14 +13,14 @@ from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.llama_index.retriever import fresh
+from rgate_integrations.llama_index.decider import Decider, Gated
+from rgate_integrations.llama_index.decision_context import copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 _log = logging.getLogger("rgate_integrations")
 
 
-class RetrievalGateSelector(BaseSelector):
+class RetrievalGateSelector(Gated, BaseSelector):
     """Selects the direct tool for known questions and a retrieve tool for the others.
 
     Args:
@@ -58,56 +57,37 @@ class RetrievalGateSelector(BaseSelector):
                 hint="Pass inner=, such as LLMSingleSelector.from_defaults(llm=llm).",
             )
 
-    def with_threshold(self, threshold: float | None) -> RetrievalGateSelector:
-        """Return this selector at another threshold.
-
-        Args:
-            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
-
-        Raises:
-            ConfigurationError: It is not a number of at least 0.
-        """
-        changed = copy(self)
-        changed.decider = self.decider.with_threshold(threshold)
-        return changed
-
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
-        return run(self._selecting(choices, query))
+        return run(self._choose(choices, query))
 
     async def _aselect(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
-        return await arun(self._selecting(choices, query))
+        return await arun(self._choose(choices, query))
 
-    def _selecting(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
+    def _choose(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
         # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
-        direct = _index(choices, self.direct)
-        retrieve = [_index(choices, name) for name in self.retrieve]
+        direct = _place(choices, self.direct)
+        places = [_place(choices, name) for name in self.retrieve]
         decision = yield from self.decider.decide(query)
-        self.decider.leave(decision, query)  # the router hands this bundle on to the tool that is selected
+        self.decider.attach(decision, query)  # the router hands this bundle on to the tool that is selected
         reason = decision.reason or ("unknown" if decision.retrieve else "known")
         if not decision.retrieve:
-            return _result([(direct, reason)])
-        if self.inner is None or len(retrieve) == 1:
-            return _result([(retrieve[0], reason)])
-        tools = [choices[index] for index in retrieve]
+            return SelectorResult(selections=[SingleSelection(index=direct, reason=reason)])
+        first = SingleSelection(index=places[0], reason=reason)
+        if self.inner is None or len(places) == 1:
+            return SelectorResult(selections=[first])
         try:
-            with self.decider.carrying(decision, query):
-                chosen: SelectorResult = yield Call(
-                    self.inner.select, self.inner.aselect, tools, fresh(query)
-                )
-            selections = chosen.selections
-            # LLM selectors answer 0, and so select -1, where they find nothing fitting.
-            if not selections or not all(0 <= each.index < len(retrieve) for each in selections):
-                numbers = ", ".join(str(each.index + 1) for each in selections) or "none"
-                raise ConfigurationError(
-                    f"{type(self.inner).__name__} selected {numbers} of {len(retrieve)} tools.",
-                    hint="Describe the tools better, or pass a selector that always selects one of them.",
-                )
+            with self.decider.bind(decision, query):
+                inner = yield from _select_among(self.inner, [choices[place] for place in places], query)
         except Exception as error:  # an LLM's broken JSON, or its server, ends no query
-            if self.decider.raises:
+            if getattr(self.decider.gate, "on_error", "retrieve") == "raise":
                 raise
             _log.warning("The inner selector failed, so the first retrieve tool is taken: %s", error)
-            return _result([(retrieve[0], f"{reason} The inner selector failed: {error}")])
-        return _result([(retrieve[each.index], f"{reason} {each.reason}") for each in selections])
+            first.reason = f"{reason} The inner selector failed: {error}"
+            return SelectorResult(selections=[first])
+        selections = []
+        for each in inner:
+            selections.append(SingleSelection(index=places[each.index], reason=f"{reason} {each.reason}"))
+        return SelectorResult(selections=selections)
 
     def _get_prompts(self) -> PromptDictType:
         return {}
@@ -119,14 +99,24 @@ class RetrievalGateSelector(BaseSelector):
         pass
 
 
-def _result(selections: Sequence[tuple[int, str]]) -> SelectorResult:
-    return SelectorResult(selections=[SingleSelection(index=i, reason=reason) for i, reason in selections])
+def _select_among(
+    selector: BaseSelector, tools: Sequence[ToolMetadata], query: QueryBundle
+) -> Flow[list[SingleSelection]]:
+    """Let a selector select among tools; raises if it selects none, or one that there is not."""
+    chosen: SelectorResult = yield Call(selector.select, selector.aselect, tools, copy_bundle(query))
+    # LLM selectors answer 0, and so select -1, where they find nothing fitting.
+    if not chosen.selections or not all(0 <= each.index < len(tools) for each in chosen.selections):
+        numbers = ", ".join(str(each.index + 1) for each in chosen.selections) or "none"
+        raise ConfigurationError(
+            f"{type(selector).__name__} selected {numbers} of {len(tools)} tools.",
+            hint="Describe the tools better, or pass a selector that always selects one of them.",
+        )
+    return chosen.selections
 
 
-def _index(choices: Sequence[ToolMetadata], name: str) -> int:
-    names = [
-        choice.name or choice.description for choice in choices
-    ]  # a choice given as a string has no name
+def _place(choices: Sequence[ToolMetadata], name: str) -> int:
+    # A choice that was given as a string has no name.
+    names = [choice.name or choice.description for choice in choices]
     if name not in names:
         raise ConfigurationError(
             f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
