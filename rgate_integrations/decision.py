@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -216,8 +215,3 @@ class Decision(Frozen):
     def __hash__(self) -> int:
         # Without the signals, which are a dict: decisions that are equal still hash alike.
         return hash((self.question, self.gate, self.retrieve, self.p_known, self.threshold))
-
-
-def retrieval_rate(decisions: Sequence[Decision]) -> float:
-    """Share of the decisions that retrieve, in [0, 1]; 0.0 for none."""
-    return sum(d.retrieve for d in decisions) / len(decisions) if decisions else 0.0

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from rgate_integrations import Cost, Decision, Draft
-from rgate_integrations.decision import Failure, retrieval_rate
+from rgate_integrations.decision import Failure
 from rgate_integrations.errors import EvidenceError
 
 
@@ -43,12 +43,6 @@ def test_costs_add_up_in_every_part():
     assert sum([a, a, a], Cost()).tokens_out == 9
     with pytest.raises(ValidationError, match="model_calls"):
         Cost(model_calls=-1)
-
-
-def test_retrieval_rate_of_none_some_and_all():
-    skip, search = decision(retrieve=False), decision()
-    assert retrieval_rate([]) == 0.0
-    assert retrieval_rate([skip, search, search, search]) == 0.75
 
 
 def test_a_failure_tells_the_message_and_the_hint_apart():

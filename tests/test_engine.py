@@ -208,10 +208,10 @@ def test_calibration_stores_the_model_that_made_the_evidence():
         return [PairedFile(dataset, "0" * 64, tuple(rows))]
 
     found = calibrate(load_gate("prompt", proxy=OwnModel()), questions("x"), Budget(0.9), method="none")
-    assert found.gate.fingerprint == "the probe's own"
+    assert found.gate.gate.fingerprint == "the probe's own"
     assert found.gate.decide("who?").error is None
     without = calibrate(load_gate("constant:always"), questions("x"), Budget(1.0), method="none")
-    assert without.gate.fingerprint == ""
+    assert without.gate.gate.fingerprint == ""
 
 
 def test_a_gate_reads_its_artefact_once_when_it_is_made(probe, monkeypatch):

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher
@@ -105,15 +105,6 @@ class DecisionEngine:
     def proxy(self) -> str:
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy
-
-    if not TYPE_CHECKING:  # a type checker is to see what there is, not what may be
-
-        def __getattr__(self, name: str) -> Any:
-            """Read a parameter of the gate, such as ``tokens``."""
-            gate = self.__dict__.get("gate")
-            if gate is not None and name in type(gate).model_fields:
-                return getattr(gate, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def llm(self) -> Drafter | None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
+from rgate_integrations.engine.loading import load_gate, told_llm
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
+from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.runtime.flow import Call, Flow, Step
-
-if TYPE_CHECKING:
-    from rgate_integrations.gates.rules import RuleOrRules
 
 OWN = "own"
 """Stands for the first look of the gate that judges; see `answer_first_gates`."""
@@ -49,16 +51,11 @@ def resolve_gate(
             of the user's own.
         UnknownNameError: No gate has that name.
     """
-    from rgate_integrations.engine.decision_engine import DecisionEngine
-    from rgate_integrations.engine.loading import load_gate, told_llm
-    from rgate_integrations.gates.base import Gate
-
     if isinstance(gate, DecisionEngine):
-        engine: DecisionEngine = gate
-        if llm_name:
-            told = told_llm(engine.gate, llm_name)
-            engine = engine if told is engine.gate else engine.with_options(gate=told)
-        return engine.with_options(always=always or None, never=never or None) if always or never else engine
+        if llm_name or always or never:
+            told = told_llm(gate.gate, llm_name) if llm_name else gate.gate
+            return gate.with_options(gate=told, always=always or None, never=never or None)
+        return gate
     if isinstance(gate, GateLike):
         if llm_name:
             raise ConfigurationError(
@@ -79,30 +76,25 @@ def resolve_gate(
 
 
 def answer_first_gates(
-    gate: GateLike, first_look: GateLike | str | None = OWN
+    gate: GateLike, question_gate: GateLike | str | None = OWN
 ) -> tuple[GateLike, GateLike | None]:
     """Return the gate that judges begun answers for a given one, and the gate of the first look.
 
     Args:
         gate: The gate that an adapter was given. Where it reads the question alone, the gate for begun answers that
             belongs to it judges.
-        first_look: A gate, or what `load_gate` takes; None for no first look; `OWN` for the one that belongs to the
-            gate, if there is one. The first look of another gate would overrule a gate of the user's own.
+        question_gate: Takes the first look: a gate, or what `load_gate` takes; None for no first look; `OWN` for the
+            one that belongs to the gate, if there is one. Another gate would overrule a gate of the user's own.
 
     Raises:
         ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
     """
-    from rgate_integrations.engine.decision_engine import DecisionEngine
-    from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
-
     judge: GateLike | None = gate
     own: GateLike | None = None
     if isinstance(gate, DecisionEngine):
-        found, question = answer_gate_of(gate.gate), question_gate_of(gate.gate)
-        if found is not gate.gate:
-            judge = None if found is None else gate.with_options(gate=found)
-        if question is not None:
-            own = gate if question is gate.gate else gate.with_options(gate=question)
+        of_answers, of_questions = answer_gate_of(gate.gate), question_gate_of(gate.gate)
+        judge = None if of_answers is None else _with_gate(gate, of_answers)
+        own = None if of_questions is None else _with_gate(gate, of_questions)
     elif not _takes(gate.decide_batch, "drafts"):
         judge = None
     if judge is None:
@@ -112,9 +104,9 @@ def answer_first_gates(
             hint="Leave the judging to the default gate, and let yours take the first look: "
             "AnswerFirst(question_gate=...). A gate of your own that judges takes drafts= in decide_batch.",
         )
-    if first_look is None or first_look == OWN:
-        return judge, own if first_look == OWN else None
-    return judge, resolve_gate(first_look)
+    if question_gate is None:
+        return judge, None
+    return judge, own if question_gate == OWN else resolve_gate(question_gate)
 
 
 def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
@@ -125,12 +117,14 @@ def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
         name: Name of the LLM; empty for none.
         known_by: Who said so; empty for the user, whose name goes before one that was found.
     """
-    from rgate_integrations.engine.decision_engine import DecisionEngine
-
     if not name or not isinstance(gate, DecisionEngine):
         return gate
-    told = gate.gate.for_llm(name, known_by)
-    return gate if told is gate.gate else gate.with_options(gate=told)
+    return _with_gate(gate, gate.gate.for_llm(name, known_by))
+
+
+def _with_gate(engine: DecisionEngine, gate: Gate) -> DecisionEngine:
+    """Return an engine with another gate; itself where it has that one, so that callers still share its batches."""
+    return engine if gate is engine.gate else engine.with_options(gate=gate)
 
 
 def decide(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import gzip
-import io
 import json
 import os
 import shutil
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,9 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         WriteError: It could not be written, such as on a full disk; what was there is as it was.
     """
     target = Path(path)
-    made = _temporary(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with _replacement(target) as made:
         _write(made, content)
         made.replace(target)
-    except BaseException as error:
-        made.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _not_written(target, error) from error
-        raise
     return target
 
 
@@ -62,18 +55,12 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ConfigurationError(f"{name!r} leads out of the folder.")
-    made = _temporary(target)
-    try:
-        made.mkdir(parents=True)
+    with _replacement(target) as made:
+        made.mkdir()
         for name, content in files.items():
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             _write(made / name, content)
         rename_folder(made, target)
-    except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise _not_written(target, error) from error
-        raise
     return target
 
 
@@ -91,18 +78,15 @@ def rename_folder(made: Path, target: Path) -> None:
         ConfigurationError: A file has that name, or a folder with something else in it.
     """
     check_replaceable(target, os.listdir(made))
-    aside = _aside(target)
-    if not target.exists() and aside.exists():
-        aside.rename(target)
-    _remove(aside)  # of a process that was killed after its second step
-    if not target.exists():
-        made.rename(target)
-        return
-    target.rename(aside)
+    aside = _beside(target, "before")
+    if target.exists():
+        _remove(aside)  # left by a process that was killed after its second step
+        target.rename(aside)
     try:
         made.rename(target)
     except OSError:
-        aside.rename(target)
+        if aside.exists():
+            aside.rename(target)
         raise
     _remove(aside)
 
@@ -133,7 +117,7 @@ def existing_folder(folder: str | Path) -> Path:
     target = Path(os.path.expanduser(folder))
     if os.path.exists(target):
         return target
-    aside = _aside(target)
+    aside = _beside(target, "before")
     return aside if os.path.isdir(aside) else target
 
 
@@ -165,9 +149,7 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, _value(line, f"{path}, line {number}", hint)
+            yield from _parsed_lines(lines, path, hint)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataFormatError(f"The file {str(path)!r} cannot be read: {reason}.") from error
@@ -194,7 +176,7 @@ class JsonlLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.open("ab").close()  # so that what cannot be written to fails here
         except OSError as error:
-            raise _not_written(self.path, error) from error
+            raise _write_error(self.path, error) from error
 
     def values(self) -> list[Any]:
         """Return what was appended so far, in order.
@@ -203,11 +185,7 @@ class JsonlLog:
             DataFormatError: A line is not JSON.
         """
         whole, _ = self._parts()
-        found = []
-        for number, line in enumerate(whole.split(b"\n"), start=1):
-            if line.strip():
-                found.append(_value(line, f"{self.path}, line {number}", ""))
-        return found
+        return [value for _, value in _parsed_lines(whole.split(b"\n"), self.path)]
 
     def append(self, values: Iterable[Any]) -> None:
         """Append values, one a line: all of them or, with an error, none.
@@ -218,39 +196,36 @@ class JsonlLog:
         """
         lines = "".join(json_line(value) for value in values).encode()
         if not self._is_whole:
-            self._cut_torn_line(lines)
+            whole, torn = self._parts()
+            # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
+            if not whole and not lines.startswith(torn):
+                raise DataFormatError(
+                    f"{str(self.path)!r} holds something else than what is written to it.",
+                    hint="Name another file.",
+                )
+            if torn:
+                os.truncate(self.path, len(whole))
+            self._is_whole = True
         # Unbuffered: all lines go out in one write, so that those of another process do not come between.
         with self.path.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
             try:
-                _write_all(file, lines)
+                left = memoryview(lines)
+                while left:  # when the disk becomes full, a write takes a part, and says nothing
+                    left = left[file.write(left) or 0 :]
             except BaseException as error:
                 file.truncate(before)
                 if isinstance(error, OSError):
-                    raise _not_written(self.path, error) from error
+                    raise _write_error(self.path, error) from error
                 raise
-
-    def _cut_torn_line(self, lines: bytes) -> None:
-        """Cut off what a kill left half written, before ``lines`` are appended for the first time."""
-        whole, torn = self._parts()
-        # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
-        if not whole and not lines.startswith(torn):
-            raise DataFormatError(
-                f"{str(self.path)!r} holds something else than what is written to it.",
-                hint="Name another file.",
-            )
-        if torn:
-            os.truncate(self.path, len(whole))
-        self._is_whole = True
 
     def _parts(self) -> tuple[bytes, bytes]:
         """Return the whole lines, and what stands behind the last line feed."""
         try:
             content = self.path.read_bytes()
         except OSError as error:
-            raise DataFormatError(
-                f"The file {str(self.path)!r} cannot be read: {error.strerror or error}."
-            ) from error
+            reason = error.strerror or error
+            raise DataFormatError(f"The file {str(self.path)!r} cannot be read: {reason}.") from error
         end = content.rfind(b"\n") + 1
         return content[:end], content[end:]
 
@@ -270,56 +245,52 @@ def _unicode(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _value(line: bytes, where: str, hint: str) -> Any:
+def _parsed_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator[tuple[int, Any]]:
+    """Parse the lines of a file: number and value of each that is not blank."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            yield number, parsed_json(line.decode())
+        except UnicodeDecodeError as error:
+            problem = f"{where}: byte {error.start + 1} of it is not UTF-8."
+            raise DataFormatError(problem, hint="Save the file as UTF-8.") from error
+        except ValueError as error:
+            raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
+
+
+@contextmanager
+def _replacement(target: Path) -> Iterator[Path]:
+    """Name something that is written before it takes the target's place; after an error it is removed.
+
+    Raises:
+        WriteError: It could not be written.
+    """
+    made = _beside(target, uuid.uuid4().hex[:12])
     try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise DataFormatError(
-            f"{where}: byte {error.start + 1} of it is not UTF-8.", hint="Save the file as UTF-8."
-        ) from error
-    try:
-        return parsed_json(text)
-    except ValueError as error:
-        raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error
-
-
-def _write_all(file: io.FileIO, content: bytes) -> None:
-    """Write all of it: when the disk becomes full, an unbuffered file takes a part, and says nothing."""
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) or 0 :]
-
-
-def _not_written(target: Path, error: OSError) -> WriteError:
-    """Build the error for a file or folder that could not be written."""
-    if isinstance(error, WriteError):
-        return error
-    hint = "Check that it may be written to, or name another place."
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        hint = "Free some space, then run the same command again: what was written before is kept."
-    return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)
-
-
-def _temporary(target: Path) -> Path:
-    """Return a name of this write's own, in the same folder: only within a file system is a rename one step."""
-    return _beside(target, uuid.uuid4().hex[:12])
-
-
-def _aside(target: Path) -> Path:
-    return _beside(target, "before")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield made
+    except BaseException as error:
+        _remove(made)
+        if isinstance(error, OSError):
+            raise _write_error(target, error) from error
+        raise
 
 
 def _beside(target: Path, mark: str) -> Path:
+    """Return another name in the same folder: only within a file system is a rename one step."""
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(f"{str(target)!r} is no name for a file or folder of its own.")
     return target.with_name(f".{target.name}-{mark}")
 
 
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
+def _remove(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes | str) -> None:
@@ -327,3 +298,11 @@ def _write(path: Path, content: bytes | str) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())  # before the rename: a name must never stand for a file that is still empty
+
+
+def _write_error(target: Path, error: OSError) -> WriteError:
+    """Build the error for a file or folder that could not be written."""
+    hint = "Check that it may be written to, or name another place."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "Free some space, then run the same command again: what was written before is kept."
+    return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["TokenLogprobs", "as_logprob", "message_logprobs", "read_logprobs"]
-
 TokenLogprobs: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
 """Tokens and the log-probability of each; both empty where there are none."""
 

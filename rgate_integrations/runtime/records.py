@@ -40,10 +40,9 @@ class Record:
             DataFormatError: There is none, or it is empty or no text.
         """
         value = self.fields.get(key)
-        text = value.strip() if isinstance(value, str) else ""
-        if not text:
+        if not isinstance(value, str) or not value.strip():
             raise self.wrong(f"no {key}")
-        return self._unicode(key, text)
+        return self._as_text(key, value).strip()
 
     def optional_text(self, key: str) -> str:
         """Return a text or number as text, without the white space around it; empty if it is missing or null.
@@ -64,7 +63,7 @@ class Record:
         if value is None:
             return ()
         if isinstance(value, str):
-            return (self._unicode(key, value),)
+            value = [value]
         if not isinstance(value, list):
             raise self.wrong(f"{key} is neither a text nor a list of texts")
         return tuple(self._as_text(key, each) for each in value)
@@ -100,12 +99,25 @@ class Record:
             return None
         if not isinstance(value, list):
             raise self.wrong(f"{key} is no list of numbers")
-        return tuple(self._as_logprob(key, each) for each in value)
+        found = []
+        for each in value:
+            # JSON has no infinity, but Python writes one for a token that could never come.
+            number = each if each == -math.inf else self._as_number(key, each)
+            try:
+                found.append(as_logprob(number))
+            except ValueError as error:
+                raise self.wrong(f"{key}: {error}") from None
+        return tuple(found)
 
     def _as_text(self, key: str, value: Any) -> str:
         if not isinstance(value, str | int | float):
             raise self.wrong(f"{key} holds a {type(value).__name__}, not a text")
-        return self._unicode(key, str(value))
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise self.wrong(f"{key} has half a surrogate pair, which is no character") from error
+        return text
 
     def _as_number(self, key: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -113,20 +125,6 @@ class Record:
         if not is_number or abs(value) > 1e300 or not math.isfinite(value):
             raise self.wrong(f"{key} holds something else than a finite number")
         return float(value)
-
-    def _as_logprob(self, key: str, value: Any) -> float:
-        number = value if value == -math.inf else self._as_number(key, value)
-        try:
-            return as_logprob(number)
-        except ValueError as error:
-            raise self.wrong(f"{key}: {error}") from None
-
-    def _unicode(self, key: str, text: str) -> str:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise self.wrong(f"{key} has half a surrogate pair, which is no character") from error
-        return text
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
