@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, overload
 
 from langchain_core.documents import Document
-from langchain_core.messages import (
-    SystemMessage,
-)
+from langchain_core.messages import SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from typing_extensions import TypedDict
 
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.gate_like import GateLike
-from rgate_integrations.engine.requests import valid_question
-from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.index import Passage
 from rgate_integrations.langchain.drafts import CONDENSE_TAG, tagged
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.gate_runnable import QuestionInput
-from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, question_of
-from rgate_integrations.langchain.router import RetrievalRouter
+from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, condensed_question
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
 from rgate_integrations.runtime.flow import Flow
@@ -52,7 +50,8 @@ def gated_rag(
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
     gate: RetrievalGate | GateLike | Gate | str | None = None,
-    history_key: str | None = None,
+    answer_first: bool | AnswerFirst = False,
+    look_first: bool | LookFirst = False,
     return_sources: Literal[False] = False,
 ) -> Runnable[QuestionInput, str]: ...
 
@@ -65,7 +64,8 @@ def gated_rag(
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
     gate: RetrievalGate | GateLike | Gate | str | None = None,
-    history_key: str | None = None,
+    answer_first: bool | AnswerFirst = False,
+    look_first: bool | LookFirst = False,
     return_sources: Literal[True],
 ) -> Runnable[QuestionInput, SourcedAnswer]: ...
 
@@ -77,13 +77,14 @@ def gated_rag(
     *,
     direct_prompt: BasePromptTemplate[Any] | None = None,
     gate: RetrievalGate | GateLike | Gate | str | None = None,
-    history_key: str | None = None,
+    answer_first: bool | AnswerFirst = False,
+    look_first: bool | LookFirst = False,
     return_sources: bool = False,
 ) -> Runnable[QuestionInput, Any]:
     """Return a chain from question to answer that retrieves only when the LLM does not know.
 
     The question is a string, a dict, messages or a prompt value, as `RetrievalGate` takes it. What comes before it in
-    a list of messages, or stands under ``history_key`` in a dict, is the history, which the prompts see as
+    a list of messages, or stands in a dict under the gate's ``history_key``, is the history, which the prompts see as
     ``chat_history``. A gate with ``condense`` turns a question with a history into one that stands alone, once: for
     itself, the retriever and the prompts.
 
@@ -94,39 +95,40 @@ def gated_rag(
             default the prompt of this package's own command line.
         direct_prompt: Prompt for known questions, with ``question`` and, if it likes, ``chat_history``.
         gate: A `RetrievalGate`, or its ``gate`` argument.
-        history_key: Key of the earlier messages in dict inputs; the gate's own, or ``chat_history`` or ``history``,
-            when None.
+        answer_first: Let the LLM begin to answer, and judge that; see `RetrievalGate.route`.
+        look_first: Compare what the LLM knows with what is found; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
     """
     decider = as_retrieval_gate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question="question")
     closed_book = direct_prompt or _chat_prompt(ANSWER, question="question")
+    # The search comes first, where look first splits the arm.
     found: Runnable[Any, Any] = coerce_to_runnable(retriever)
-    retrieve: Runnable[Any, Any] = RunnableLambda(_prompt_values).pipe(
-        RunnablePassthrough.assign(sources=RunnableLambda(_question) | found),
-        RunnablePassthrough.assign(context=_context),
+    search = RunnableLambda(itemgetter(_QUESTION)) | found
+    retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
+        RunnableLambda(_prompt_values),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
     direct: Runnable[Any, Any] = RunnableLambda(_prompt_values).pipe(
-        RunnablePassthrough.assign(sources=_no_documents),
         RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser()),
     )
     wanted: Any = ["sources", "answer"] if return_sources else "answer"
-    router: RetrievalRouter[Any, Any] = RetrievalRouter(
-        decider.for_arm(llm), retrieve=retrieve.pick(wanted), direct=direct.pick(wanted)
+    router = decider.route(
+        retrieve=retrieve.pick(wanted),
+        direct=direct.pick(wanted),
+        answer_first=answer_first,
+        look_first=look_first,
     )
-    turns = ReadTurn(
-        input_key=decider.input_key, history_key=history_key or decider.history_key, condense=decider.condense
-    )
+    turns = ReadTurn(input_key=decider.input_key, history_key=decider.history_key, condense=decider.condense)
     return turns.pipe(router, name="gated_rag")
 
 
 def format_documents(documents: Sequence[Document]) -> str:
     """Join documents into the context of a prompt: numbered, each with its title if it has one."""
-    passages = [
-        _TitledDocument(title=str(document.metadata.get("title") or ""), text=document.page_content)
-        for document in documents
-    ]
+    passages = []
+    for document in documents:
+        title = str(document.metadata.get("title") or "")
+        passages.append(Passage(id="", text=document.page_content, title=title))
     return format_passages(passages)
 
 
@@ -158,10 +160,10 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
             condensed = yield BatchCall(self.condense, list(conversations.values()), configs)
             for place, found in zip(list(conversations), condensed, strict=True):
                 # What could not be condensed goes to the gate as messages, and the gate says what failed.
-                with contextlib.suppress(InvalidQuestionError):
-                    standalone[place] = valid_question(question_of(found))
+                with contextlib.suppress(Exception):
+                    standalone[place] = condensed_question(found)
                     del conversations[place]
-        turns: list[dict[str, Any] | Exception] = []
+        turns: list[Any] = []
         for place in range(len(batch.inputs)):
             if place in questions.errors:
                 turns.append(questions.errors[place])
@@ -177,25 +179,13 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
 
 def _prompt_values(turn: Mapping[str, Any]) -> dict[str, Any]:
-    return {"question": turn[_QUESTION], HISTORY_KEY: turn[_HISTORY]}
-
-
-def _question(values: Mapping[str, Any]) -> Any:
-    return values["question"]
-
-
-def _context(values: Mapping[str, Any]) -> str:
-    return format_documents(values["sources"])
-
-
-def _no_documents(values: Mapping[str, Any]) -> list[Document]:
-    return []
-
-
-@dataclass(frozen=True)
-class _TitledDocument:
-    title: str
-    text: str
+    sources = turn.get("sources", [])
+    return {
+        "question": turn[_QUESTION],
+        HISTORY_KEY: turn[_HISTORY],
+        "sources": sources,
+        "context": format_documents(sources),
+    }
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

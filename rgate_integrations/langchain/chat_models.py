@@ -50,13 +50,23 @@ def models_in_turn(llm: Runnable[Any, Any]) -> list[Runnable[Any, Any]]:
     if isinstance(llm, RunnableBindingBase):
         return [llm.model_copy(update={"bound": model}) for model in models_in_turn(llm.bound)]
     if isinstance(llm, RunnableSequence):
-        return _ending_with_a_model(llm)
+        places = [place for place, step in enumerate(llm.steps) if _llm_names(step, {})]
+        if places:
+            *before, last = llm.steps[: places[-1] + 1]
+            models = models_in_turn(last)
+            return [RunnableSequence(*before, model) for model in models] if before else models
     return [llm]
 
 
 def takes_options(llm: Runnable[Any, Any]) -> bool:
     """Return whether a model that `models_in_turn` returned may take options; a plain function does not."""
-    return not isinstance(_innermost(llm), RunnableLambda | RunnableGenerator)
+    if isinstance(llm, RunnableBindingBase):
+        return takes_options(llm.bound)
+    if isinstance(llm, DynamicRunnable):
+        return takes_options(llm.default)
+    if isinstance(llm, RunnableSequence):
+        return takes_options(llm.steps[-1])
+    return not isinstance(llm, RunnableLambda | RunnableGenerator)
 
 
 def with_options(llm: Runnable[Any, Any], options: Mapping[str, Any]) -> Runnable[Any, Any]:
@@ -92,13 +102,17 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
                 return names
         return []
     if isinstance(arm, RunnableConfigurableFields):
-        return [*_llm_names(arm.default, options), *_names_to_choose(arm)]
-    if isinstance(arm, BaseLanguageModel):
-        return [_name_of(arm, options)]
+        names = _llm_names(arm.default, options)
+        for name, field in arm.fields.items():  # a call's config may choose among several models
+            if name in _NAMES and isinstance(
+                field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
+            ):
+                names += [str(option) for option in field.options.values()]
+        return names
     parts = _parts(arm)
-    if parts is None:  # such as what init_chat_model returns, which is no model itself
+    if parts is None:  # a model, or such as what init_chat_model returns, which is no model itself
         name = _name_of(arm, options)
-        return [name] if name else []
+        return [name] if name or isinstance(arm, BaseLanguageModel) else []
     found = []
     for part in parts:
         # What a factory would make is not known before it is called.
@@ -125,66 +139,16 @@ def _parts(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
     return None
 
 
-def _names_to_choose(arm: RunnableConfigurableFields[Any, Any]) -> list[str]:
-    """Return the names of models that a call's config may choose among."""
-    found: list[str] = []
-    for name, field in arm.fields.items():
-        if name in _NAMES and isinstance(field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption):
-            found += [str(option) for option in field.options.values()]
-    return found
-
-
 def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
-    """Return the name that a model, or the options of its call, tell."""
-    for place in ("model", "model_name"):
-        bound = options.get(place)
-        if isinstance(bound, str) and bound.strip():
-            return bound
+    """Return the name that a model, or the options of its call, tell; empty if they tell none."""
+    bound = options.get("model") or options.get("model_name")
+    if isinstance(bound, str) and bound.strip():
+        return bound
     chosen: Any = getattr(model, "model_fields_set", ())
     elsewhere = bool(getattr(model, "openai_api_base", None))
     for place in _NAMES:
         told = getattr(model, place, None)
-        if not isinstance(told, str) or not told.strip():
-            continue
-        if elsewhere and place not in chosen:  # OpenAI's default says nothing of another server
-            continue
-        return told
+        # OpenAI's default says nothing of another server.
+        if isinstance(told, str) and told.strip() and (place in chosen or not elsewhere):
+            return told
     return ""
-
-
-def _ending_with_a_model(
-    chain: RunnableSequence[Any, Any],
-) -> list[Runnable[Any, Any]]:
-    steps = chain.steps
-    places = [place for place, step in enumerate(steps) if _holds_model(step)]
-    if not places:
-        return [chain]
-    last = places[-1]
-    models = models_in_turn(steps[last])
-    if last == 0:
-        return models
-    return [RunnableSequence(*steps[:last], model) for model in models]
-
-
-def _holds_model(step: Runnable[Any, Any]) -> bool:
-    if isinstance(step, RunnableWithFallbacks):
-        return _holds_model(step.runnable)
-    if isinstance(step, RunnableSequence):
-        return any(_holds_model(inner) for inner in step.steps)
-    if isinstance(step, RunnableBindingBase):
-        return _holds_model(step.bound)
-    if isinstance(step, DynamicRunnable):
-        return _holds_model(step.default)
-    return isinstance(step, BaseLanguageModel)
-
-
-def _innermost(llm: Runnable[Any, Any]) -> Runnable[Any, Any]:
-    while True:
-        if isinstance(llm, RunnableBindingBase):
-            llm = llm.bound
-        elif isinstance(llm, DynamicRunnable):
-            llm = llm.default
-        elif isinstance(llm, RunnableSequence):
-            llm = llm.steps[-1]
-        else:
-            return llm

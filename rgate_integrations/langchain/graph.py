@@ -6,13 +6,12 @@ Nothing here imports langgraph: a node is a runnable and an edge a function, in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
-from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.events import announcing
@@ -45,11 +44,16 @@ def gate_node(
     """
     judge = as_retrieval_gate(gate)
 
+    def deciding(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
+        decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
+        yield from announcing(decision, config)
+        return {decision_key: decision}
+
     def decide(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        return {decision_key: run(_deciding(judge, state, config))}
+        return run(deciding(state, config))
 
     async def adecide(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        return {decision_key: await arun(_deciding(judge, state, config))}
+        return await arun(deciding(state, config))
 
     return RunnableLambda(decide, adecide, name="gate")
 
@@ -86,13 +90,6 @@ def route_edge(*, retrieve: str, direct: str, decision_key: str = DECISION_KEY) 
     return route
 
 
-def _deciding(gate: RetrievalGate, state: Any, config: RunnableConfig) -> Flow[Decision]:
-    """Decide for the question in a state, and tell listeners."""
-    decision: Decision = yield Call(gate.invoke, gate.ainvoke, _mapping(state), config)
-    yield from announcing(decision, config)
-    return decision
-
-
 def _mapping(state: Any) -> Mapping[str, Any]:
     """Return a state as a mapping, whatever its schema is.
 
@@ -104,7 +101,7 @@ def _mapping(state: Any) -> Mapping[str, Any]:
     if isinstance(state, BaseModel):
         return dict(state)
     if is_dataclass(state) and not isinstance(state, type):
-        return {field.name: getattr(state, field.name) for field in fields(state)}
+        return vars(state)
     if isinstance(state, list):
         return {"messages": state}
     raise ConfigurationError(
@@ -114,8 +111,5 @@ def _mapping(state: Any) -> Mapping[str, Any]:
 
 def retrieves(decision: Any) -> bool | None:
     """Return what was decided, from a decision or its JSON; None where there is no decision."""
-    if isinstance(decision, Mapping):
-        decision = decision.get("retrieve")
-    elif isinstance(decision, Decision):
-        decision = decision.retrieve
-    return decision if isinstance(decision, bool) else None
+    given = decision.get("retrieve") if isinstance(decision, Mapping) else getattr(decision, "retrieve", None)
+    return given if isinstance(given, bool) else None

@@ -44,11 +44,7 @@ def _later(earlier: Decision | None, later: Decision | None) -> Decision | None:
 
 
 def _together(earlier: Any, later: Any) -> dict[str, Decision | None]:
-    """Add decisions to those in a state, by the names of their middlewares.
-
-    Raises:
-        ConfigurationError: One of both is something else, such as what an application put into its input.
-    """
+    """Add decisions to those in a state, by the names of their middlewares."""
     if not isinstance(earlier, dict) or not isinstance(later, dict):
         raise ConfigurationError(
             "The state's retrieval_decisions are no decisions by name.",
@@ -112,7 +108,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
         self.gate = as_retrieval_gate(gate)
-        self.hidden = frozenset(_name(tool) for tool in tools)
+        self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
         self._refused = False  # whether the model has said that it gives no log-probabilities
         self.first: BegunAnswers | None = None
@@ -172,10 +168,10 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     def _asking(
         self, request: ModelRequest[Any], handler: Callable[[Any], Any], kind: type[AgentEvents]
     ) -> Flow[Any]:
-        if self.first is None or not self._is_open(request):
-            return (yield Call(handler, handler, self._visible(request)))
         self._check_names(request.tools)
         hiding = self._hiding(request)
+        if self.first is None or not self._is_open(request):
+            return (yield Call(handler, handler, hiding if self._known(request.state) else request))
         if request.response_format is not None:  # a form is filled in: there is no text to judge
             by_question = yield from self.first.deciding_by_question(request.messages)
             response = yield Call(handler, handler, request if by_question.retrieve else hiding)
@@ -211,22 +207,15 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _asks_for_search(self, response: Any) -> bool:
         """Whether the model called a tool that it was not shown."""
-        calls = [
-            call
-            for message in response.result
-            if isinstance(message, AIMessage)
-            for call in message.tool_calls
-        ]
-        return any(call["name"] in self.hidden for call in calls)
-
-    def _visible(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        self._check_names(request.tools)
-        return self._hiding(request) if self._known(request.state) else request
+        for message in response.result:
+            if isinstance(message, AIMessage) and any(c["name"] in self.hidden for c in message.tool_calls):
+                return True
+        return False
 
     def _hiding(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        kept = [tool for tool in request.tools if not self.hidden & _names(tool)]
+        kept = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
-        if isinstance(choice, str | dict) and self.hidden & _names(choice):
+        if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             return request.override(tools=kept, tool_choice=None)
         return request.override(tools=kept)
 
@@ -242,48 +231,35 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _check_names(self, tools: Sequence[Any]) -> None:
         """Look for the tools that were given by name among those of the agent, until each was seen once."""
-        if not self._unseen:
-            return
-        known = frozenset().union(*(_names(tool) for tool in tools))
-        unseen = self._unseen - known
-        if unseen:
-            raise unknown_name("tool of this agent", min(unseen), known)
-        self._unseen = unseen
+        if self._unseen:
+            known = frozenset(name for tool in tools for name in _names(tool))
+            self._unseen -= known
+            if self._unseen:
+                raise unknown_name("tool of this agent", min(self._unseen), known)
 
 
-def _name(tool: Any) -> str:
-    """Return the name by which a tool is hidden.
+def _names(tool: Any) -> list[str]:
+    """Return every name that a tool, or the choice of one, goes by; the one by which it is hidden comes first.
 
     Raises:
         ConfigurationError: It is neither a name nor a tool.
     """
-    if isinstance(tool, dict):
-        names = [_described(tool).get(key) for key in ("name", "server_label", "type")]
-        found = next((name for name in names if name), None) or next(iter(tool), None)
-    elif isinstance(tool, str):
-        found = tool
+    names: list[Any]
+    if isinstance(tool, str):
+        names = [tool]
+    elif isinstance(tool, dict):
+        inner = tool.get("function")
+        described = inner if isinstance(inner, dict) else tool
+        names = [described.get("name"), described.get("server_label")]
+        if tool.get("type") not in _GENERIC_TYPES:
+            names.append(tool.get("type"))
     else:
-        found = getattr(tool, "name", None) or getattr(tool, "__name__", None)
-    if not isinstance(found, str) or not found:
+        names = [getattr(tool, "name", None) or getattr(tool, "__name__", None)]
+    found = [name for name in names if isinstance(name, str) and name]
+    if not found and isinstance(tool, dict):
+        found = list(tool)  # some providers write {"google_search": {}}
+    if not found:
         raise ConfigurationError(
             f"A tool has a name; {tool!r} has none.", hint='tools=["search_docs"], or the tools themselves.'
         )
     return found
-
-
-def _names(tool: Any) -> frozenset[str]:
-    """Return every name that a tool, or the choice of one, goes by."""
-    if not isinstance(tool, dict):
-        return frozenset({_name(tool)})
-    described = _described(tool)
-    names = {described.get("name"), described.get("server_label")}
-    if tool.get("type") not in _GENERIC_TYPES:
-        names.add(tool.get("type"))
-    found = frozenset(name for name in names if isinstance(name, str))
-    return found or frozenset(tool)  # some providers write {"google_search": {}}
-
-
-def _described(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return where a tool in the form of a dict has its name: in itself, or under ``function``."""
-    inner = tool.get("function")
-    return inner if isinstance(inner, dict) else tool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,15 +54,18 @@ def asked_in(value: Any, input_key: str | None = None, history_key: str | None =
         return Asked(value.text)
     if isinstance(value, Mapping):
         return _asked_in_mapping(value, input_key, history_key)
-    if isinstance(value, PromptValue):
-        return _last_question(value.to_messages())
-    if isinstance(value, BaseChatMessageHistory):
-        return _last_question(value.messages)
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return _last_question(value)
+    messages = _listed(value)
+    if messages is None:
+        raise InvalidQuestionError(
+            f"A question cannot be read from {type(value).__name__}.",
+            hint="Pass a string, a dict with the question, or messages.",
+        )
+    for place in reversed(range(len(messages))):
+        message = _message(messages[place])
+        if isinstance(message, HumanMessage):
+            return Asked(message.text, _turns(messages[:place]))
     raise InvalidQuestionError(
-        f"A question cannot be read from {type(value).__name__}.",
-        hint="Pass a string, a dict with the question, or messages.",
+        "There is no human message among the messages.", hint="The last one is the question."
     )
 
 
@@ -110,9 +114,10 @@ class Questions:
     @property
     def conversations(self) -> dict[int, list[BaseMessage]]:
         """Each follow-up as messages: the earlier turns, then the question."""
-        return {
-            place: [*history, HumanMessage(self.texts[place])] for place, history in self.histories.items()
-        }
+        found = {}
+        for place, history in self.histories.items():
+            found[place] = [*history, HumanMessage(self.texts[place])]
+        return found
 
     def condense(self, rewritten: Sequence[Any], *, on_error: str = "retrieve") -> None:
         """Take the condensed form of each follow-up; those that have none are decided: to retrieve.
@@ -123,24 +128,26 @@ class Questions:
         """
         for place, value in zip(list(self.histories), rewritten, strict=True):
             try:
-                condensed = _condensed(value)
+                self.texts[place] = condensed_question(value)
+                self.histories.pop(place)
             except Exception as error:
                 _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
+                decision = fallback_decision(error, question=self.texts[place])
+                self.decide(place, decision.model_copy(update={"warnings": (UNCONDENSED,)}))
                 if on_error == "raise":
-                    self.texts.pop(place)
-                    self.histories.pop(place)
+                    del self.decided[place]
                     self.errors[place] = error
-                else:
-                    decision = fallback_decision(error, question=self.texts[place])
-                    self.decide(place, decision.model_copy(update={"warnings": (UNCONDENSED,)}))
-            else:
-                self.texts[place] = condensed
-                self.histories.pop(place)
 
     @property
     def lines(self) -> list[tuple[str, ...]]:
         """The earlier turns of each of `texts`, as gates read them."""
-        return [_lines(self.histories.get(place, ())) for place in self.texts]
+        found = []
+        for place in self.texts:
+            turns = self.histories.get(place, [])
+            found.append(
+                tuple(f"{'user' if turn.type == 'human' else 'assistant'}: {turn.text}" for turn in turns)
+            )
+        return found
 
     def results(self, decisions: Sequence[Decision]) -> list[Decision | Exception]:
         """Put the decisions, one for each of `texts`, in the places of their inputs, with all others in theirs."""
@@ -155,15 +162,12 @@ class Questions:
         self.decided[place] = decision
 
 
-def _lines(turns: Iterable[BaseMessage]) -> tuple[str, ...]:
-    found = []
-    for turn in turns:
-        role = "user" if isinstance(turn, HumanMessage) else "assistant"
-        found.append(f"{role}: {turn.text}")
-    return tuple(found)
+def condensed_question(value: Any) -> str:
+    """Return the question in what a condensing runnable returned; raises the exception that it is, or what is wrong.
 
-
-def _condensed(value: Any) -> str:
+    Raises:
+        InvalidQuestionError: There is no question in it, or an empty one.
+    """
     if isinstance(value, Exception):
         raise value
     condensed = question_of(value)
@@ -173,90 +177,49 @@ def _condensed(value: Any) -> str:
 
 
 def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None, history_key: str | None) -> Asked:
-    key = _key_in(value, input_key)
+    keys = QUESTION_KEYS if input_key is None else (input_key,)
+    key = next((key for key in keys if key in value), None)
+    if key is None:
+        wanted = " or ".join(map(repr, QUESTION_KEYS)) if input_key is None else input_key
+        raise InvalidQuestionError(
+            f"The input has no key {wanted}; it has: {', '.join(map(repr, value)) or 'none'}.",
+            hint='Name the key of the question: RetrievalGate(input_key="...").',
+        )
     asked = asked_in(value[key])
-    history = _history_in(value, history_key)
-    if not history and history_key is None and key != "messages":
-        history = _turns_before(asked.question, value.get("messages"))
-    return Asked(asked.question, (*history, *asked.history))
+    history_keys = HISTORY_KEYS if history_key is None else (history_key,)
+    history = next((value[name] for name in history_keys if value.get(name)), None)
+    if history is not None:
+        listed = _listed(history)
+        return Asked(asked.question, (*_turns([history] if listed is None else listed), *asked.history))
+    # A graph's state often has both. A question that differs from the last message has been rewritten from it.
+    if history_key is None and key != "messages" and value.get("messages"):
+        with contextlib.suppress(InvalidQuestionError):
+            beside = asked_in(value["messages"])
+            if beside.question.strip() == asked.question.strip():
+                return Asked(asked.question, (*beside.history, *asked.history))
+    return asked
 
 
-def _key_in(value: Mapping[Any, Any], input_key: str | None) -> Any:
-    """Return the key of the question in a mapping."""
-    candidates = QUESTION_KEYS if input_key is None else (input_key,)
-    for key in candidates:
-        if key in value:
-            return key
-    wanted = " or ".join(map(repr, QUESTION_KEYS)) if input_key is None else input_key
-    raise InvalidQuestionError(
-        f"The input has no key {wanted}; it has: {', '.join(map(repr, value)) or 'none'}.",
-        hint='Name the key of the question: RetrievalGate(input_key="...").',
-    )
+def _listed(value: Any) -> Sequence[Any] | None:
+    """Return messages in any of the forms that LangChain has for several; None for what is none of them."""
+    if isinstance(value, BaseChatMessageHistory):
+        return value.messages
+    if isinstance(value, PromptValue):
+        return value.to_messages()
+    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
 
 
-def _history_in(value: Mapping[Any, Any], history_key: str | None) -> list[BaseMessage]:
-    """Return the earlier turns under a key of their own, in any of the forms that LangChain has had for them."""
-    keys = HISTORY_KEYS if history_key is None else (history_key,)
-    for key in keys:
-        history = value.get(key)
-        if history:
-            return _turns(_history_items(history))
-    return []
-
-
-def _history_items(history: Any) -> Iterable[Any]:
-    if isinstance(history, BaseChatMessageHistory):
-        return history.messages
-    if isinstance(history, PromptValue):
-        return history.to_messages()
-    if isinstance(history, Sequence) and not isinstance(history, str | bytes):
-        return history
-    return [str(history)] if str(history).strip() else []  # a transcript
-
-
-def _turns_before(question: str, messages: Any) -> list[BaseMessage]:
-    """Return what the messages beside a question hold before it; nothing if they end in another question.
-
-    A graph's state often has both. A question that differs from the last message has been rewritten from it.
-    """
-    if not messages:
-        return []
-    try:
-        asked = asked_in(messages)
-    except InvalidQuestionError:
-        return []
-    return list(asked.history) if asked.question.strip() == question.strip() else []
-
-
-def _last_question(messages: Sequence[Any]) -> Asked:
-    for place in reversed(range(len(messages))):
-        message = _message(messages[place])
-        if isinstance(message, HumanMessage):
-            return Asked(message.text, tuple(_turns(messages[:place])))
-    raise InvalidQuestionError(
-        "There is no human message among the messages.", hint="The last one is the question."
-    )
-
-
-def _turns(items: Iterable[Any]) -> list[BaseMessage]:
+def _turns(items: Iterable[Any]) -> tuple[BaseMessage, ...]:
     """Return what the user and the LLM said, without system messages, tools and calls of tools."""
     turns: list[BaseMessage] = []
     for item in items:
-        message = _message(item)
-        if message is None:
-            turns += _pair(item)
-        elif isinstance(message, HumanMessage):
+        # What is no message, such as the transcripts and pairs of older chains, was said all the same.
+        message = _message(item) or HumanMessage(str(item))
+        if isinstance(message, HumanMessage):
             turns.append(message)
-        elif isinstance(message, AIMessage) and message.text.strip():
+        elif isinstance(message, AIMessage):
             turns.append(AIMessage(message.text))
-    return turns
-
-
-def _pair(item: Any) -> list[BaseMessage]:
-    """Return a question and its answer, as older chains kept them; anything else that is no message is text."""
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return [HumanMessage(str(item[0])), AIMessage(str(item[1]))]
-    return [HumanMessage(str(item))]
+    return tuple(turn for turn in turns if turn.text.strip())
 
 
 def _message(item: Any) -> BaseMessage | None:
