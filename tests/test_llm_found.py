@@ -24,7 +24,6 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.llms.openai_like import OpenAILike
 
 from rgate_integrations import load_gate
-from rgate_integrations.answering.answer_first_gate import AnswerFirstGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import llm_name
@@ -244,6 +243,3 @@ def test_the_name_of_a_served_model_is_judged():
     served.name = "meta-llama/Llama-3.2-1B-Instruct"
     assert ability_of(load_gate(llm=served)).llm == served.name
     assert ability_of(load_gate(llm=served, llm_name="phi-4")).llm == "phi-4"
-    answering = AnswerFirstGate(served)
-    assert ability_of(answering.judge).llm == served.name
-    assert answering.first_look.gate.ability.llm == served.name
