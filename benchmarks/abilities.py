@@ -25,7 +25,8 @@ from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_abilities, read_adarag
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.artifacts.heads import HeadsArtifact, read_heads, save_heads
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.heads import HeadsArtifact
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
@@ -343,9 +344,11 @@ class Cell:
 
 def measure(answers: Answers, published: Published, table: dict[str, float]) -> list[Cell]:
     """Score all cells."""
-    shipped = read_heads(DEFAULT_GATE)
+    shipped = read_gate(DEFAULT_GATE)
     kinds = shipped.kind_probabilities(answers.states)
-    served = [np.array([kind.served == name for kind in shipped.kinds]) for name in ("always", "if known")]
+    served = [
+        np.array([kind.answerable == name for kind in shipped.kinds]) for name in ("always", "if_known")
+    ]
     always, if_known = (kinds[:, chosen].sum(axis=1) for chosen in served)
     abilities = {llm: table.get(table_name(llm), 0.0) for llm in np.unique(answers.llm).tolist()}
     measured = {llm: abilities[llm] for llm in sorted(_linked(answers, answers.trains))}
@@ -476,7 +479,7 @@ def _line_of(mean: float, sd: float, source: str) -> dict:
 
 def refit_head(folder: Path, fitted: Fitted) -> HeadsArtifact:
     """Put a knowledge head into a saved gate; its metrics stay those of the head before, until `heads` measures."""
-    heads = read_heads(folder)
+    heads = read_gate(folder)
     note = f"python benchmarks/abilities.py --head: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}"
     return replace(
         heads,
@@ -509,7 +512,7 @@ def main() -> None:
         if arguments.table:
             TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
         if arguments.head:
-            save_heads(refit_head(arguments.head, fitted), arguments.head)
+            save_gate(refit_head(arguments.head, fitted), arguments.head)
         return
     show_cells(measure(answers, published, read_abilities()), published)
 

@@ -27,7 +27,8 @@ from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.artifacts.probe import LogprobHead, ProbeArtifact, read_probe, save_probe
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.probe import LogprobHead, ProbeArtifact
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
@@ -126,7 +127,7 @@ def judge_runs(
     head = fit_head(features[train], question.part(train), known[train])
     ways = {
         "question and words": together(question, text),
-        "as shipped": together(question, judged(read_probe("default-answer").logprobs, features)),
+        "as shipped": together(question, judged(read_gate("default-answer").logprobs, features)),
         "all": together(question, judged(head, features)),
     }
     ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)
@@ -274,7 +275,7 @@ def _save(
             "licence": "Apache-2.0",
         },
     )
-    CONSOLE.print(f"saved: {save_probe(artifact, folder)}")
+    CONSOLE.print(f"saved: {save_gate(artifact, folder)}")
 
 
 if __name__ == "__main__":

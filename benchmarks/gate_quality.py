@@ -18,7 +18,7 @@ from labels import SETS
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations.artifacts.folder import read_config, shipped
+from rgate_integrations.artifacts.folder import read_gate, shipped
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
@@ -32,27 +32,22 @@ CONSOLE = Console(width=140)
 
 def show_shipped() -> None:
     table = Table(box=None)
-    configs = {name: read_config(name) for name in shipped()}
     for column in ("gate", "proxy", "reads", *SETS, "mean", "pooled"):
         table.add_column(column, justify="left" if column in ("gate", "proxy", "reads") else "right")
-    for name, config in configs.items():
-        metrics = config["provenance"]["metrics"]
-        evidence = config.get("evidence", {"tokens": 0})  # heads read the question alone
-        reads = f"{evidence['tokens']} tokens, {evidence['source']}" if evidence["tokens"] else "question"
+    for name in shipped():
+        saved = read_gate(name)
+        metrics = saved.provenance["metrics"]
         values = [f"{metrics['auc'].get(s, float('nan')):.3f}" for s in SETS]
         means = (f"{metrics['auc_mean']:.3f}", f"{metrics['auc_pooled']:.3f}")
-        table.add_row(name, config["base_model"], reads, *values, *means)
+        table.add_row(name, saved.base_model, saved.reads, *values, *means)
     CONSOLE.print(table)
-    for name, config in configs.items():
-        facts = config["provenance"]
+    for name in shipped():
+        saved = read_gate(name)
+        facts = saved.provenance
         CONSOLE.print(f"{name}: {facts['recipe']}; seed {facts['seed']}.", highlight=False)
-    for name, config in configs.items():
-        show_lengths(name, config["provenance"]["metrics"])
-    for name, config in configs.items():
-        if "auc_requests" in config["provenance"]["metrics"]:
-            show_metrics(
-                config["provenance"]["metrics"], f"{name}, held out, threshold {config['threshold']:.2f}"
-            )
+        show_lengths(name, facts["metrics"])
+        if "auc_requests" in facts["metrics"]:
+            show_metrics(facts["metrics"], f"{name}, held out, threshold {saved.threshold:.2f}")
 
 
 def show_lengths(name: str, metrics: dict) -> None:

@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, read_heads, save_heads, share_served
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
@@ -53,7 +54,7 @@ LAYERS = (
 KINDS = (
     Kind("no_knowledge", "always", "needs no knowledge from outside"),
     Kind("common_knowledge", "always", "asks for what every LLM knows"),
-    Kind("knowledge", "if known", "asks about a fact"),
+    Kind("knowledge", "if_known", "asks about a fact"),
     Kind("obscure_knowledge", "never", "asks about something hardly anybody knows"),
     Kind("private", "never", "asks about documents, data or a conversation that the LLM has not seen"),
     Kind("fresh", "never", "asks about something that changes with time"),
@@ -240,7 +241,7 @@ class HeldOut:
     def p_known(self, line: "Calibration") -> np.ndarray:
         """Return P(the LLM alone serves the request well)."""
         known = 1 / (1 + np.exp(-(line.slope * self.known + line.intercept)))
-        shares = np.stack([share_served(kind, known) for kind in KINDS], axis=1)
+        shares = np.stack([kind.share_answered(known) for kind in KINDS], axis=1)
         return (self.kinds * shares).sum(axis=1)
 
 
@@ -354,7 +355,7 @@ def alone(questions: list[str], cache: Path) -> Alone:
         found |= dict(zip(part.questions.tolist(), values, strict=True))
     others = [each for each in dict.fromkeys(questions) if each not in found]
     if others:
-        heads, states = read_heads(DEFAULT_GATE), read_question_states(others, cache)
+        heads, states = read_gate(DEFAULT_GATE), read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
         known = heads.p_fact_known(rows, *heads.default_ability)
         kinds = heads.kind_probabilities(rows)
@@ -367,8 +368,8 @@ def alone(questions: list[str], cache: Path) -> Alone:
 
 def _depends(kinds: np.ndarray) -> np.ndarray:
     """Return how much it depends on knowledge, by the kinds' probabilities, shape (n, kinds)."""
-    if_known = kinds[:, [kind.served == "if known" for kind in KINDS]].sum(axis=1)
-    always = kinds[:, [kind.served == "always" for kind in KINDS]].sum(axis=1)
+    if_known = kinds[:, [kind.answerable == "if_known" for kind in KINDS]].sum(axis=1)
+    always = kinds[:, [kind.answerable == "always" for kind in KINDS]].sum(axis=1)
     return if_known / (if_known + always)
 
 
@@ -461,7 +462,7 @@ def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
         "licence": "Apache-2.0",
     }
     found = replace(heads, threshold=THRESHOLD, fingerprint=shared_proxy().fingerprint, provenance=provenance)
-    return save_heads(found, folder)
+    return save_gate(found, folder)
 
 
 def cross_validate_heads(data: Path, everything: bool, cache: Path = OUT, save: Path | None = None) -> None:

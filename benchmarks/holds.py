@@ -24,7 +24,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.look_first import LookFirst, decided
-from rgate_integrations.artifacts.helps import PassageUtilityModel, save_helps
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, save_utility_model
 from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
@@ -312,7 +312,9 @@ def main() -> None:
             "licence": "Apache-2.0",
             "auc": found,
         }
-        save_helps(model.model_copy(update={"provenance": provenance}), arguments.save, card(provenance))
+        save_utility_model(
+            model.model_copy(update={"provenance": provenance}), arguments.save, card(provenance)
+        )
 
 
 def card(provenance: dict) -> str:

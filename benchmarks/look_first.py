@@ -23,7 +23,7 @@ from rich.table import Table
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst, is_never_known, p_helps_of
-from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, read_utility_model
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.evidence.search import FoundPassage, search_features
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
@@ -76,7 +76,7 @@ class Runs:
 
     def helps(self, p_known: np.ndarray, model: PassageUtilityModel | None = None) -> np.ndarray:
         """Return P(helps) for some P(known), by the shipped model or another."""
-        return (model or read_helps()).p_helps(self.p_contains_answer, p_known)
+        return (model or read_utility_model()).p_helps(self.p_contains_answer, p_known)
 
     def right(self, retrieve: np.ndarray) -> np.ndarray:
         """Return which answers are right if these questions are retrieved for."""
@@ -154,7 +154,7 @@ def read_runs(record: Path, llm: Path, passages: dict[str, Passage]) -> Runs | N
         np.array([call["prompt_tokens"] for call in read]),
         Kept(OUT / "look-first.known.json").of(questions, known),
         Kept(OUT / f"look-first.begun.{llm.stem}.json").of(questions, begun),
-        read_helps().p_contains_answer(np.array(features)),
+        read_utility_model().p_contains_answer(np.array(features)),
         Kept(OUT / "look-first.never.json").of(questions, never) > 0,
         gate.threshold,
         judge.threshold,

@@ -32,7 +32,7 @@ from segment_rows import (
 )
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.heads import read_heads
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.runtime.files import read_jsonl
@@ -80,7 +80,7 @@ def main() -> None:
     clean = clean_examples(labels, arguments.cache)
     rows = [row for row in read_segment_rows(arguments.data) if not _asks(row, asked)]
     segments = segment_examples(rows, arguments.cache)
-    shipped = read_heads(DEFAULT_GATE)
+    shipped = read_gate(DEFAULT_GATE)
 
     frames = frame_names()
     random.Random(0).shuffle(frames)  # noqa: S311

@@ -22,7 +22,8 @@ from labels import KIND_OF, SETS, Label, read_adarague, read_practical, read_tem
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
 from templates import template_requests
 
-from rgate_integrations.artifacts.heads import Kind, SegmentHeads, read_heads, save_heads
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.heads import Kind, SegmentHeads
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import READER, shared_reader
@@ -270,7 +271,7 @@ def main() -> None:
     if arguments.save is not None:
         clean = clean_examples(clean_labels(arguments.data), arguments.cache)
         found = fit_on(clean, segment_examples(rows, arguments.cache))
-        save_heads(replace(read_heads(arguments.save), segments=found), arguments.save)
+        save_gate(replace(read_gate(arguments.save), segments=found), arguments.save)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.papers.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
@@ -225,7 +225,7 @@ def main() -> None:
     drafting.decide_batch(asked[:2])
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
-    layers = read_probe("default").layers
+    layers = read_gate("default").layers
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)

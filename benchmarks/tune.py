@@ -32,7 +32,7 @@ import numpy as np
 import rgate_integrations
 from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER

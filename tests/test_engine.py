@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.artifacts.folder import save_gate
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.evidence.base import EvidenceSpec, Piece
@@ -140,7 +141,7 @@ def probe(tmp_path):
         fingerprint="the probe's own",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )
-    return str(save_probe(artifact, tmp_path / "probe"))
+    return str(save_gate(artifact, tmp_path / "probe"))
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def drafting_probe(tmp_path):
         fingerprint="the probe's own",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )
-    return str(save_probe(artifact, tmp_path / "drafting"))
+    return str(save_gate(artifact, tmp_path / "drafting"))
 
 
 WRAPPED = {

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.calibrated import ProbabilityMap
+from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compare, evaluate, read_paired
 from rgate_integrations.tuning.break_even import StageTimes

@@ -14,7 +14,7 @@ from rgate_integrations.evidence import DraftSpec
 from rgate_integrations.evidence.base import Context, Inputs, MadeBy, Sources
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.papers.ik import IKGate
-from rgate_integrations.gates.papers.uncertainty import PerplexityGate
+from rgate_integrations.gates.papers.token_probability import PerplexityGate
 from rgate_integrations.gates.scoring import ScoreSpec
 from tests.scripted_proxy import ScriptedProxy
 

@@ -36,7 +36,8 @@ def labelled(tmp_path_factory):
 def probe_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
+    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.artifacts.probe import ProbeArtifact
 
     artifact = ProbeArtifact(
         weight=np.ones((2, 4), dtype=np.float32),
@@ -48,41 +49,43 @@ def probe_folder(tmp_path_factory):
         llm="a test",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )
-    return str(save_probe(artifact, tmp_path_factory.mktemp("probe") / "p"))
+    return str(save_gate(artifact, tmp_path_factory.mktemp("probe") / "p"))
 
 
 @pytest.fixture(scope="module")
 def heads_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, save_heads
+    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
 
     artifact = HeadsArtifact(
         layers=((1, "question", "mean"), (2, "all", "last")),
-        kinds=(Kind("task", "always", "needs nothing"), Kind("fact", "if known", "asks about a fact")),
+        kinds=(Kind("task", "always", "needs nothing"), Kind("fact", "if_known", "asks about a fact")),
         kind_weight=np.ones((2, 2, 4), dtype=np.float32),
         known_weight=np.ones((2, 4), dtype=np.float32),
         known_bias=-4.0,
         ability_slope=1.0,
-        default_llm="a test",
+        llm="a test",
         default_ability=(0.0, 1.0),
         base_model="scripted",
         provenance={"data": [], "metrics": {"auc": {}, "auc_mean": 0.5, "auc_pooled": 0.5}},
     )
-    return str(save_heads(artifact, tmp_path_factory.mktemp("heads") / "h"))
+    return str(save_gate(artifact, tmp_path_factory.mktemp("heads") / "h"))
 
 
 @pytest.fixture(scope="module")
 def tuned_folder(tmp_path_factory):
     import numpy as np
 
-    from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
-    from rgate_integrations.artifacts.tuned import TunedArtifact, tuned_files
+    from rgate_integrations.artifacts.folder import save_gate, tuned_files
+    from rgate_integrations.artifacts.probe import ProbeArtifact
+    from rgate_integrations.artifacts.tuned import TunedArtifact
     from rgate_integrations.runtime.files import write_folder
 
     layers = ((1, "question", "mean"), (2, "question", "mean"))
     weight = np.ones((2, 4), dtype=np.float32)
-    prior = ProbeArtifact(weight, -4.0, layers, 0, "proxy", "scripted", "a test", provenance={"data": []})
+    prior = ProbeArtifact(weight=weight, bias=-4.0, layers=layers, base_model="scripted", llm="a test")
     folder = tmp_path_factory.mktemp("tuned")
     artifact = TunedArtifact(
         slope=0.8,
@@ -96,7 +99,7 @@ def tuned_folder(tmp_path_factory):
         llm="a test",
         threshold=0.5,
     )
-    return str(write_folder(folder / "t", tuned_files(artifact, save_probe(prior, folder / "p"))))
+    return str(write_folder(folder / "t", tuned_files(artifact, save_gate(prior, folder / "p"))))
 
 
 class Neighbourless:

@@ -9,10 +9,10 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads, read_heads, save_heads
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates, PooledLayer
 from rgate_integrations.models.segments import LAYOUT
@@ -28,7 +28,7 @@ from tests.scripted_proxy import ScriptedProxy
 
 KINDS = (
     Kind("task", "always", "needs nothing"),
-    Kind("fact", "if known", "asks about a fact"),
+    Kind("fact", "if_known", "asks about a fact"),
     Kind("news", "never", "asks about something that changes with time"),
 )
 LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))
@@ -49,7 +49,7 @@ def artifact():
         known_weight=known_weight,
         known_bias=0.0,
         ability_slope=0.5,
-        default_llm="Llama-8B",
+        llm="Llama-8B",
         default_ability=(0.0, 0.0),
         base_model="scripted",
         provenance={"data": [], "metrics": {"auc": {"nq": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
@@ -91,7 +91,7 @@ def sigmoid(logit):
 
 
 def gate_of(artifact, tmp_path, proxy, **options):
-    return load_gate(str(save_heads(artifact, tmp_path / "g")), proxy=proxy, **options)
+    return load_gate(str(save_gate(artifact, tmp_path / "g")), proxy=proxy, **options)
 
 
 def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(artifact, tmp_path):
@@ -119,7 +119,7 @@ def test_a_decision_names_what_decided(artifact, tmp_path, first, retrieve, reas
 
 
 def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(artifact, tmp_path):
-    folder = str(save_heads(artifact, tmp_path / "g"))
+    folder = str(save_gate(artifact, tmp_path / "g"))
     gate = load_gate(f"answer:{folder},token_probability", proxy=told((1, 2, -1, 0.5)), weight=0.5)
     draft = Draft(text="Bern", tokens=("Bern",), logprobs=(math.log(0.2),), source="llm")
     decision = gate.decide_batch(["q"], drafts=[draft])[0]
@@ -144,13 +144,16 @@ def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
 
 def test_an_abler_llm_knows_more(artifact, tmp_path):
     proxy = told((0, 9, 0, -1))
-    folder = str(save_heads(artifact, tmp_path / "g"))
-    own = load_gate(folder, proxy=proxy).decide("q")
-    other = load_gate(folder, proxy=proxy, ability=Ability("GPT-4", 3.0, 0.0, "a test")).decide("q")
-    assert own.signals["known"] == pytest.approx(sigmoid(-1))
-    assert other.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * 3))
-    assert "GPT-4" in other.reason
-    assert other.llm.startswith("GPT-4")
+    folder = str(save_gate(artifact, tmp_path / "g"))
+    plain = load_gate(folder, proxy=proxy)
+    able = load_gate(folder, proxy=proxy, ability=Ability("GPT-4", 3.0, 0.0, "a test")).decide("q")
+    assert plain.decide("q").signals["known"] == pytest.approx(sigmoid(-1))
+    assert able.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * 3))
+    assert "GPT-4" in able.reason
+    assert able.llm.startswith("GPT-4")
+    strong = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4o").decide("q")
+    weak = plain.with_options(llm_name="qwen3:4b").decide("q")
+    assert weak.signals["known"] < sigmoid(-1) < strong.signals["known"]
 
 
 def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
@@ -162,21 +165,9 @@ def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
     assert artifact.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
 
 
-def test_the_llm_that_is_named_is_judged(artifact, tmp_path):
-    proxy = told((0, 9, 0, -1))
-    folder = str(save_heads(artifact, tmp_path / "g"))
-    plain = load_gate(folder, proxy=proxy)
-    assert plain.decide("q").signals["known"] == pytest.approx(sigmoid(-1))
-    strong = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4o").decide("q")
-    weak = plain.with_options(llm_name="qwen3:4b").decide("q")
-    assert weak.signals["known"] < sigmoid(-1) < strong.signals["known"]
-    assert "gpt-4o" in strong.reason
-    assert "qwen3-4b" in weak.reason
-
-
 def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(artifact, tmp_path, caplog):
     proxy = told((0, 9, 0, -1))
-    folder = str(save_heads(artifact, tmp_path / "g"))
+    folder = str(save_gate(artifact, tmp_path / "g"))
     for _ in range(2):
         decision = load_gate(folder, proxy=proxy, llm_name="my-assistant").decide("q")
     assert decision.signals["known"] == pytest.approx(sigmoid(-1))
@@ -185,44 +176,44 @@ def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(artifact, tmp
 
 
 def test_a_name_that_is_given_goes_before_one_that_is_found(artifact, tmp_path):
-    gate = HeadsGate(artifact=str(save_heads(artifact, tmp_path / "g")))
-    found = gate.for_llm("gpt-4o", "the chat model")
+    folder = str(save_gate(artifact, tmp_path / "g"))
+    found = load_gate(folder).gate.for_llm("gpt-4o", "the chat model")
     assert found.for_llm("phi-4", "the chat model").ability.llm == "phi-4"
     given = found.for_llm("gpt-4o-mini")
     assert given.for_llm("phi-4", "the chat model") is given
     assert (given.llm_known_by, given.ability.llm.startswith("gpt-4o-mini")) == ("", True)
-    measured = HeadsGate(artifact=gate.artifact, ability=Ability("mine", 1.0, 0.2, "a test"))
+    measured = load_gate(folder, ability=Ability("mine", 1.0, 0.2, "a test")).gate
     assert measured.for_llm("phi-4", "the chat model") is measured
+    assert gate_from_config(given.config()) == given
 
 
-def test_a_score_says_whose_knowledge_was_judged_and_how_it_is_known(artifact, tmp_path):
-    gate = load_gate(str(save_heads(artifact, tmp_path / "g")), proxy=told((0, 9, 0, -1))).gate
-    assert gate.judged_llm == ""
-    assert gate.for_llm("phi-4", "the chat model").judged_llm.startswith(
-        "phi-4 (named by the chat model; ability"
-    )
-    assert gate.for_llm("phi-4").judged_llm.startswith("phi-4 (as given; ability")
-    assert gate.for_llm("my-assistant").judged_llm.endswith("nothing is known but its name, my-assistant")
-
-
-def test_gates_of_gates_tell_their_gates_the_llm(artifact, tmp_path):
-    folder = str(save_heads(artifact, tmp_path / "g"))
+@pytest.mark.parametrize(
+    ("name", "known_by", "said"),
+    [
+        ("", "", ""),
+        ("phi-4", "the chat model", "phi-4 (named by the chat model; ability"),
+        ("phi-4", "", "phi-4 (as given; ability"),
+        ("my-assistant", "", "an LLM of which nothing is known but its name, my-assistant"),
+    ],
+)
+def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(
+    artifact, tmp_path, name, known_by, said
+):
     proxy = told((0, 9, 0, -1))
-    begun = load_gate(f"answer:{folder},token_probability", proxy=proxy, llm_name="phi-4")
-    assert begun.gate.question.ability.llm == "phi-4"
+    gate = load_gate(str(save_gate(artifact, tmp_path / "g"))).gate.for_llm(name, known_by)
+    decision = load_gate(gate, proxy=proxy).decide("q")
+    assert decision.llm.startswith(said)
+    assert bool(decision.llm) == bool(said)
+
+
+def test_gates_of_gates_tell_their_gates_the_llm_unless_they_were_fitted_to_one(artifact, tmp_path):
+    folder = str(save_gate(artifact, tmp_path / "g"))
+    assert (
+        load_gate(f"answer:{folder},token_probability", llm_name="phi-4").gate.question.ability.llm == "phi-4"
+    )
+    assert load_gate("calibrated", inner=folder, llm_name="phi-4").gate.inner.ability is None
     with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
-        load_gate("ik", proxy=proxy, llm_name="phi-4")
-
-
-def test_a_calibrated_gate_judges_the_llm_that_it_was_calibrated_with(artifact, tmp_path):
-    folder = str(save_heads(artifact, tmp_path / "g"))
-    gate = load_gate("calibrated", inner=folder, proxy=told((0, 9, 0, -1)), llm_name="gpt-4o")
-    assert gate.gate.inner.ability is None
-
-
-def test_a_gate_that_was_told_its_llm_is_the_same_from_its_config(artifact, tmp_path):
-    gate = load_gate(str(save_heads(artifact, tmp_path / "g")), llm_name="gpt-4o").gate
-    assert gate_from_config(gate.config()) == gate
+        load_gate("ik", llm_name="phi-4")
 
 
 def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
@@ -234,60 +225,55 @@ def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
     assert second.draft is None
 
 
-def test_decisions_with_signals_can_be_hashed_and_written_as_json(artifact, tmp_path):
-    decision = gate_of(artifact, tmp_path, told((1, 2, -1, 0.5))).decide("q")
-    again = type(decision).model_validate_json(decision.model_dump_json())
-    assert again == decision
-    assert hash(again) == hash(decision)
+@pytest.mark.parametrize(
+    ("fingerprint", "proxy", "error"),
+    [
+        ("", told((math.nan, 0, 0, 0)), "ScoreError"),
+        ("", Told({"q": [(0, 0, 0)]}), "ModelLoadError"),
+        ("0123", OtherWeights({"q": [(9, 0, 0, 0)] * 2}), "ModelLoadError"),
+    ],
+)
+def test_states_that_are_no_numbers_or_of_another_model_retrieve(
+    artifact, tmp_path, fingerprint, proxy, error
+):
+    decision = gate_of(dataclasses.replace(artifact, fingerprint=fingerprint), tmp_path, proxy).decide("q")
+    assert (decision.retrieve, decision.error.type) == (True, error)
+    assert fingerprint in decision.reason
 
 
-def test_states_that_are_no_numbers_retrieve(artifact, tmp_path):
-    decision = gate_of(artifact, tmp_path, told((math.nan, 0, 0, 0))).decide("q")
-    assert decision.retrieve
-    assert decision.error is not None
-
-
-def test_states_of_another_shape_or_model_retrieve(artifact, tmp_path):
-    proxy = Told({"q": [(0, 0, 0)]})
-    decision = gate_of(artifact, tmp_path, proxy).decide("q")
-    assert decision.retrieve
-    assert decision.error.type == "ModelLoadError"
-    strange = dataclasses.replace(artifact, fingerprint="0123")
-    decision = gate_of(strange, tmp_path, OtherWeights({"q": [(9, 0, 0, 0)] * 2})).decide("q")
-    assert decision.retrieve
-    assert "0123" in decision.reason
-
-
-def test_heads_are_saved_whole_and_checked(artifact, tmp_path):
-    folder = save_heads(artifact, tmp_path / "g")
-    loaded = read_heads(folder)
-    assert loaded == artifact
-    assert loaded.kind_weight.tolist() == artifact.kind_weight.tolist()
+def test_heads_are_saved_whole(with_segments, tmp_path):
+    folder = save_gate(with_segments, tmp_path / "g")
+    loaded = read_gate(folder)
+    assert loaded == with_segments
+    assert loaded.kind_weight.tolist() == with_segments.kind_weight.tolist()
+    assert loaded.segments.weight.tolist() == with_segments.segments.weight.tolist()
     assert "Llama-8B" in (folder / "README.md").read_text()
-    weights = (folder / "heads.safetensors").read_bytes()
-    (folder / "heads.safetensors").write_bytes(b"x" + weights)
-    with pytest.raises(ModelLoadError, match="damaged"):
-        read_heads(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"kinds": [{"name": "task", "served": "sometimes", "about": ""}] * 3}, "sometimes"),
-        ({"kinds": [{"name": "task", "served": "always", "about": ""}]}, "shape"),
+        (
+            {"kinds": [{"name": "task", "answerable": "sometimes", "about": ""}] * 3},
+            "Input should be 'always'",
+        ),
+        ({"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
         ({"default_ability": [0.0]}, "default_ability"),
-        ({"method": "probe"}, "llm: Field required"),  # which a probe has, and heads have not
-        ({"prompt": {"hash": "0", "version": 0, "name": "answer"}}, "version 0"),
+        ({"method": "probe"}, "Unexpected keyword|Field required"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(artifact, tmp_path, change, says):
-    folder = save_heads(artifact, tmp_path / "g")
-    config = json.loads((folder / "gate.json").read_text())
-    if change.get("method") == "probe":
-        (folder / "heads.safetensors").rename(folder / "probe.safetensors")
-    (folder / "gate.json").write_text(json.dumps(config | change))
+    file = save_gate(artifact, tmp_path / "g") / "gate.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ModelLoadError, match=says):
-        read_heads(folder)
+        read_gate(tmp_path / "g")
+
+
+def test_shapes_that_do_not_fit_are_refused(with_segments):
+    with pytest.raises(ValueError, match="kind_weight"):
+        dataclasses.replace(with_segments, kind_weight=np.zeros((2, 2, 4), np.float32))
+    with pytest.raises(ValueError, match="layout"):
+        dataclasses.replace(with_segments.segments, layout=np.zeros((4, 2), np.float32))
 
 
 # --- fitting -----------------------------------------------------------------------------------------------
@@ -336,7 +322,7 @@ def test_fitted_heads_tell_kinds_and_knowledge_apart():
     assert roc_auc_score(test.known[own], heads.known_logits(test.states[own], 0.0)) > 0.9
     abler = heads.p_fact_known(test.states[~own], 6.0, 0.0)
     assert abler.mean() == pytest.approx(test.known[~own].mean(), abs=0.05)
-    assert heads.default_llm == "Llama-8B"  # the head itself is for this one
+    assert heads.llm == "Llama-8B"  # the head itself is for this one
     assert heads.default_ability == (0.0, HeadsRecipe().ability_sd)
 
 
@@ -374,7 +360,7 @@ def test_biases_lift_kinds_by_how_they_are_served():
 
     plain, biased = fitted(0.0, 0.0), fitted(1.5, 0.5)
     lifted = np.log(biased.kind_probabilities(states) / plain.kind_probabilities(states))
-    gain = np.array([{"always": 0.0, "if known": 1.5, "never": 0.5}[kind.served] for kind in KINDS])
+    gain = np.array([{"always": 0.0, "if_known": 1.5, "never": 0.5}[kind.answerable] for kind in KINDS])
     assert lifted - lifted[:, :1] == pytest.approx(np.tile(gain - gain[0], (len(states), 1)))
 
 
@@ -384,11 +370,6 @@ def test_calibration_maps_the_logits_by_a_line(artifact):
     for theta in (0.0, 2.0):
         expected = 3 * artifact.known_logits(states, theta)[0] - 1
         assert mapped.known_logits(states, theta)[0] == pytest.approx(expected)
-
-
-def test_shapes_that_do_not_fit_are_refused(artifact):
-    with pytest.raises(ConfigurationError, match="kind_weight"):
-        dataclasses.replace(artifact, kind_weight=np.zeros((2, 2, 4), np.float32))
 
 
 @pytest.fixture
@@ -445,14 +426,6 @@ def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segm
     found = gate.decide_batch(["Thanks", "And now", "So"], histories=[["user: Hi"]] * 3)
     assert [each.retrieve for each in found] == [False, True, True]
     assert "not clearly needless" in found[2].reason
-
-
-def test_heads_of_segments_are_saved(with_segments, tmp_path):
-    loaded = read_heads(save_heads(with_segments, tmp_path / "g"))
-    assert loaded.segments.kinds == with_segments.segments.kinds
-    assert loaded.segments.weight.tolist() == with_segments.segments.weight.tolist()
-    with pytest.raises(ConfigurationError, match="layout"):
-        dataclasses.replace(with_segments.segments, layout=np.zeros((4, 2), np.float32))
 
 
 def test_an_llm_that_nobody_named_is_not_taken_for_abler_than_the_default_one(artifact, tmp_path):

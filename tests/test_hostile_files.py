@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.adapter import AdapterArtifact, save_adapter
-from rgate_integrations.artifacts.calibrated import save_calibrated
-from rgate_integrations.artifacts.folder import read_config, trained_on
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, save_heads
-from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact, save_probe
+from rgate_integrations.artifacts.folder import read_gate, save_adapter, save_gate, tuned_files
+from rgate_integrations.artifacts.gate_file import SavedGate
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
+from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
+from rgate_integrations.artifacts.tuned import TunedArtifact
 from rgate_integrations.cli.report import monitor
 from rgate_integrations.engine.loading import gate_from_json
-from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError, RGateError
+from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
 from rgate_integrations.evidence.neighbours import LabelledQuestions
 from rgate_integrations.gates.papers.ik import IK_QUESTION
-from rgate_integrations.gates.registry import prompt_hashes
+from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import cached_path
-from rgate_integrations.runtime.files import JsonlLog
+from rgate_integrations.runtime.files import JsonlLog, write_folder
 from rgate_integrations.training import drafts, sampling
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
@@ -241,52 +241,53 @@ PROBE = ProbeArtifact(
     weight=np.full((2, 4), 0.5, dtype=np.float32),
     bias=-1.0,
     layers=(PooledLayer(1, "question", "mean"), PooledLayer(2, "question", "mean")),
-    tokens=0,
-    source="proxy",
     base_model="scripted",
     llm="an LLM",
     early_exit=EarlyExit(np.full((2, 4), 0.5, dtype=np.float32), 0.0, 0.9),
-    provenance={"data": [], "metrics": {}},
 )
-
-
-def probe(folder):
-    return save_probe(PROBE, folder)
+HEADS = HeadsArtifact(
+    layers=(PooledLayer(1, "question", "mean"),),
+    kinds=(Kind("task", "always", "needs no knowledge"), Kind("fact", "if_known", "asks for a fact", 0.5)),
+    kind_weight=np.zeros((2, 1, 4), np.float32),
+    known_weight=np.ones((1, 4), np.float32),
+    known_bias=0.1,
+    ability_slope=1.0,
+    llm="an LLM",
+    default_ability=(0.0, 1.0),
+    base_model="scripted",
+)
+TUNED = TunedArtifact(
+    slope=1.0,
+    bias=0.0,
+    weight=PROBE.weight,
+    head=np.zeros(0, np.float32),
+    layers=PROBE.layers,
+    base_model="scripted",
+)
 
 
 def adapter(folder):
     folder.mkdir(exist_ok=True)
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    prompts = {IK_QUESTION.name: IK_QUESTION.hash}
     return save_adapter(
-        AdapterArtifact("ik", IK_QUESTION, {"tokens": 0}, "scripted", "f" * 16, "an LLM", {"data": []}),
-        folder,
+        SavedGate(method="ik", base_model="scripted", prompts=prompts, parameters={"tokens": 0}), folder
     )
 
 
 def calibrated(folder):
-    gate = load_gate("calibrated", inner="ik").gate
-    return save_calibrated(gate.config(), prompt_hashes(gate), 0.3, {"scores": [0.1, 0.9]}, folder)
+    return save_gate(saved_gate(load_gate("calibrated", inner="ik").gate, {"scores": [0.1, 0.9]}), folder)
 
 
-HEADS = HeadsArtifact(
-    layers=(PooledLayer(1, "question", "mean"),),
-    kinds=(Kind("task", "always", "needs no knowledge"), Kind("fact", "if known", "asks for a fact", 0.5)),
-    kind_weight=np.zeros((2, 1, 4), np.float32),
-    known_weight=np.ones((1, 4), np.float32),
-    known_bias=0.1,
-    ability_slope=1.0,
-    default_llm="an LLM",
-    default_ability=(0.0, 1.0),
-    base_model="scripted",
-    provenance={"data": []},
-)
-
-
-def heads(folder):
-    return save_heads(HEADS, folder)
-
-
-KINDS = {"probe": probe, "heads": heads, "adapter": adapter, "calibrated": calibrated}
+KINDS = {
+    "probe": lambda folder: save_gate(PROBE, folder),
+    "heads": lambda folder: save_gate(HEADS, folder),
+    "tuned": lambda folder: write_folder(
+        folder, tuned_files(TUNED, save_gate(PROBE, folder.with_name("prior")))
+    ),
+    "adapter": adapter,
+    "calibrated": calibrated,
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -322,7 +323,7 @@ def configs(folder):
     )
     return st.one_of(
         changed(good),
-        st.builds(lambda more: good | {"parameters": more, "config": more}, st.one_of(named, changed({}))),
+        st.builds(lambda more: good | {"parameters": more}, st.one_of(named, changed({}))),
         named.map(lambda names: good | names),
     )
 
@@ -334,7 +335,7 @@ def test_any_configuration_of_a_gate_is_a_gate_or_refused(gate_folder, data):
     good = file.read_text()
     try:
         file.write_text(json.dumps(data.draw(configs(gate_folder))))
-        for read in (load_gate, read_config, trained_on, AdapterOf):
+        for read in (load_gate, read_gate, AdapterOf):
             refusal(read, str(gate_folder))
     finally:
         file.write_text(good)
@@ -346,9 +347,9 @@ def AdapterOf(folder):
 
 
 @FUZZ
-@given(noise=st.binary(max_size=40), at=st.integers(0, 600), name=st.integers(0, 2), vouched=st.booleans())
+@given(noise=st.binary(max_size=40), at=st.integers(0, 600), name=st.integers(0, 4), vouched=st.booleans())
 def test_any_bytes_in_a_gate_are_a_gate_or_refused(gate_folder, noise, at, name, vouched):
-    files = sorted(path for path in gate_folder.iterdir() if path.suffix != ".md")
+    files = sorted(path for path in gate_folder.rglob("*") if path.is_file() and path.suffix != ".md")
     file, config = files[name % len(files)], gate_folder / "gate.json"
     good = {path: path.read_bytes() for path in files}
     try:
@@ -367,37 +368,31 @@ def test_any_bytes_in_a_gate_are_a_gate_or_refused(gate_folder, noise, at, name,
 )
 def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, text):
     (gate_folder / "gate.json").write_text(text)
-    with pytest.raises(ModelLoadError, match="cannot be read") as caught:
+    with pytest.raises(ModelLoadError, match=r"cannot be read|is damaged") as caught:
         load_gate(str(gate_folder))
     assert caught.value.hint
 
 
-def test_a_gate_that_is_inside_of_itself_cannot_be_read(tmp_path):
-    folder = calibrated(tmp_path / "g")
-    config = json.loads((folder / "gate.json").read_text())
-    config["config"] = {"gate": "calibrated", "inner": str(folder)}
+def named(folder, gates):
+    """A calibrated gate's folder that names other gates in place of its own."""
+    config = json.loads((calibrated(folder) / "gate.json").read_text())
+    config["parameters"]["inner"] = gates
     (folder / "gate.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        load_gate(str(folder))
+    return str(folder)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("early", [False, True])
-def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path, value, early):
-    wrong = np.full((2, 4), 0.5, dtype=np.float32)
-    wrong[1, 2] = value
-    if early:
-        broken = replace(PROBE, early_exit=replace(PROBE.early_exit, weight=wrong))
-    else:
-        broken = replace(PROBE, weight=wrong)
-    with pytest.raises(ConfigurationError, match="not finite"):
-        save_probe(broken, tmp_path / "g")
-    assert not (tmp_path / "g").exists()
-    folder = probe(tmp_path / "g")
-    tensors = {"weight": broken.weight, "early_exit": broken.early_exit.weight}
-    with_checksum(folder, save_tensors(tensors))
-    with pytest.raises(ModelLoadError, match="not finite"):
-        load_gate(str(folder))
+def test_a_gate_that_is_inside_of_itself_cannot_be_read(tmp_path):
+    with pytest.raises(ModelLoadError, match="too many others"):
+        load_gate(named(tmp_path / "g", str(tmp_path / "g")))
+
+
+def test_folders_that_each_name_two_others_are_not_followed_forever(tmp_path):
+    """Forty of them would be opened 2 ** 40 times."""
+    for number in range(40):
+        other = str(tmp_path / f"g{number + 1}")
+        named(tmp_path / f"g{number}", {"gate": "answer", "question": other, "answer": other})
+    with pytest.raises(ModelLoadError, match="too many others"):
+        load_gate(str(tmp_path / "g0"))
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
@@ -405,7 +400,7 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_loaded(tmp_path, valu
     "part", ['"bias": -1.0', '"slope": 1.0', '"intercept": 0.0', '"threshold": 0.5', '"p_known": 0.9']
 )
 def test_numbers_that_are_not_finite_are_not_loaded(tmp_path, part, number):
-    file = probe(tmp_path / "g") / "gate.json"
+    file = save_gate(PROBE, tmp_path / "g") / "gate.json"
     name = part.partition(":")[0]
     assert part in file.read_text()
     file.write_text(file.read_text().replace(part, f"{name}: {number}"))
@@ -413,30 +408,43 @@ def test_numbers_that_are_not_finite_are_not_loaded(tmp_path, part, number):
         load_gate(str(tmp_path / "g"))
 
 
+RIGHT = np.ones((2, 4), np.float32)
+NOT_FINITE = np.array([[1, 1, 1, np.nan], [1, 1, 1, np.inf]], np.float32)
+
+
 @pytest.mark.parametrize(
     "tensors",
     [
         {},
-        {"weight": np.ones(4, np.float32), "early_exit": np.ones((2, 4), np.float32)},
-        {"weight": np.ones((3, 4), np.float32), "early_exit": np.ones((2, 4), np.float32)},
-        {"weight": np.ones((2, 4), np.int64), "early_exit": np.ones((2, 4), np.float32)},
-        {"weight": np.ones((2, 0), np.float32), "early_exit": np.ones((2, 4), np.float32)},
-        {"weight": np.ones((2, 4), np.float32)},
+        {"weight": RIGHT},
+        *(
+            {"weight": wrong, "early_exit.weight": RIGHT}
+            for wrong in (RIGHT[0], RIGHT[[0, 0, 1]], RIGHT[:, :0])
+        ),
+        {"weight": RIGHT.astype(np.int64), "early_exit.weight": RIGHT},
+        {"weight": NOT_FINITE, "early_exit.weight": RIGHT},
+        {"weight": RIGHT, "early_exit.weight": NOT_FINITE},
+        {"weight": RIGHT, "early_exit.weight": RIGHT, "llm.more": RIGHT},
+        {"weight": RIGHT, "early_exit.weight": RIGHT, "bias": RIGHT},
     ],
 )
 def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
-    folder = probe(tmp_path / "g")
-    with_checksum(folder, save_tensors(tensors))
+    folder, weights = save_gate(PROBE, tmp_path / "g"), save_tensors(tensors)
+    (folder / "weights.safetensors").write_bytes(weights)
+    config = json.loads((folder / "gate.json").read_text())
+    config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
+    (folder / "gate.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="cannot be read"):
         load_gate(str(folder))
 
 
-def with_checksum(folder, weights):
-    """Put other weights into a gate, and their checksum."""
-    (folder / "probe.safetensors").write_bytes(weights)
-    config = json.loads((folder / "gate.json").read_text())
-    config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
-    (folder / "gate.json").write_text(json.dumps(config))
+@pytest.mark.parametrize(
+    ("artifact", "name"),
+    [(PROBE, "weight"), (HEADS, "kind_weight"), (HEADS, "known_weight"), (TUNED, "weight")],
+)
+def test_weights_that_are_not_finite_are_not_saved(artifact, name):
+    with pytest.raises(ValueError, match="not finite"):
+        replace(artifact, **{name: np.full_like(getattr(artifact, name), np.nan)})
 
 
 @FUZZ
@@ -486,13 +494,6 @@ def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path)
             message = refusal(lambda: work(ScriptedProxy(), ["q?"], **given_more))  # noqa: B023  called at once
         assert message is None or "kept.jsonl" in message
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["kind_weight", "known_weight"])
-def test_heads_that_are_not_finite_are_neither_saved_nor_loaded(name, value):
-    with pytest.raises(ConfigurationError, match=f"{name} has numbers that are not finite"):
-        replace(HEADS, **{name: np.full_like(getattr(HEADS, name), value)})
 
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])

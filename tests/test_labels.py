@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import Draft
-from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.training.examples import read_examples
@@ -146,6 +146,6 @@ def test_training_on_sampled_labels_from_the_command_line(questions, tmp_path, m
     done = CliRunner().invoke(app, ["train", "--data", str(questions), *options])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "40 questions, 50% known" in done.output
-    trained = read_probe(out)
+    trained = read_gate(out)
     assert trained.llm == "tiny"
     assert trained.provenance["label"] == "accuracy of 30 answers of tiny"

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.artifacts.helps import PassageUtilityModel
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.langchain import RetrievalGate

@@ -9,7 +9,7 @@ from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.artifacts.helps import PassageUtilityModel
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FEATURES
 from rgate_integrations.llama_index import GatedQueryEngine

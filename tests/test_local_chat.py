@@ -13,7 +13,8 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
+from rgate_integrations.artifacts.folder import save_gate
+from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.local_chat import LocalChat
@@ -220,7 +221,7 @@ def self_gate(proxy, folder, p_known, layers=LAYERS):
         fingerprint=proxy.fingerprint,
         provenance={"data": []},
     )
-    save_probe(artifact, folder)
+    save_gate(artifact, folder)
     return load_gate(str(folder), proxy=proxy)
 
 

@@ -7,7 +7,11 @@ import pytest
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst, decided, looked, p_helps_of, settled
-from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps, save_helps
+from rgate_integrations.artifacts.passage_utility import (
+    PassageUtilityModel,
+    read_utility_model,
+    save_utility_model,
+)
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
@@ -91,15 +95,15 @@ def test_probabilities_stay_in_their_range():
 
 
 def test_a_model_is_saved_and_read(tmp_path):
-    save_helps(MODEL, tmp_path / "mine", "# mine\n")
-    assert read_helps(tmp_path / "mine") == MODEL
+    save_utility_model(MODEL, tmp_path / "mine", "# mine\n")
+    assert read_utility_model(tmp_path / "mine") == MODEL
     assert (tmp_path / "mine" / "README.md").read_text() == "# mine\n"
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 2}, "format is 2"),
+        ({"format": 2}, "Input should be 1"),
         ({"weights": [1.0]}, "1 weights do not match 2 features"),
         ({"bias": float("nan")}, "finite"),
         ({"reading": 2.0}, "less than or equal to 1"),
@@ -107,27 +111,27 @@ def test_a_model_is_saved_and_read(tmp_path):
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path, change, said):
-    folder = save_helps(MODEL, tmp_path / "bad", "")
+    folder = save_utility_model(MODEL, tmp_path / "bad", "")
     content = json.loads((folder / "helps.json").read_text()) | change
     (folder / "helps.json").write_text(json.dumps(content))
     with pytest.raises(ModelLoadError, match=said):
-        read_helps(folder)
+        read_utility_model(folder)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
 def test_a_file_that_is_no_json_object_is_refused(tmp_path, content):
     (tmp_path / "helps.json").write_text(content)
     with pytest.raises(ModelLoadError, match="cannot be read"):
-        read_helps(tmp_path)
+        read_utility_model(tmp_path)
 
 
 def test_a_model_that_is_not_there_is_refused():
     with pytest.raises(ModelLoadError, match="shipped one is 'look-first'"):
-        read_helps("nowhere")
+        read_utility_model("nowhere")
 
 
 def test_the_shipped_model_reads_this_evidence():
-    model = read_helps()
+    model = read_utility_model()
     assert model.features == FEATURES
     covering = [FoundPassage("The Zorba quartet was written by Mikis Quixote in 1964.", "Zorba quartet")] * 5
     beside = [FoundPassage("Clouds are made of water.", "Cloud")] * 5

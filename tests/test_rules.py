@@ -15,9 +15,7 @@ from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.evidence.base import Inputs
 from rgate_integrations.gates import rules as rules_module
-from rgate_integrations.gates.constant import ConstantGate
-from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.gates.rules import ALIKE, LAYER, RuledGate, Rules
+from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.models.reader import READS
 from tests.scripted_proxy import ScriptedProxy
 
@@ -120,16 +118,13 @@ def test_a_request_that_cannot_be_compared_retrieves():
     assert decision.error is not None
 
 
-def test_the_states_are_those_that_the_default_gate_reads():
-    inner = HeadsGate(artifact="default-heads")
-    gate = RuledGate(inner=inner, rules=Rules(always=("Which clause?",)))
-    assert gate._likeness.states in inner.specs
-    assert LAYER in gate._likeness.states.segments
-
-
-def test_a_gate_on_another_model_asks_the_reader():
-    gate = RuledGate(inner=ConstantGate(), proxy="other", rules=Rules(always=("Which clause?",)))
-    assert (gate.proxy, gate._likeness.needs) == ("other", ())
+def test_a_gate_on_another_model_asks_the_reader(monkeypatch):
+    reader = Directions()
+    monkeypatch.setattr(rules_module, "reader_directions", lambda: (np.zeros(4), np.eye(4)))
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: reader)
+    gate = load_gate("constant:never", proxy="another model", always=["Which clause?"])
+    assert gate.decide("Which page?").retrieve is True
+    assert reader.read == ["Which clause?", "Which page?"]
 
 
 @pytest.mark.model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.training.drafts import cached_drafts
 from rgate_integrations.training.examples import read_examples
@@ -168,7 +168,7 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
         assert json.loads(new)["question"] == json.loads(old)["question"]
         assert new_draft["token_ids"] == old_draft["token_ids"]
         assert new_draft["logprobs"] == pytest.approx(old_draft["logprobs"], abs=1e-3)
-    first, second = read_probe(str(tmp_path / "proxy")), read_probe(str(tmp_path / "again"))
+    first, second = read_gate(str(tmp_path / "proxy")), read_gate(str(tmp_path / "again"))
     assert first.weight.tobytes() == second.weight.tobytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
     failed = CliRunner().invoke(app, ["train", "--data", str(one_class), "--out", str(tmp_path / "x")])
@@ -211,7 +211,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     options = ["--self-label", "--system", "Be brief.", "--model", tiny, "--folds", "2", "--tokens", "4"]
     done = CliRunner().invoke(app, ["train", "--data", str(data), *options, "--out", str(tmp_path / "gate")])
     assert done.exit_code == 0, (done.output, done.exception)
-    trained = read_probe(str(tmp_path / "gate"))
+    trained = read_gate(str(tmp_path / "gate"))
     assert (trained.llm, trained.base_model, trained.system) == (tiny, tiny, "Be brief.")
     gate = load_gate(str(tmp_path / "gate"))
     assert gate.gate.specs[-1].prompt == prompt

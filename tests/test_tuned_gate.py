@@ -5,8 +5,9 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
-from rgate_integrations.artifacts.tuned import ANSWER_FIRST, TunedArtifact, tuned_files
+from rgate_integrations.artifacts.folder import save_gate, tuned_files
+from rgate_integrations.artifacts.probe import ProbeArtifact
+from rgate_integrations.artifacts.tuned import ANSWER_FIRST, TunedArtifact
 from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
@@ -21,12 +22,21 @@ PROMISE = (
 def tuned(folder, *, tokens=0, threshold=0.5, **provenance):
     """Write a tuned gate into a folder; returns its name."""
     weight = np.ones((2, 4), dtype=np.float32)
-    prior = ProbeArtifact(weight, -4.0, LAYERS, 0, "proxy", "scripted", "a test", provenance={"data": []})
+    prior = ProbeArtifact(weight=weight, bias=-4.0, layers=LAYERS, base_model="scripted", llm="a test")
     head = np.zeros(5 if tokens else 0, dtype=np.float32)
     artifact = TunedArtifact(
-        0.8, -1.0, weight, head, LAYERS, tokens, "scripted", "", "a test", threshold, provenance
+        slope=0.8,
+        bias=-1.0,
+        weight=weight,
+        head=head,
+        layers=LAYERS,
+        tokens=tokens,
+        base_model="scripted",
+        llm="a test",
+        threshold=threshold,
+        provenance=provenance,
     )
-    return str(write_folder(folder, tuned_files(artifact, save_probe(prior, folder.parent / "prior"))))
+    return str(write_folder(folder, tuned_files(artifact, save_gate(prior, folder.parent / "prior"))))
 
 
 @pytest.fixture
@@ -38,14 +48,14 @@ def pair(tmp_path):
 
 
 def test_a_gate_without_its_promise_says_why_it_always_retrieves(tmp_path, scripted):
-    name = tuned(tmp_path / "mine", threshold=1.01, kept=False, promise=PROMISE)
+    name = tuned(tmp_path / "mine", threshold=1.01, guaranteed=False, guarantee=PROMISE)
     decision = load_gate(name, proxy=scripted).decide("who?")
     assert decision.retrieve
     assert decision.reason.endswith(f"But {PROMISE[0].lower()}{PROMISE[1:]}")
     chosen = load_gate(name, proxy=scripted, threshold=0.0).decide("who?")
     assert not chosen.retrieve
     assert "promise" not in chosen.reason
-    kept = tuned(tmp_path / "kept", kept=True, promise="Loses at most 2.0%.")
+    kept = tuned(tmp_path / "kept", guaranteed=True, guarantee="Loses at most 2.0%.")
     assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
 
 

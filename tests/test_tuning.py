@@ -47,7 +47,7 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     assert even.p_known > 0.5 > odd.p_known
     assert even.gate == "tuned"
     assert sorted(p.name for p in found.folder.iterdir()) == [
-        "README.md", "answer-first", "gate.json", "prior", "report.html", "tuned.safetensors",
+        "README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors",
     ]  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_other_policies(tmp_path, prior, policy):
 
 def test_a_damaged_gate_is_refused(tmp_path, prior):
     folder = tuned(tmp_path, prior).folder
-    weights = folder / "tuned.safetensors"
+    weights = folder / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(ModelLoadError, match="damaged"):
         load_gate(str(folder))

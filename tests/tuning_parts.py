@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rgate_integrations.artifacts.probe import ProbeArtifact, save_probe
+from rgate_integrations.artifacts.folder import save_gate
+from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.decision import Draft
 from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.tune import TuneOptions, tune
@@ -42,7 +43,7 @@ def shipped(tmp_path):
         fingerprint="abc",
         provenance={"data": []},
     )
-    return str(save_probe(probe, tmp_path / "shipped"))
+    return str(save_gate(probe, tmp_path / "shipped"))
 
 
 def questions(n=N):

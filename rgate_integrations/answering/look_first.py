@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.artifacts.helps import PassageUtilityModel, read_helps
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, read_utility_model
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
@@ -150,7 +150,7 @@ def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, opt
         p_known: P(it answers rightly without them).
         options: Whose model is used.
     """
-    model = options.model or read_helps()
+    model = options.model or read_utility_model()
     holds = model.p_contains_answer(search_features(question, found)[None])
     return float(model.p_helps(holds, np.array([p_known]))[0])
 

@@ -1,29 +1,45 @@
-"""The folder of a saved gate: where it is, what its ``gate.json`` says, and whether its weights are whole.
-
-Every saved gate has a ``gate.json`` with ``format``, ``method`` and ``provenance``. A method that has weights names
-their checksum there; a calibrated gate has none.
-"""
+"""The folder of a saved gate: where it is, how it is written, and what is in it, checked."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from rgate_integrations.artifacts.config import CONFIG, parsed_config
+from rgate_integrations.artifacts.card import model_card
+from rgate_integrations.artifacts.gate_file import (
+    SavedGate,
+    put_arrays,
+    read_tensors,
+    tensor_bytes,
+    without_arrays,
+)
+from rgate_integrations.artifacts.heads import HeadsArtifact
+from rgate_integrations.artifacts.probe import ProbeArtifact
+from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.errors import ModelLoadError, missing_dependency
-from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.runtime.files import existing_folder
+from rgate_integrations.runtime.files import (
+    existing_folder,
+    json_text,
+    parsed_json,
+    write_atomically,
+    write_folder,
+)
 
-CARD = "README.md"
-PROBE, HEADS, ADAPTER = "probe.safetensors", "heads.safetensors", "adapter_model.safetensors"
-TUNED = "tuned.safetensors"
-_WEIGHTS = {"probe": PROBE, "heads": HEADS, "tuned": TUNED}  # every other method has an adapter
+FORMAT = 1
+CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
+ADAPTER = "adapter_model.safetensors"
+"""The file of a LoRA adapter, as peft names it."""
+
 _SHIPPED = Path(__file__).parent.parent / "weights"
+_WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
+    "heads": HeadsArtifact,
+    "probe": ProbeArtifact,
+    "tuned": TunedArtifact,
+}
 
 
 def saved_folder(name: str | Path) -> Path:
@@ -43,7 +59,7 @@ def saved_folder(name: str | Path) -> Path:
         return _from_hub(name)
     raise ModelLoadError(
         f"There is no trained gate in {name!r}.",
-        hint=f"Give a folder that `rgate train` made, or a shipped gate: {', '.join(shipped()) or 'none'}.",
+        hint=f"Give a folder that `rgate train` made, or a shipped gate: {', '.join(shipped())}.",
     )
 
 
@@ -52,63 +68,116 @@ def shipped() -> list[str]:
     return sorted(path.parent.name for path in _SHIPPED.glob(f"*/{CONFIG}"))
 
 
-def read_config(name: str | Path) -> dict[str, Any]:
-    """Return ``gate.json`` of a saved gate, with its folder as ``"folder"``; its weights are checked.
+def save_gate(gate: SavedGate, folder: str | Path) -> Path:
+    """Save a gate; the folder appears whole or not at all, and replaces one that was there.
 
     Args:
-        name: What `saved_folder` takes.
+        gate: The gate.
+        folder: Where to.
+
+    Returns:
+        The folder.
 
     Raises:
-        ModelLoadError: There is no gate, a file is damaged or missing, or it is from a newer version.
+        WriteError: It could not be written.
+    """
+    return write_folder(folder, gate_files(gate, Path(folder).name))
+
+
+def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
+    """Make a folder that holds a LoRA adapter a gate that `load_gate` takes.
+
+    Args:
+        gate: The gate.
+        folder: Where the adapter is.
+
+    Returns:
+        The folder.
+    """
+    root = Path(folder)
+    files = gate_files(gate, root.name, (root / ADAPTER).read_bytes())
+    for name in (CARD, CONFIG):  # with the last one the folder is a gate
+        write_atomically(root / name, files[name])
+    return root
+
+
+def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, bytes | str]:
+    """Return the files of a saved gate's folder, by name.
+
+    Args:
+        gate: The gate.
+        name: What its card calls it.
+        adapter: The content of its adapter's file, which is there already.
+    """
+    arrays: dict[str, Any] = {}
+    content = without_arrays(TypeAdapter(type(gate)).dump_python(gate), arrays)
+    weights = tensor_bytes(arrays) if arrays else adapter
+    digest = hashlib.sha256(weights).hexdigest() if weights else ""
+    config = {"format": FORMAT, **content, "weights_sha256": digest}
+    files: dict[str, bytes | str] = {CONFIG: json_text(config), CARD: model_card(gate, name)}
+    if arrays:
+        files[WEIGHTS] = weights
+    return files
+
+
+def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
+    """Return the files of a tuned gate's folder; the prior's are copied, so that it stays what it is.
+
+    Args:
+        gate: The correction.
+        prior: The gate that is corrected: a folder, or the name of a shipped gate.
+        name: What its card calls it.
+
+    Raises:
+        ModelLoadError: There is no such prior.
+    """
+    files = gate_files(gate, name)
+    for file in sorted(saved_folder(prior).iterdir()):
+        if file.is_file():
+            files[f"{PRIOR}/{file.name}"] = file.read_bytes()
+    return files
+
+
+def read_gate(name: str | Path) -> SavedGate:
+    """Read and check a saved gate; every call does so anew.
+
+    Args:
+        name: A local folder, the name of a shipped gate, or a Hub id.
+
+    Raises:
+        ModelLoadError: There is none, a file is damaged or missing, or it is from a newer version.
     """
     folder = saved_folder(name)
     try:
-        config = parsed_config(folder)
-        if config["method"] != "calibrated":
-            checked_weights(folder, config)
+        content = parsed_json((folder / CONFIG).read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"{CONFIG} is no JSON object")
+        version, digest = content.pop("format", None), content.pop("weights_sha256", "")
+        if isinstance(version, int) and version > FORMAT:
+            raise ModelLoadError(
+                f"The gate in {str(folder)!r} has format {version}, newer than {FORMAT}.",
+                hint="Upgrade rgate-integrations.",
+            )
+        method = content.get("method")
+        kind = _WITH_WEIGHTS.get(method, SavedGate) if isinstance(method, str) else SavedGate
+        file = folder / (ADAPTER if kind is SavedGate else WEIGHTS)
+        if digest or os.path.isfile(file):
+            weights = _checked(file, digest)
+            if kind is not SavedGate:
+                put_arrays(content, read_tensors(weights))
+        return TypeAdapter(kind).validate_python(content)
     except (OSError, ValueError) as error:
         raise unreadable(folder, error) from error
-    return config | {"folder": str(folder)}
 
 
-def checked_weights(folder: Path, config: dict[str, Any]) -> bytes:
-    """Return the weights of a gate that has some.
-
-    Raises:
-        ModelLoadError: They are not what was saved.
-        OSError: They cannot be read.
-    """
-    file = folder / _WEIGHTS.get(config["method"], ADAPTER)
+def _checked(file: Path, digest: Any) -> bytes:
     weights = file.read_bytes()
-    if hashlib.sha256(weights).hexdigest() != config["weights_sha256"]:
+    if hashlib.sha256(weights).hexdigest() != digest:
         raise ModelLoadError(
-            f"{file.name} in {str(folder)!r} is damaged: its checksum is not the recorded one."
+            f"{file.name} in {str(file.parent)!r} is damaged: its checksum is not the recorded one.",
+            hint="Copy it again.",
         )
     return weights
-
-
-def prompt_facts(prompt: PromptTemplate) -> dict[str, Any]:
-    """Return what ``gate.json`` keeps of the prompt that a gate was trained under."""
-    return {"name": prompt.name, "version": prompt.version, "hash": prompt.hash}
-
-
-def check_prompt(folder: Path, trained: dict[str, Any], prompt: PromptTemplate) -> None:
-    """Refuse a gate that was trained under another version of a prompt than the current one.
-
-    Args:
-        folder: The gate's, for the message.
-        trained: What `prompt_facts` returned when it was saved.
-        prompt: The prompt as it is now.
-
-    Raises:
-        ModelLoadError: They differ.
-    """
-    if trained["hash"] != prompt.hash:
-        raise ModelLoadError(
-            f"The gate in {str(folder)!r} was trained with version {trained['version']} of the prompt "
-            f"{trained['name']!r}, not the current one.",
-            hint="Train it again: its scores would mean nothing.",
-        )
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
@@ -122,67 +191,12 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
     )
 
 
-@dataclass(frozen=True)
-class TrainedOn:
-    """The model that a gate was trained on.
-
-    Attributes:
-        base_model: Catalogue name, folder or Hub id.
-        fingerprint: `rgate_integrations.models.LocalProxy.fingerprint` of it; empty if unknown.
-    """
-
-    base_model: str
-    fingerprint: str
-
-
-def trained_on(folder: str | Path) -> TrainedOn | None:
-    """Return which model a gate was trained on; None if the folder does not say so, as of an adapter from elsewhere.
-
-    Raises:
-        ModelLoadError: Its ``gate.json`` cannot be read.
-    """
-    path = existing_folder(folder)
-    if not os.path.isfile(path / CONFIG):
-        return None
-    try:
-        config = parsed_config(path)
-        return TrainedOn(config.get("base_model", "another model"), config.get("fingerprint", ""))
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
-
-
-def check_fingerprint(gate: str, trained: TrainedOn, model: str, found: str) -> tuple[str, ...]:
-    """Refuse a gate that was trained on another model than the one that is used.
-
-    Args:
-        gate: Name or folder of the gate, for the message.
-        trained: What it was trained on; without a fingerprint nothing can be checked.
-        model: What the used model is called.
-        found: The used model's fingerprint; empty if unknown.
-
-    Returns:
-        A warning for the decision if the used model's weights are unknown: that does not make them the same.
-
-    Raises:
-        ModelLoadError: The fingerprints differ.
-    """
-    if not trained.fingerprint or trained.fingerprint == found:
-        return ()
-    if not found:
-        return (f"Whether {model!r} is the model that the gate {gate!r} was trained on cannot be checked.",)
-    raise ModelLoadError(
-        f"The gate {gate!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but {model!r} "
-        f"has the weights {found}.",
-        hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
-    )
-
-
 def _from_hub(name: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise missing_dependency("huggingface_hub", "local") from error
-    files = [CONFIG, PROBE, HEADS, CARD, ADAPTER, "adapter_config.json", TUNED, "prior/*"]
+    files = [CONFIG, CARD, WEIGHTS, ADAPTER, "adapter_config.json", f"{PRIOR}/*"]
     try:
         return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # the Hub client raises errors of several libraries

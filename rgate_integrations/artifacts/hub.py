@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rgate_integrations.artifacts.folder import read_config
-from rgate_integrations.artifacts.heads import read_heads
-from rgate_integrations.artifacts.probe import read_probe
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.errors import missing_dependency
 
 
@@ -25,11 +23,7 @@ def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, toke
     Raises:
         ModelLoadError: The folder holds no saved gate, or a damaged one.
     """
-    config = read_config(folder)
-    if config["method"] == "probe":
-        read_probe(folder)
-    elif config["method"] == "heads":
-        read_heads(folder)
+    read_gate(folder)
     try:
         from huggingface_hub import HfApi
     except ImportError as error:

@@ -68,9 +68,9 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Choose a gate's threshold on paired data, with a promise, and save the gate."""
-    from rgate_integrations.artifacts.calibrated import save_calibrated
-    from rgate_integrations.gates.calibrated import Method
-    from rgate_integrations.gates.registry import loadable, prompt_hashes
+    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.gates.probability import Method
+    from rgate_integrations.gates.registry import loadable, saved_gate
     from rgate_integrations.tuning import calibrate as calibrate_threshold
     from rgate_integrations.tuning.paired import read_paired
 
@@ -83,10 +83,7 @@ def calibrate(
     options: dict[str, Any] = {"draft": draft, "method": probability, "seed": seed}
     with QuestionBar(f"gate {gate}", questions) as report:
         found = calibrate_threshold(loaded, files, policy, report=report, **options)
-    calibrated = found.gate.gate
-    save_calibrated(
-        calibrated.config(), prompt_hashes(calibrated), calibrated.threshold, found.provenance, out
-    )
+    save_gate(saved_gate(found.gate.gate, found.provenance), out)
     console = Terminal()
     console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")
     facts = found.provenance

@@ -67,20 +67,19 @@ def _assumed(llm: str, as_json: bool) -> None:
 
 def _shipped(as_json: bool) -> None:
     """List the trained gates of the package."""
-    from rgate_integrations.artifacts.folder import read_config, shipped
+    from rgate_integrations.artifacts.folder import read_gate, shipped
 
     table = Table(title="trained gates of the package", title_justify="left")
     for column in ("name", "proxy", "trained for", "AUC, mean of sets", "licence"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for name in shipped():
-        config = read_config(name)
-        provenance = config["provenance"]
+        saved = read_gate(name)
         row = {
             "name": name,
-            "proxy": config["base_model"],
-            "llm": config.get("llm") or config["default_llm"],
-            "auc_mean": round(provenance["metrics"]["auc_mean"], 3),
-            "licence": provenance["licence"],
+            "proxy": saved.base_model,
+            "llm": saved.llm,
+            "auc_mean": round(saved.provenance["metrics"]["auc_mean"], 3),
+            "licence": saved.provenance["licence"],
         }
         if as_json:
             print_json(row)

@@ -33,11 +33,11 @@ def monitor(
     gate: Annotated[Path, typer.Option(help="Folder of the calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
-    from rgate_integrations.artifacts.folder import read_config
+    from rgate_integrations.artifacts.folder import read_gate
     from rgate_integrations.tuning.drift import drift
 
-    config = read_config(str(gate))
-    if config["method"] not in ("calibrated", "tuned"):
+    saved = read_gate(str(gate))
+    if saved.method not in ("calibrated", "tuned"):
         raise DataFormatError(
             f"{str(gate)!r} is not a calibrated gate.", hint="rgate tune … or rgate calibrate … --out DIR"
         )
@@ -46,10 +46,8 @@ def monitor(
         p_known = record.optional_number("p_known")
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
-    calibration = Record(
-        f"the calibration of {str(gate)!r}", 1, config["provenance"], hint="Calibrate it again."
-    )
-    found = drift(calibration.numbers("scores"), logged, float(config["threshold"]))
+    calibration = Record(f"the calibration of {str(gate)!r}", 1, saved.provenance, hint="Calibrate it again.")
+    found = drift(calibration.numbers("scores"), logged, saved.threshold)
     console = Terminal()
     console.print(
         f"{found.n} decisions: retrieval rate {found.threshold_rate:.1%}, {found.expected_rate:.1%} at calibration; "

@@ -128,7 +128,7 @@ def _train_gate(
     own: bool,
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
-    from rgate_integrations.artifacts.probe import save_probe
+    from rgate_integrations.artifacts.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
@@ -152,7 +152,7 @@ def _train_gate(
     if gate != "probe":
         return train_adapter(gate, files, model, out, options, progress=bar, show=bar.print)
     artifact = train_probe(files, shared_proxy(model), options, progress=bar)
-    save_probe(artifact, out)
+    save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics
 

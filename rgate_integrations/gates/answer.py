@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, cast
 
@@ -10,19 +9,20 @@ from pydantic import Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.base import Gate, GateInfo, Score
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
 from rgate_integrations.gates.scoring import ScoreSpec
 
 
 def _shipped_question() -> Gate:
-    return HeadsGate(artifact="default-heads")
+    return HeadsGate.model_validate({"artifact": "default-heads"})
 
 
 def _shipped_answer() -> Gate:
-    return ProbeGate(artifact="default-answer")
+    return ProbeGate.model_validate({"artifact": "default-answer"})
 
 
 class AnswerGate(GateOfGates):
@@ -33,7 +33,7 @@ class AnswerGate(GateOfGates):
     the answer rather than by the question. So ::
 
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the begun answer)
-        w = weight * P(served if known) / (P(served if known) + P(always served))
+        w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
 
     ``"answer:QUESTION,ANSWER"`` names the two gates.
 
@@ -73,24 +73,13 @@ class AnswerGate(GateOfGates):
             )
         return self
 
-    @property
-    def specs(self) -> Specs:
-        """The scores of both gates."""
-        return (ScoreSpec(self.question), ScoreSpec(self.answer))
-
     def score(self, evidence: Evidence) -> Score:
         """Score by both gates; the signals are those of the question."""
         question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
         heads = cast(HeadsGate, self.question)  # `_knows_kinds` has seen to that
         weight = self.weight * heads.depends_on_knowledge(question)
-        logit = (1 - weight) * _logit(question.p_known) + weight * _logit(answer.p_known)
-        p = 1 / (1 + math.exp(-logit))
+        p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
         said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
         reason = f"Known with probability {p:.2f} ({said})."
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
-
-
-def _logit(p: float) -> float:
-    p = min(max(p, 1e-6), 1 - 1e-6)
-    return math.log(p / (1 - p))

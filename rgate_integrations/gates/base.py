@@ -88,11 +88,13 @@ class Gate(BaseModel, ABC):
         proxy: Catalogue name, folder or Hub id of the proxy model that its evidence comes from.
         info: What it is; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
+        argument: Name of the parameter that may stand behind a colon, as in ``probe:FOLDER``; empty for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     info: ClassVar[GateInfo]
     gate_fields: ClassVar[tuple[str, ...]] = ()
+    argument: ClassVar[str] = ""
 
     threshold: Threshold = 0.5
     proxy: str = "smollm2-135m-instruct"
@@ -135,10 +137,12 @@ class Gate(BaseModel, ABC):
         Raises:
             ConfigurationError: It takes no argument, or not this one.
         """
-        raise ConfigurationError(
-            f"The gate {cls.info.name!r} takes no argument, but {argument!r} was given.",
-            hint=f'Use load_gate("{cls.info.name}").',
-        )
+        if not cls.argument:
+            raise ConfigurationError(
+                f"The gate {cls.info.name!r} takes no argument, but {argument!r} was given.",
+                hint=f'Use load_gate("{cls.info.name}").',
+            )
+        return cls.model_validate({cls.argument: argument, **options})
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters.
@@ -160,24 +164,18 @@ class Gate(BaseModel, ABC):
             name: Name of the LLM, or folder of its measured ability.
             known_by: Who said so. A name that nobody gave, but that was found, does not replace one that was given.
         """
-        changed: dict[str, Any] = {}
+        changed: dict[str, Gate] = {}
         for field_name in self.gate_fields:
-            value = getattr(self, field_name)
-            gates = (value,) if isinstance(value, Gate) else value
-            told = tuple(gate.for_llm(name, known_by) for gate in gates)
-            if any(new is not old for new, old in zip(told, gates, strict=True)):
-                changed[field_name] = told[0] if isinstance(value, Gate) else told
+            gate: Gate = getattr(self, field_name)
+            told = gate.for_llm(name, known_by)
+            if told is not gate:
+                changed[field_name] = told
         return self.changed(**changed) if changed else self
 
     @property
     def judges_llm(self) -> bool:
         """Whether it, or a gate in it, judges an LLM by its name."""
-        for field_name in self.gate_fields:
-            value = getattr(self, field_name)
-            gates = (value,) if isinstance(value, Gate) else value
-            if any(gate.judges_llm for gate in gates):
-                return True
-        return False
+        return any(getattr(self, field_name).judges_llm for field_name in self.gate_fields)
 
     def config(self) -> dict[str, Any]:
         """Return name and parameters as JSON values; `rgate_integrations.gates.gate_from_config` reads it."""

@@ -3,56 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint
-from rgate_integrations.decision import Frozen
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.base import Gate, GateInfo, Score
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
 from rgate_integrations.gates.papers.ik import IKGate
+from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.runtime.arrays import Float64Array
-
-Method = Literal["platt", "temperature", "isotonic", "none"]
-_EDGE = 1e-6
-
-
-class ProbabilityMap(Frozen):
-    """A monotone map from scores to probabilities.
-
-    Attributes:
-        method: How it was fitted.
-        slope: Of the logit (Platt, temperature).
-        intercept: Of the logit (Platt).
-        x: Scores of the steps (isotonic).
-        y: Probabilities at the steps, linear between them (isotonic).
-    """
-
-    method: Method = "none"
-    slope: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    intercept: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
-
-    def __call__(self, p: float) -> float:
-        """Map one score in [0, 1]; NaN stays NaN."""
-        if self.method == "none" or np.isnan(p):
-            return p
-        if self.method == "isotonic":
-            return float(np.interp(p, self.x, self.y))
-        logit = self.slope * float(logits(np.array([p]))[0]) + self.intercept
-        return float(1 / (1 + np.exp(-np.clip(logit, -500, 500))))
-
-
-def logits(p: Float64Array) -> Float64Array:
-    """Return the logits of probabilities, clipped away from 0 and 1."""
-    clipped = np.clip(p, _EDGE, 1 - _EDGE)
-    found: Float64Array = np.log(clipped) - np.log1p(-clipped)
-    return found
+from rgate_integrations.gates.trained import check_model
 
 
 class CalibratedGate(GateOfGates):
@@ -86,11 +47,6 @@ class CalibratedGate(GateOfGates):
         """Return the gate itself: its map holds for the LLM that it was calibrated with."""
         return self
 
-    @property
-    def specs(self) -> Specs:
-        """The inner gate's score."""
-        return (ScoreSpec(self.inner),)
-
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score.
 
@@ -99,9 +55,8 @@ class CalibratedGate(GateOfGates):
         """
         spec = ScoreSpec(self.inner)
         score, used = evidence[spec], evidence.made_by(spec)
-        warnings: tuple[str, ...] = ()
+        warnings = score.warnings
         if used.model:  # nothing was read by a model where all evidence was given
-            base = TrainedOn(self.proxy, self.fingerprint)
-            warnings = check_fingerprint(self.name, base, used.model, used.fingerprint)
-        distinct = tuple(dict.fromkeys((*score.warnings, *warnings)))
+            warnings += check_model(self.name, self.proxy, self.fingerprint, used)
+        distinct = tuple(dict.fromkeys(warnings))
         return replace(score, p_known=self.probability(score.p_known), warnings=distinct)

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
@@ -34,14 +33,8 @@ class ConstantGate(Gate):
     def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
         """Read ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
         policy, _, rate = argument.partition(":")
-        if rate:
-            try:
-                options["rate"] = float(rate)
-            except ValueError:
-                raise ConfigurationError(
-                    f"The rate {rate!r} is not a number.", hint="constant:random:0.5"
-                ) from None
-        return cls.model_validate({"policy": policy, **options})
+        given = {"policy": policy, "rate": rate} if rate else {"policy": policy}
+        return cls.model_validate({**given, **options})
 
     @property
     def specs(self) -> Specs:
@@ -54,6 +47,7 @@ class ConstantGate(Gate):
             return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
         digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
         draw = int.from_bytes(digest[:7], "big") / 2**56
-        low = draw < self.rate
-        p = 0.5 * draw / self.rate if low else 0.5 + 0.5 * (draw - self.rate) / (1 - self.rate)
-        return Score(p, f"Drawn at random: retrieves for {self.rate:.0%} of the questions.")
+        reason = f"Drawn at random: retrieves for {self.rate:.0%} of the questions."
+        if draw < self.rate:
+            return Score(0.5 * draw / self.rate, reason)
+        return Score(0.5 + 0.5 * (draw - self.rate) / (1 - self.rate), reason)

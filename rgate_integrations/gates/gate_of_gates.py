@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, model_validator
 
 from rgate_integrations.evidence.base import expand_specs
-from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.base import Gate, Specs
+from rgate_integrations.gates.scoring import ScoreSpec
 
 
 def _config(gate: Gate) -> dict[str, Any]:
@@ -32,3 +33,8 @@ class GateOfGates(Gate):
                 if isinstance(gate, Gate) and any(spec.reads_model for spec in expand_specs(gate.specs)):
                     return {"proxy": gate.proxy, **values}
         return values
+
+    @property
+    def specs(self) -> Specs:
+        """The scores of its gates."""
+        return tuple(ScoreSpec(getattr(self, name)) for name in self.gate_fields)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import Field, SkipValidation
 
-from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, read_heads, share_served
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.segments import RequestSpec
+from rgate_integrations.evidence.segments import ReadRequest, RequestSpec
 from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 _KNOWN = "known"
@@ -32,13 +31,13 @@ CLEARLY_NEEDLESS = 0.85
 """A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
 
-class HeadsGate(Gate):
+class HeadsGate(TrainedGate):
     """Linear heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
-    One pass over the request, no draft. The LLM alone serves some kinds of requests well (thanks, sums, letters),
+    One pass over the request, no draft. The LLM alone answers some kinds of requests well (thanks, sums, letters),
     some never (private documents, news), and questions of knowledge if it knows the fact::
 
-        p_known = P(kinds that it always serves) + P(kinds that it serves if it knows the fact) * P(known)
+        p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
     Of a longer request that is also asked of every segment (sentence or line), and what one of them needs, the
     request needs: its P(known) is the lowest. Text that was pasted is a kind of its own, which needs nothing.
@@ -63,34 +62,27 @@ class HeadsGate(Gate):
         "yes",
         "one pass",
     )
+    kind = HeadsArtifact
 
-    artifact: str
-    trained: SkipValidation[HeadsArtifact] = Field(
-        default=cast(HeadsArtifact, None), exclude=True, repr=False
-    )  # never None: it is read with the other parameters
+    trained: SkipValidation[HeadsArtifact] = Field(exclude=True, repr=False)
     llm_name: str = ""
     llm_known_by: str = ""
     ability: Ability | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_artifact(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
-            return values
-        trained = values.get("trained") or read_heads(values["artifact"])
-        ability = values.get("ability") or _ability_of(values.get("llm_name", ""))
-        read = {"trained": trained, "ability": ability}
-        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, **read}
-
-    @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``heads:FOLDER``."""
-        return cls.model_validate({"artifact": argument, **options})
+    def complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Look up what the LLM knows, unless it is given."""
+        ability = values.get("ability")
+        if ability is None:
+            ability, warning = resolve_ability(values.get("llm_name", ""))
+            if warning:
+                _warn_once(warning)
+            if ability == resolve_ability("")[0]:
+                ability = None
+        return {**values, "ability": ability}
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
-        if "artifact" in parameters:
-            parameters = {"trained": None, **parameters}
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_known_by": "", **parameters}
         return super().changed(**parameters)
@@ -123,33 +115,42 @@ class HeadsGate(Gate):
         Raises:
             ModelLoadError: The states are not those of the model that the heads were trained on.
         """
-        warnings = self._check(evidence)
-        found = evidence[self._request]
+        trained, found = self.trained, evidence[self._request]
+        warnings = self.check_states(evidence, self._request, found.whole, trained.known_weight.shape)
         states = found.whole[None]  # a batch of one
-        known = self.trained.p_fact_known(states, *self._ability)
-        by_whole = self.trained.kind_probabilities(states)
-        kinds, of_kinds = self.trained.kinds, by_whole[0]
-        p = float(self.trained.p_known(by_whole, known)[0])
-        what = "The question"
-        segments = self.trained.segments
-        has_history = bool(evidence.inputs.history)
-        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        judged = list(range(len(found.texts))) if has_history else _judged_apart(found.texts)
-        if segments is not None and judged:
-            by_segment = segments.kind_probabilities(found.segments[judged], found.layout[judged])
-            of_segments = segments.p_known(by_segment, float(known[0]))
-            least = int(np.argmin(of_segments))
-            if has_history or of_segments[least] < p:
-                kinds, of_kinds, p = segments.kinds, by_segment[least], float(of_segments[least])
-                what = f"“{shortened(found.texts[judged[least]])}”"
+        known = trained.p_fact_known(states, *self._ability)
+        by_whole = trained.kind_probabilities(states)
+        p, what = float(trained.p_known(by_whole, known)[0]), "The question"
+        kinds, of_kinds = trained.kinds, by_whole[0]
+        follows = bool(evidence.inputs.history)
+        weakest = self._weakest_segment(found, float(known[0]), follows)
+        if weakest is not None and (follows or weakest[0] < p):
+            p, of_kinds, what = weakest
+            kinds = self._kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals[_KNOWN] = float(known[0])
-        reason = self._reason(what, p, signals, known)
+        reason = f"{what} {self._why(p, kinds, of_kinds, known)}"
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
             p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
-        if has_history and p < CLEARLY_NEEDLESS:
+        if follows and p < CLEARLY_NEEDLESS:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
-        return Score(p, reason, None, warnings, signals, self.judged_llm)
+        return Score(p, reason, None, warnings, signals, self._judged_llm)
+
+    def _weakest_segment(
+        self, found: ReadRequest, known: float, follows: bool
+    ) -> tuple[float, Float64Array, str] | None:
+        """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart."""
+        segments = self.trained.segments
+        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
+        judged = list(range(len(found.texts))) if follows else _judged_apart(found.texts)
+        if segments is None or not judged:
+            return None
+        kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
+        p = segments.p_known(kinds, known)
+        least = int(np.argmin(p))
+        text = found.texts[judged[least]]
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        return float(p[least]), kinds[least], f"“{shown}”"
 
     @property
     def _ability(self) -> tuple[float, float]:
@@ -165,7 +166,7 @@ class HeadsGate(Gate):
         return theta, self.ability.sd
 
     @property
-    def judged_llm(self) -> str:
+    def _judged_llm(self) -> str:
         """The LLM that is judged, and how it is known which."""
         if self.ability is None:
             unknown = f"an LLM of which nothing is known but its name, {self.llm_name}"
@@ -175,16 +176,16 @@ class HeadsGate(Gate):
         return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return how much it depends on knowledge whether the LLM serves a request that it may serve, in [0, 1].
+        """Return how much it depends on knowledge whether the LLM answers a request that it may answer, in [0, 1].
 
         Args:
             score: What this gate said of the request.
         """
-        shares = dict.fromkeys(("always", "if known", "never"), 0.0)
+        shares = {"always": 0.0, "if_known": 0.0, "never": 0.0}
         for kind in self._kinds:
-            shares[kind.served] += score.signals.get(kind.name, 0.0)
-        may = shares["always"] + shares["if known"]
-        return shares["if known"] / may if may > 0 else 1.0
+            shares[kind.answerable] += score.signals.get(kind.name, 0.0)
+        may = shares["always"] + shares["if_known"]
+        return shares["if_known"] / may if may > 0 else 1.0
 
     @property
     def _kinds(self) -> tuple[Kind, ...]:
@@ -192,40 +193,17 @@ class HeadsGate(Gate):
         segments = self.trained.segments
         return self.trained.kinds if segments is None else segments.kinds
 
-    def _reason(self, what: str, p: float, signals: Mapping[str, float], known: Float64Array) -> str:
+    def _why(self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array) -> str:
         """Name the kind of request that weighed most for what is decided."""
-        kinds = [kind for kind in self._kinds if kind.name in signals]
         weights = []
-        for kind in kinds:
-            share = float(share_served(kind, known)[0])
-            weights.append(signals[kind.name] * (share if p >= self.threshold else 1 - share))
-        kind = kinds[int(np.argmax(weights))]
-        if kind.served == "if known":
+        for kind, probability in zip(kinds, of_kinds, strict=True):
+            share = float(kind.share_answered(known)[0])
+            weights.append(probability * (share if p >= self.threshold else 1 - share))
+        most = int(np.argmax(weights))
+        if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"
-            return f"{what} {kind.about} that {llm} knows with probability {known[0]:.2f}."
-        return f"{what} {kind.about} (probability {signals[kind.name]:.2f})."
-
-    def _check(self, evidence: Evidence) -> tuple[str, ...]:
-        """Check that states are of the model that the heads were trained on; returns warnings."""
-        trained, used = self.trained, evidence.made_by(self._request)
-        base = TrainedOn(trained.base_model, trained.fingerprint)
-        warnings = check_fingerprint(self.artifact, base, used.model, used.fingerprint)
-        shape, wanted = evidence[self._request].whole.shape, trained.known_weight.shape
-        if shape != wanted:
-            raise ModelLoadError(
-                f"The gate {self.artifact!r} was trained on {trained.base_model!r} (states of shape {wanted}), but "
-                f"{used.model!r} gives {shape}.",
-                hint=f"Load it with proxy={trained.base_model!r}.",
-            )
-        return warnings
-
-
-def _ability_of(name: str) -> Ability | None:
-    """Return the ability of the LLM that a name says; None where it says none, and a warning in the log, once."""
-    ability, warning = resolve_ability(name)
-    if warning:
-        _warn_once(warning)
-    return None if ability == resolve_ability("")[0] else ability
+            return f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}."
+        return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
 
 
 @cache
@@ -242,8 +220,3 @@ def _judged_apart(texts: Sequence[str]) -> list[int]:
         if beside >= _MUCH or (beside and text.endswith("?")):
             found.append(place)
     return found
-
-
-def shortened(text: str) -> str:
-    """Return a text, or its beginning, for a message."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

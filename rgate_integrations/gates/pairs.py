@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rgate_integrations.artifacts.config import CONFIG
-from rgate_integrations.artifacts.folder import saved_folder
+from rgate_integrations.artifacts.folder import CONFIG, saved_folder
 from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.evidence.draft import DraftSpec
@@ -32,7 +31,8 @@ def answer_gate_of(gate: Gate) -> Gate | None:
         # Each has a threshold of its own, but one that the caller chose holds for both.
         return begun if gate.threshold == gate.trained.threshold else begun.changed(threshold=gate.threshold)
     if isinstance(gate, TunedGate):
-        return _tuned_in(_folder_of(gate) / ANSWER_FIRST, gate.proxy)
+        folder = saved_folder(gate.artifact).resolve() / ANSWER_FIRST
+        return _gate_in(folder, gate.proxy)
     return None
 
 
@@ -41,7 +41,7 @@ def question_gate_of(gate: Gate) -> Gate | None:
     if isinstance(gate, AnswerGate):
         return gate.question
     if isinstance(gate, TunedGate) and _reads_answers(gate):
-        return _tuned_in(_folder_of(gate).parent, gate.proxy)
+        return _gate_in(saved_folder(gate.artifact).resolve().parent, gate.proxy)
     return gate if isinstance(gate, HeadsGate | TunedGate) else None
 
 
@@ -49,13 +49,5 @@ def _reads_answers(gate: Gate) -> bool:
     return any(isinstance(spec, DraftSpec) and spec.tokens > 0 for spec in expand_specs(gate.specs))
 
 
-def _folder_of(gate: TunedGate) -> Path:
-    return saved_folder(gate.artifact).resolve()
-
-
-def _tuned_in(folder: Path, proxy: str) -> Gate | None:
-    """Return the tuned gate in a folder, if there is one."""
-    if not os.path.isfile(folder / CONFIG):
-        return None
-    gate = make_gate(str(folder), proxy=proxy)
-    return gate if isinstance(gate, TunedGate) else None
+def _gate_in(folder: Path, proxy: str) -> Gate | None:
+    return make_gate(str(folder), proxy=proxy) if os.path.isfile(folder / CONFIG) else None

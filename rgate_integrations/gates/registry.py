@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.artifacts.folder import read_config, shipped, unreadable
+from rgate_integrations.artifacts.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
+from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
-from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
+from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
 from rgate_integrations.runtime.files import existing_folder
 
 _GATES = {
@@ -22,24 +24,26 @@ _GATES = {
     "boundary": "papers.boundary:BoundaryGate",
     "calibrated": "calibrated:CalibratedGate",
     "constant": "constant:ConstantGate",
-    "eigval_laplacian": "papers.uncertainty:EigValLaplacianGate",
+    "eigval_laplacian": "papers.sample_agreement:EigValLaplacianGate",
     "heads": "heads:HeadsGate",
     "ik": "papers.ik:IKGate",
-    "lexical_similarity": "papers.uncertainty:LexicalSimilarityGate",
-    "mean_token_entropy": "papers.uncertainty:MeanTokenEntropyGate",
+    "lexical_similarity": "papers.sample_agreement:LexicalSimilarityGate",
+    "mean_token_entropy": "papers.token_probability:MeanTokenEntropyGate",
     "neighbours": "papers.neighbours:NeighboursGate",
-    "perplexity": "papers.uncertainty:PerplexityGate",
+    "perplexity": "papers.token_probability:PerplexityGate",
     "popularity": "papers.popularity:PopularityGate",
     "probe": "probe:ProbeGate",
     "prompt": "papers.prompt:PromptGate",
     "self_eval": "papers.self_eval:SelfEvalGate",
-    "semantic_sets": "papers.uncertainty:SemanticSetsGate",
+    "semantic_sets": "papers.sample_agreement:SemanticSetsGate",
     "slimplm": "papers.slimplm:SlimPLMGate",
-    "targ": "papers.targ:TargGate",
     "token_probability": "papers.token_probability:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }
 _OF_THE_ENGINE = ("on_error", "timeout", "rules")
+_MOST_FOLDERS = 16
+_OPENED: ContextVar[list[str] | None] = ContextVar("_OPENED", default=None)
+"""The folders that are opened for one gate: each may name others, and those others again."""
 
 
 def gate_class(name: str) -> type[Gate]:
@@ -75,13 +79,15 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     """
     kind, _, argument = name.partition(":")
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(existing_folder(name))):
-        return _trained(name, parameters)
+        return _saved(name, parameters)
     found = gate_class(kind)
-    given = _with_gates(found, parameters)
+    for field in found.gate_fields:
+        if field in parameters:
+            parameters[field] = _as_gate(parameters[field])
     try:
         if argument:
-            return found.from_argument(argument, make_gate, **given)
-        return found.model_validate(given)
+            return found.from_argument(argument, make_gate, **parameters)
+        return found.model_validate(parameters)
     except ValidationError as error:
         raise configuration_error(found, error) from error
 
@@ -102,23 +108,24 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
     return make_gate(str(config.get("gate", "")), **parameters)
 
 
-def prompt_hashes(gate: Gate) -> dict[str, str]:
-    """Return name and hash of every prompt that a gate's evidence comes from."""
-    found = {}
-    for spec in expand_specs(gate.specs):
-        prompt = getattr(spec, "prompt", None)
-        if prompt is not None:
-            found[prompt.name] = prompt.hash
-    return found
+def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
+    """Return a gate as `rgate_integrations.artifacts.folder.save_gate` takes it: its name and parameters.
 
-
-def _with_gates(found: type[Gate], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Make gates of the names and configs among the parameters that hold gates."""
-    given = dict(parameters)
-    for name in found.gate_fields:
-        if name in given:
-            given[name] = _as_gate(given[name])
-    return given
+    Args:
+        gate: The gate, such as a calibrated one.
+        provenance: How it came about: data, policy, guarantee; JSON values.
+    """
+    parameters = {
+        name: value for name, value in gate.config().items() if name not in ("gate", "threshold", "proxy")
+    }
+    return SavedGate(
+        method=gate.name,
+        base_model=gate.proxy,
+        threshold=gate.threshold,
+        prompts=prompt_hashes(gate),
+        parameters=parameters,
+        provenance=dict(provenance),
+    )
 
 
 def _as_gate(value: Any) -> Any:
@@ -129,41 +136,33 @@ def _as_gate(value: Any) -> Any:
     return getattr(value, "gate", value)  # what `load_gate` returned holds a gate
 
 
-def _trained(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a trained gate: a probe, heads, a calibrated gate, or one with an adapter."""
-    config = read_config(name)
+def _saved(name: str, parameters: Mapping[str, Any]) -> Gate:
+    """Load a saved gate: one with weights of its own, a calibrated one, or one with an adapter."""
+    opened = _OPENED.get() or []
+    if len(opened) >= _MOST_FOLDERS:
+        raise ModelLoadError(f"The gate in {opened[0]!r} names too many others.", hint="Do not use it.")
+    folder = saved_folder(name)
+    token = _OPENED.set(opened)
+    opened.append(name)
     try:
-        return _made_of(name, config, parameters)
+        return _gate_in(folder, name, parameters)
     except RGateError:
         raise
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         # Whatever its parameters hold: they are those of any gate, so their types are not known before.
-        raise unreadable(Path(config["folder"]), error) from error
+        raise unreadable(folder, error) from error
+    finally:
+        _OPENED.reset(token)
 
 
-def _made_of(name: str, config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Gate:
-    if config["method"] in ("probe", "heads", "tuned"):
-        return make_gate(f"{config['method']}:{name}", **parameters)
-    if config["method"] == "calibrated":
-        gate = gate_from_config({**config["config"], **parameters})
-        if prompt_hashes(gate) != config["prompts"]:
-            raise ModelLoadError(
-                f"The gate {name!r} was calibrated with other prompts than the current ones.",
-                hint="Calibrate it again: its threshold would mean nothing.",
-            )
-        return gate
-    given = {
-        "threshold": config["threshold"],
-        "proxy": config["base_model"],
-        **config["parameters"],
-        **parameters,
-        "adapter": config["folder"],
-    }
-    gate = make_gate(config["method"], **given)
-    if config["prompt"]["hash"] not in prompt_hashes(gate).values():
-        raise ModelLoadError(
-            f"The gate {name!r} was trained with version {config['prompt']['version']} of the prompt "
-            f"{config['prompt']['name']!r}, not the current one.",
-            hint="Train it again: its scores would mean nothing.",
-        )
+def _gate_in(folder: Path, name: str, parameters: Mapping[str, Any]) -> Gate:
+    saved = read_gate(folder)
+    found = gate_class(saved.method)
+    if issubclass(found, TrainedGate):
+        return make_gate(saved.method, artifact=name, trained=saved, **parameters)
+    given = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
+    if os.path.isfile(folder / ADAPTER):
+        given["adapter"] = str(folder)
+    gate = make_gate(saved.method, **given)
+    check_prompts(gate, saved, name)
     return gate

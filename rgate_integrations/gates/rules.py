@@ -12,21 +12,21 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, SkipValidation
+from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
 
+from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.gates.base import Score, Specs
 from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
 from rgate_integrations.gates.scoring import ScoreSpec
-from rgate_integrations.models.base import PooledLayer, Proxy
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.reader import READS
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.files import parsed_json
@@ -42,6 +42,20 @@ LAYER = PooledLayer(14, "question", "mean")
 _SHOWN = 60  # characters of an example in a reason
 
 
+class _Pattern(Frozen):
+    """A pattern as it is written in JSON."""
+
+    pattern: re.Pattern[str]
+    ignore_case: bool = False
+
+    @property
+    def compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern.pattern, re.IGNORECASE if self.ignore_case else 0)
+
+
+_WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _Pattern]])
+
+
 @dataclass(frozen=True)
 class Rules:
     """What always retrieves and what never does. Where both hold, it retrieves.
@@ -49,26 +63,22 @@ class Rules:
     Attributes:
         always: Rules for what retrieves.
         never: Rules for what does not.
-
-    Raises:
-        ConfigurationError: A rule is none of the three, or an example is empty.
     """
 
     always: tuple[Rule, ...] = ()
     never: tuple[Rule, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("always", "never"):
-            for rule in getattr(self, name):
-                _check(name, rule)
 
     def __bool__(self) -> bool:
         return bool(self.always or self.never)
 
     @classmethod
     def of(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
-        """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several."""
-        return cls(_several(always), _several(never))
+        """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several.
+
+        Raises:
+            ConfigurationError: A rule is none of the three, or an example is empty.
+        """
+        return cls(_checked("always", always), _checked("never", never))
 
     @classmethod
     def read(cls, path: str | Path) -> Rules:
@@ -81,7 +91,7 @@ class Rules:
         """
         try:
             return cls.from_config(parsed_json(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, ConfigurationError) as error:
+        except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",
                 hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
@@ -94,18 +104,23 @@ class Rules:
         Raises:
             ConfigurationError: It describes no rules.
         """
-        if not isinstance(config, Mapping) or not set(config) <= {"always", "never"}:
-            raise ConfigurationError("Rules are an object with lists named always and never.")
-        found: dict[str, tuple[Rule, ...]] = {}
-        for name, listed in config.items():
-            if not isinstance(listed, list):
-                raise ConfigurationError(f"{name} must be a list.")
-            found[name] = tuple(_from_json(rule) for rule in listed)
-        return cls(**found)
+        try:
+            found = _WRITTEN.validate_python(config)
+        except ValidationError as error:
+            raise ConfigurationError(
+                f"Rules are an object with lists named always and never: {error}"
+            ) from error
+        rules: dict[str, list[Rule]] = {}
+        for name, written in found.items():
+            rules[name] = [rule if isinstance(rule, str) else rule.compiled for rule in written]
+        return cls.of(**rules)
 
     def config(self) -> dict[str, list[Any]]:
         """Return the rules as JSON values; a function by its name, which cannot be read back."""
-        return {name: [_to_json(rule) for rule in getattr(self, name)] for name in ("always", "never")}
+        return {
+            "always": [_to_json(rule) for rule in self.always],
+            "never": [_to_json(rule) for rule in self.never],
+        }
 
     @property
     def examples(self) -> tuple[str, ...]:
@@ -120,17 +135,17 @@ class Rules:
             likeness: Its likeness to each of `examples`; None before they were compared: only the others count.
         """
         like = {} if likeness is None else dict(zip(self.examples, likeness.tolist(), strict=True))
-        for name, known in (("always", 0.0), ("never", 1.0)):
-            for rule in getattr(self, name):
-                try:
-                    why = _why(rule, inputs, like)
-                except Exception as error:  # whatever a user's function raises
-                    problem = (
-                        f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
-                    )
-                    return Score(0.0, problem, warnings=(problem,))
-                if why:
-                    return Score(known, f"The rule {name}=: {why}")
+        rules = [("always", 0.0, rule) for rule in self.always] + [
+            ("never", 1.0, rule) for rule in self.never
+        ]
+        for name, known, rule in rules:
+            try:
+                why = _why(rule, inputs, like)
+            except Exception as error:  # whatever a user's function raises
+                problem = f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
+                return Score(0.0, problem, warnings=(problem,))
+            if why:
+                return Score(known, f"The rule {name}=: {why}")
         return None
 
 
@@ -175,16 +190,12 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         return found
 
     def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
-        values = [{"question": " ".join(text.split())} for text in texts]
-        found = self._reader(context).hidden(self.states.prompt, values, None, (LAYER,))
-        return directions_of(np.stack([each.states[0] for each in found]))
-
-    def _reader(self, context: Context) -> Proxy:
-        if self.shared:
-            return context.proxy
         from rgate_integrations.models.local import shared_proxy
 
-        return shared_proxy(READS)
+        reader = context.proxy if self.shared else shared_proxy(READS)
+        values = [{"question": " ".join(text.split())} for text in texts]
+        found = reader.hidden(self.states.prompt, values, None, (LAYER,))
+        return directions_of(np.stack([each.states[0] for each in found]))
 
 
 class RuledGate(GateOfGates):
@@ -201,29 +212,25 @@ class RuledGate(GateOfGates):
     rules: SkipValidation[Rules] = Field(default=Rules(), exclude=True)
 
     @property
-    def _likeness(self) -> LikenessSpec:
+    def _likeness(self) -> tuple[LikenessSpec, ...]:
+        """The likeness to the examples, by states that the inner gate reads anyway if it can be; none without any."""
+        if not self.rules.examples:
+            return ()
+        states = RequestSpec((LAYER,), (LAYER,))
         for spec in expand_specs(self.inner.specs):
             if isinstance(spec, RequestSpec) and LAYER in spec.segments:
-                return self._compared_by(spec)
-        return self._compared_by(RequestSpec((LAYER,), (LAYER,)))
-
-    def _compared_by(self, states: RequestSpec) -> LikenessSpec:
-        always = sum(isinstance(rule, str) for rule in self.rules.always)
-        return LikenessSpec(self.rules.examples, always, states, self.proxy == READS)
+                states = spec
+        always = len(Rules(self.rules.always).examples)
+        return (LikenessSpec(self.rules.examples, always, states, self.proxy == READS),)
 
     @property
     def specs(self) -> Specs:
         """The likeness to examples, where there are any, and the inner gate's score."""
-        return (*self._compared, ScoreSpec(self.inner))
-
-    @property
-    def _compared(self) -> Specs:
-        return (self._likeness,) if self.rules.examples else ()
+        return (*self._likeness, ScoreSpec(self.inner))
 
     def looks(self, inputs: Inputs) -> Sequence[Specs]:
         """First nothing but the request, then its likeness to the examples, and the gate last."""
-        compared = [self._compared] if self.rules.examples else []
-        return ((), *compared, (ScoreSpec(self.inner),))
+        return ((), *((spec,) for spec in self.specs))
 
     def score(self, evidence: Evidence) -> Score | None:
         """Score by the rules, or as the inner gate does.
@@ -231,29 +238,26 @@ class RuledGate(GateOfGates):
         Raises:
             EvidenceError: The request could not be compared with the examples.
         """
-        compared = not self.rules.examples or self._likeness in evidence
+        found = [evidence[spec] for spec in self._likeness if spec in evidence]
         if ScoreSpec(self.inner) not in evidence:
-            likeness = evidence[self._likeness] if self.rules.examples and compared else None
-            return self.rules.score(evidence.inputs, likeness)
-        if not compared:
+            return self.rules.score(evidence.inputs, found[0] if found else None)
+        if self._likeness and not found:
             raise EvidenceError("The request could not be compared with the examples of the rules.")
         return evidence[ScoreSpec(self.inner)]
 
 
-def _several(given: RuleOrRules) -> tuple[Rule, ...]:
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return tuple(given)
-    return (given,)  # type: ignore[return-value]  # what it is, is checked with the others
-
-
-def _check(name: str, rule: object) -> None:
-    if isinstance(rule, str) and not rule.strip():
-        raise ConfigurationError(f"An example of {name}= is empty.")
-    if not isinstance(rule, str | re.Pattern) and not callable(rule):
-        raise ConfigurationError(
-            f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
-            hint='always=["Which clause ...?", re.compile("contract"), a_function]',
-        )
+def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
+    """Return one rule or several as several."""
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    for rule in several:
+        if isinstance(rule, str) and not rule.strip():
+            raise ConfigurationError(f"An example of {name}= is empty.")
+        if not isinstance(rule, str | re.Pattern) and not callable(rule):
+            raise ConfigurationError(
+                f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
+                hint='always=["Which clause ...?", re.compile("contract"), a_function]',
+            )
+    return tuple(several)  # type: ignore[arg-type]  # a pattern is no sequence
 
 
 def _why(rule: Rule, inputs: Inputs, like: Mapping[str, float]) -> str:
@@ -265,11 +269,7 @@ def _why(rule: Rule, inputs: Inputs, like: Mapping[str, float]) -> str:
         return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
     takes_metadata = len(inspect.signature(rule).parameters) > 1
     holds = rule(inputs.question, inputs.metadata) if takes_metadata else rule(inputs.question)
-    return f"{_name(rule)} says so." if holds else ""
-
-
-def _name(function: Callable[..., bool]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+    return f"{_to_json(rule)['function']} says so." if holds else ""
 
 
 def _to_json(rule: Rule) -> Any:
@@ -277,19 +277,7 @@ def _to_json(rule: Rule) -> Any:
         return rule
     if isinstance(rule, re.Pattern):
         return {"pattern": rule.pattern, "ignore_case": bool(rule.flags & re.IGNORECASE)}
-    return {"function": _name(rule)}
-
-
-def _from_json(rule: Any) -> Rule:
-    if isinstance(rule, str):
-        return rule
-    if isinstance(rule, dict) and isinstance(rule.get("pattern"), str):
-        flags = re.IGNORECASE if rule.get("ignore_case") else 0
-        try:
-            return re.compile(rule["pattern"], flags)
-        except re.error as error:
-            raise ConfigurationError(f"{rule['pattern']!r} is no regular expression: {error}.") from error
-    raise ConfigurationError(f"{rule!r} is neither an example nor a pattern.")
+    return {"function": getattr(rule, "__name__", type(rule).__name__)}
 
 
 def directions_of(states: Float32Array) -> Float64Array:
@@ -301,11 +289,8 @@ def directions_of(states: Float32Array) -> Float64Array:
     return found
 
 
-@lru_cache(maxsize=1)
+@cache
 def reader_directions() -> tuple[Float64Array, Float64Array]:
     """Return the mean of requests' states, and the scaled directions in which they differ most."""
-    with resources.as_file(
-        resources.files("rgate_integrations") / "weights" / "rules" / "likeness.npz"
-    ) as path:
-        saved = np.load(path)
-        return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)
+    saved = np.load(Path(__file__).parent.parent / "weights" / "rules" / "likeness.npz")
+    return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -43,24 +42,22 @@ class ScoreSpec(EvidenceSpec[Score]):
         In a round all questions that are to be looked at in the same way are looked at together.
         """
         looks = [list(self.gate.looks(each)) for each in context.inputs]
-        outcomes: dict[int, Score | Exception] = {}
+        outcomes: dict[int, Piece[Score] | Exception] = {}
         for round_ in range(max((len(each) for each in looks), default=0)):
             groups: dict[Specs, list[int]] = defaultdict(list)
             for place, each in enumerate(looks):
-                if place not in outcomes and round_ < len(each):
+                if round_ < len(each) and not isinstance(outcomes.get(place), Piece):
                     groups[each[round_]].append(place)
             for specs, places in groups.items():
-                earlier = _distinct(looks[places[0]][:round_])
-                found = context.part(places).evidence(specs, earlier=earlier)
+                earlier = [spec for look in looks[places[0]][:round_] for spec in look]
+                found = context.part(places).evidence(specs, earlier=list(dict.fromkeys(earlier)))
                 for place, evidence in zip(places, found, strict=True):
-                    outcome = self._outcome(evidence)
                     # Before the last look an error is no more than "not clear yet": the next look may do without.
-                    last = round_ == len(looks[place]) - 1
-                    if isinstance(outcome, Score) or last:
-                        outcomes[place] = outcome
-        return [self._piece(outcomes.get(place)) for place in range(len(looks))]
+                    outcomes[place] = self._outcome(evidence)
+        nothing = ScoreError(f"The gate {self.gate.name!r} looked at nothing.")
+        return [outcomes.get(place, nothing) for place in range(len(looks))]
 
-    def _outcome(self, evidence: Evidence | Exception) -> Score | Exception:
+    def _outcome(self, evidence: Evidence | Exception) -> Piece[Score] | Exception:
         """Score one question; what is wrong with it is returned, so that the others go on."""
         if isinstance(evidence, Exception):
             return evidence
@@ -71,15 +68,6 @@ class ScoreSpec(EvidenceSpec[Score]):
             p = score.p_known
             if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
                 return ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
-            return replace(score, p_known=min(max(p, 0.0), 1.0))
+            return Piece(replace(score, p_known=min(max(p, 0.0), 1.0)))
         except Exception as error:  # `score` may be any user's code
             return error
-
-    def _piece(self, outcome: Score | Exception | None) -> Piece[Score] | Exception:
-        if outcome is None:
-            return ScoreError(f"The gate {self.gate.name!r} looked at nothing.")
-        return outcome if isinstance(outcome, Exception) else Piece(outcome)
-
-
-def _distinct(looks: Sequence[Specs]) -> list[EvidenceSpec[Any]]:
-    return list(dict.fromkeys(spec for specs in looks for spec in specs))

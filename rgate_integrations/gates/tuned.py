@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import Field, SkipValidation
 
-from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint, saved_folder
-from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact, read_tuned
+from rgate_integrations.artifacts.folder import saved_folder
+from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import EvidenceError, ModelLoadError
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.evidence.hidden import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 FEATURES = ("first", "mean", "least", "sum", "length")
@@ -27,7 +27,7 @@ FEATURES = ("first", "mean", "least", "sum", "length")
 _LEAST = -20.0  # of one token: what is less likely says no more
 
 
-class TunedGate(Gate):
+class TunedGate(TrainedGate):
     """A shipped gate, corrected for another LLM by ``rgate tune``.
 
     The logit is ``slope * prior + w · h + v · f + bias``: the prior is the shipped gate's logit, which is kept in the
@@ -45,54 +45,23 @@ class TunedGate(Gate):
     info: ClassVar[GateInfo] = GateInfo(
         "tuned", "rgate tune", "hidden states of the question, log-probabilities", "yes", "one pass"
     )
+    kind = TunedArtifact
 
-    artifact: str
-    trained: SkipValidation[TunedArtifact] = Field(
-        default=cast(TunedArtifact, None), exclude=True, repr=False
-    )  # never None: it is read with the other parameters
-    prior: SkipValidation[Gate] = Field(default=cast(Gate, None), exclude=True, repr=False)  # likewise
+    trained: SkipValidation[TunedArtifact] = Field(exclude=True, repr=False)
+    prior: SkipValidation[Gate] = Field(exclude=True, repr=False)
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_artifact(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
-            return values
+    def complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read the prior, too."""
         from rgate_integrations.gates.registry import make_gate  # it knows this class
 
-        trained = values.get("trained") or read_tuned(values["artifact"])
-        proxy = values.get("proxy", trained.base_model)
         # By its whole path: "my-gate/prior" would be looked for on the Hub if it were missing.
         folder = saved_folder(values["artifact"]).resolve()
-        prior = make_gate(str(folder / PRIOR), proxy=proxy)
-        return {"threshold": trained.threshold, **values, "proxy": proxy, "trained": trained, "prior": prior}
-
-    @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``tuned:FOLDER``."""
-        return cls.model_validate({"artifact": argument, **options})
-
-    def changed(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; one with another artefact reads it."""
-        if "artifact" in parameters:
-            parameters = {"trained": None, **parameters}
-        return super().changed(**parameters)
-
-    @property
-    def _prior_score(self) -> ScoreSpec:
-        return ScoreSpec(self.prior)
+        return {**values, "prior": make_gate(str(folder / PRIOR), proxy=values["proxy"])}
 
     @property
     def _hidden(self) -> HiddenSpec:
         return HiddenSpec(self.trained.layers)
-
-    @property
-    def _caveat(self) -> str:
-        """What it could not promise: then its threshold is above every P(known), or below."""
-        about = self.trained.provenance
-        if about.get("kept", True) or self.threshold != self.trained.threshold:
-            return ""
-        promise = str(about.get("promise", ""))
-        return f" But {promise[:1].lower()}{promise[1:]}"
 
     @property
     def _draft(self) -> DraftSpec | None:
@@ -101,7 +70,7 @@ class TunedGate(Gate):
     @property
     def specs(self) -> Specs:
         """The prior's score, hidden states of the question and, if it judges one, the begun answer."""
-        question: Specs = (self._prior_score, self._hidden)
+        question: Specs = (ScoreSpec(self.prior), self._hidden)
         return question if self._draft is None else (*question, self._draft)
 
     def score(self, evidence: Evidence) -> Score:
@@ -111,26 +80,27 @@ class TunedGate(Gate):
             EvidenceError: The begun answer has no log-probabilities.
             ModelLoadError: The states are not those of the model that the gate was fitted with.
         """
-        trained, used = self.trained, evidence.made_by(self._hidden)
-        base = TrainedOn(trained.base_model, trained.fingerprint)
-        warnings = check_fingerprint(self.artifact, base, used.model, used.fingerprint)
-        states = evidence[self._hidden]
-        if states.shape != trained.weight.shape:
-            raise ModelLoadError(
-                f"The gate {self.artifact!r} reads states of shape {trained.weight.shape}, not {states.shape}.",
-                hint=f"Load it with proxy={trained.base_model!r}.",
-            )
-        prior = evidence[self._prior_score]
-        logit = trained.slope * float(logits(np.array([prior.p_known]))[0]) + trained.bias
-        logit += float(np.sum(trained.weight.astype(np.float64) * states))
+        trained, prior, states = self.trained, evidence[ScoreSpec(self.prior)], evidence[self._hidden]
+        warnings = self.check_states(evidence, self._hidden, states, trained.weight.shape)
+        corrected = trained.slope * logit(prior.p_known) + trained.bias
+        corrected += float(np.sum(trained.weight.astype(np.float64) * states))
         draft, read = None, "the question"
         if self._draft is not None:
             draft, read = evidence[self._draft], "the question and the begun answer"
-            logit += float(features_of(draft) @ trained.head)
-        p = 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
+            corrected += float(features_of(draft) @ trained.head)
+        p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
         distinct = tuple(dict.fromkeys((*prior.warnings, *warnings)))
         return Score(p, reason, draft, distinct, prior.signals, f"{trained.llm} (the gate was tuned on it)")
+
+    @property
+    def _caveat(self) -> str:
+        """What could not be guaranteed: then its threshold is above every P(known), or below."""
+        about = self.trained.provenance
+        if about.get("guaranteed", True) or self.threshold != self.trained.threshold:
+            return ""
+        guarantee = str(about.get("guarantee", ""))
+        return f" But {guarantee[:1].lower()}{guarantee[1:]}"
 
 
 def features_of(draft: Draft) -> Float64Array:

@@ -13,7 +13,8 @@ from typing import Any, get_args
 import numpy as np
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.adapter import AdapterArtifact, save_adapter
+from rgate_integrations.artifacts.folder import save_adapter
+from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.papers.ik import IK_FOLLOW_UP
@@ -90,9 +91,10 @@ def train_adapter(
         p = _cross_validate(task, known, folds, show)
         metrics = fold_metrics(p, known, [e.dataset for e in examples])
     task.fine_tune(np.arange(len(examples)), out, resume=options.resume)
-    artifact = AdapterArtifact(
+    prompt = verdict_prompt(gate, drafts is not None, options.activated)
+    artifact = SavedGate(
         method=gate,
-        prompt=verdict_prompt(gate, drafts is not None, options.activated),
+        prompts={prompt.name: prompt.hash},
         parameters=task.parameters,
         base_model=model,
         fingerprint=proxy.fingerprint,

@@ -131,7 +131,7 @@ def fit_heads(
         known_weight=known_weight,
         known_bias=known_bias,
         ability_slope=1.0,
-        default_llm=default_llm,
+        llm=default_llm,
         default_ability=(0.0, recipe.ability_sd),
         base_model=base_model,
     )
@@ -152,8 +152,8 @@ def fit_segments(
         weight[:, layer] = share * of_states
         by_layout += share * of_layout
         bias += share * biases
-    by_serving = {"always": 0.0, "if known": recipe.knowledge_bias, "never": recipe.never_bias}
-    bias += [by_serving[kind.served] for kind in kinds]
+    by_serving = {"always": 0.0, "if_known": recipe.knowledge_bias, "never": recipe.never_bias}
+    bias += [by_serving[kind.answerable] for kind in kinds]
     fitted = tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, bias, strict=True))
     return SegmentHeads(tuple(PooledLayer(*layer) for layer in layers), fitted, weight, by_layout)
 

@@ -93,6 +93,7 @@ def train_probe(
         llm=options.llm,
         early_exit=early_exit,
         system=options.system,
+        prompts={options.prompt.name: options.prompt.hash},
         fingerprint=proxy.fingerprint,
         provenance=options.provenance(
             files,

@@ -16,8 +16,8 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Evide
 from rgate_integrations.gates.abilities.measured import ABILITY, save_measured
 from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.calibrated import logits
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import existing_folder, parsed_json
 from rgate_integrations.runtime.locks import locked

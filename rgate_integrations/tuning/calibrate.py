@@ -12,7 +12,8 @@ import numpy as np
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.evidence.base import expand_specs
-from rgate_integrations.gates.calibrated import CalibratedGate, Method
+from rgate_integrations.gates.calibrated import CalibratedGate
+from rgate_integrations.gates.probability import Method
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.training.drafts import DraftKind
 from rgate_integrations.tuning.evaluate import JudgedQuestions, judge
@@ -86,8 +87,8 @@ def calibrate(
     known = judged.closed_book[choose]
     provenance = {
         "policy": {"name": policy.name, **policy.__dict__},
-        "promise": chosen.promise,
-        "kept": chosen.kept,
+        "guarantee": chosen.promise,
+        "guaranteed": chosen.kept,
         **chosen.facts,
         "probability": fitted.method,
         "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),

@@ -12,7 +12,7 @@ import numpy as np
 from rgate_integrations.artifacts.tuned import TunedArtifact
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.calibrated import logits
+from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer, Proxy
 from rgate_integrations.prompts import ANSWER
@@ -165,8 +165,8 @@ def fit_gate(
     before, after = auc(table.prior, known), auc(held_out, known)
     provenance = {
         "policy": {"name": policy.name, **policy.__dict__},
-        "promise": chosen.promise,
-        "kept": chosen.kept,
+        "guarantee": chosen.promise,
+        "guaranteed": chosen.kept,
         **chosen.facts,
         "labels": labels.kind,
         "samples": max(len(each.samples) for each in labels.answered),

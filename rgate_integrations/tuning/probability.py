@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rgate_integrations.errors import missing_dependency
-from rgate_integrations.gates.calibrated import Method, ProbabilityMap, logits
+from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 
 

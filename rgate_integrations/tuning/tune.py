@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.artifacts.folder import read_config
-from rgate_integrations.artifacts.tuned import ANSWER_FIRST, tuned_files
+from rgate_integrations.artifacts.folder import read_gate, tuned_files
+from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import Embedder
@@ -214,7 +214,7 @@ def _check_out(folder: Path, update: bool) -> None:
         raise ConfigurationError(
             f"{str(folder)!r} exists.", hint="--update adds questions to it; or name another folder."
         )
-    if not there.is_dir() or read_config(str(folder))["method"] != "tuned":
+    if not there.is_dir() or read_gate(folder).method != "tuned":
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
 
 

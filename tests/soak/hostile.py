@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from rgate_integrations.artifacts.probe import read_probe, save_probe
+from rgate_integrations.artifacts.folder import read_gate, save_gate
 from rgate_integrations.errors import RGateError
 from rgate_integrations.index import PassageIndex
 from tests.soak.indexes import HashEmbedder
@@ -46,7 +46,7 @@ class Hostile(Scenario):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.index = PassageIndex.build(passages_of(1), HashEmbedder()).save(folder / "index")
-        self.gate = save_probe(probe_of(1), folder / "gate")
+        self.gate = save_gate(probe_of(1), folder / "gate")
 
     def step(self, chance: random.Random) -> None:
         whole = chance.choice([self.index, self.gate])
@@ -66,7 +66,7 @@ class Hostile(Scenario):
 
     def _use(self, whole: Path, damaged: Path) -> None:
         if whole == self.gate:
-            read_probe(damaged)
+            read_gate(damaged)
         else:
             index = PassageIndex.load(damaged, HashEmbedder())
             index.search(["passage 5 1"], 3)

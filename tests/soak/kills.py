@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rgate_integrations.artifacts.probe import read_probe, save_probe
+from rgate_integrations.artifacts.folder import read_gate, save_gate
 from rgate_integrations.index import PassageIndex
 from tests.soak.indexes import HashEmbedder
 from tests.soak.scenario import Scenario, expect
@@ -26,7 +26,7 @@ class Kills(Scenario):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.index = PassageIndex.build(passages_of(0), HashEmbedder()).save(folder / "index")
-        self.gate = save_probe(probe_of(0), folder / "gate")
+        self.gate = save_gate(probe_of(0), folder / "gate")
         self.rows = folder / "rows.jsonl"
 
     def step(self, chance: random.Random) -> None:
@@ -46,13 +46,13 @@ class Kills(Scenario):
         return state_of(PassageIndex.load(self.index, HashEmbedder()))
 
     def _gate(self, chance: random.Random) -> None:
-        before = int(read_probe(self.gate).bias)
+        before = int(read_gate(self.gate).bias)
         if chance.random() < 0.3:
             self._on_a_full_disk("gate", self.gate)
-            expect(int(read_probe(self.gate).bias) == before, "a save on a full disk changed the gate")
+            expect(int(read_gate(self.gate).bias) == before, "a save on a full disk changed the gate")
             return
         saved = self._killed(chance, "gate", self.gate)
-        found = read_probe(self.gate)
+        found = read_gate(self.gate)
         now = int(found.bias)
         expect(bool((found.weight == now).all()), "weights and configuration of two saves")
         expect(now in (saved, saved + 1) or (saved == 0 and now in (before, before + 1)), before, saved, now)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rgate_integrations.artifacts.probe import ProbeArtifact, read_probe, save_probe
+from rgate_integrations.artifacts.folder import read_gate, save_gate
+from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.errors import RGateError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.runtime.files import JsonlLog
@@ -56,12 +57,12 @@ def probe_of(state: int) -> ProbeArtifact:
     )
 
 
-def save_gate(folder: Path) -> None:
+def save_gates(folder: Path) -> None:
     """Save one state after the other."""
-    state = int(read_probe(folder).bias)
+    state = int(read_gate(folder).bias)
     while True:
         state += 1
-        save_probe(probe_of(state), folder)
+        save_gate(probe_of(state), folder)
         print(state, flush=True)
 
 
@@ -74,7 +75,7 @@ def append_rows(path: Path) -> None:
             log.append([{"id": number, "text": "row " * (number % 50)}])
 
 
-WORK = {"index": save_index, "gate": save_gate, "rows": append_rows}
+WORK = {"index": save_index, "gate": save_gates, "rows": append_rows}
 
 
 def main() -> int:

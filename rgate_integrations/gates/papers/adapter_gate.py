@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Self
 
 from pydantic import PrivateAttr
 
-from rgate_integrations.artifacts.folder import TrainedOn, check_fingerprint, trained_on
+from rgate_integrations.artifacts.folder import CONFIG, read_gate
+from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.evidence.base import Evidence, EvidenceSpec
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.trained import check_model
+from rgate_integrations.runtime.files import existing_folder
 
 
 class AdapterGate(Gate):
@@ -21,18 +25,19 @@ class AdapterGate(Gate):
 
     adapter: str | None = None
 
-    _trained_on: TrainedOn | None = PrivateAttr(default=None)
+    _saved: SavedGate | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Read once what the adapter was trained on."""
+        """Read once what the adapter was trained on; one from elsewhere does not say it."""
         if self.adapter is not None:
-            self._trained_on = trained_on(self.adapter)
+            folder = existing_folder(self.adapter)
+            self._saved = read_gate(folder) if os.path.isfile(folder / CONFIG) else None
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; what the same adapter was trained on is known already."""
         copy = super().changed(**parameters)
         if copy.adapter == self.adapter:
-            copy._trained_on = self._trained_on
+            copy._saved = self._saved
         return copy
 
     def check_model(self, evidence: Evidence, spec: EvidenceSpec[Any]) -> tuple[str, ...]:
@@ -41,7 +46,7 @@ class AdapterGate(Gate):
         Raises:
             ModelLoadError: It was another model.
         """
-        if self.adapter is None or self._trained_on is None:
+        saved = self._saved
+        if self.adapter is None or saved is None:
             return ()
-        used = evidence.made_by(spec)
-        return check_fingerprint(self.adapter, self._trained_on, used.model, used.fingerprint)
+        return check_model(self.adapter, saved.base_model, saved.fingerprint, evidence.made_by(spec))

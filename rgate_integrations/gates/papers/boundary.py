@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.samples import SamplesSpec
 from rgate_integrations.evidence.targets import TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.papers.adapter_gate import AdapterGate
 from rgate_integrations.gates.papers.ik import ik_score
 from rgate_integrations.prompts import PromptTemplate
@@ -74,6 +74,7 @@ class BoundaryGate(AdapterGate):
         "optional",
         "several samples",
     )
+    argument = "label"
 
     threshold: float = Field(default=0.9, ge=0.0, allow_inf_nan=False)
     label: Literal["certainty", "accuracy"] = "certainty"
@@ -91,11 +92,6 @@ class BoundaryGate(AdapterGate):
                 hint='Give a trained adapter, or use label="certainty".',
             )
         return self
-
-    @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``boundary:certainty`` or ``boundary:accuracy``."""
-        return cls.model_validate({"label": argument, **options})
 
     @property
     def _samples(self) -> SamplesSpec:

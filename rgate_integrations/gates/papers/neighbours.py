@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from pydantic import Field
 
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.neighbours import NeighboursSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-
-
-def vote(known: Sequence[bool]) -> float:
-    """Return the votes for known over one more than the number of voters.
-
-    The extra voter says unknown: a strict majority is at least 0.5, a tie is below it, so ties retrieve.
-
-    >>> vote([True, True, True, False, False]), vote([True, True, False, False])
-    (0.5, 0.4)
-    """
-    return sum(known) / (len(known) + 1)
 
 
 class NeighboursGate(Gate):
@@ -35,15 +23,11 @@ class NeighboursGate(Gate):
     info: ClassVar[GateInfo] = GateInfo(
         "neighbours", "SKR-kNN (Wang et al. 2023)", "labelled questions nearby", "yes", "search"
     )
+    argument = "examples"
 
     examples: str
     k: int = Field(default=5, ge=1)
     embedder: str = "all-minilm-l6-v2"
-
-    @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``neighbours:FILE.jsonl``."""
-        return cls(examples=argument, **options)
 
     @property
     def _neighbours(self) -> NeighboursSpec:
@@ -55,7 +39,9 @@ class NeighboursGate(Gate):
         return (self._neighbours,)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the vote."""
+        """Score by the votes for known over one more than the number of voters."""
         near = evidence[self._neighbours]
-        known = [n.known for n in near]
-        return Score(vote(known), f"{sum(known)} of the {len(known)} nearest labelled questions were known.")
+        known = sum(each.known for each in near)
+        # The extra voter says unknown: a strict majority is at least 0.5, a tie is below it, so ties retrieve.
+        p = known / (len(near) + 1)
+        return Score(p, f"{known} of the {len(near)} nearest labelled questions were known.")

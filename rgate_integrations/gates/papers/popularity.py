@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -51,13 +51,9 @@ class PopularityGate(Gate):
     info: ClassVar[GateInfo] = GateInfo(
         "popularity", "Popularity threshold (Mallen et al. 2023)", "a popularity score", "optional", "none"
     )
+    argument = "cutoff"
 
     cutoff: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
-
-    @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Read ``popularity:CUTOFF``."""
-        return cls.model_validate({"cutoff": argument, **options})
 
     @property
     def specs(self) -> Specs:

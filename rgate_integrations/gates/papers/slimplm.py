@@ -34,12 +34,6 @@ TARGETS = ("Known(True)", "Known(False)")
 _VERDICT = re.compile(r"^\s*Known\s*\(\s*(True|False)\s*\)")
 
 
-def parse_verdict(text: str) -> bool | None:
-    """Read ``Known(True)`` or ``Known(False)`` at the beginning of a judgment; None for anything else."""
-    match = _VERDICT.match(text)
-    return None if match is None else match.group(1) == "True"
-
-
 class SlimPLMGate(AdapterGate):
     """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on question and heuristic answer.
 
@@ -82,19 +76,18 @@ class SlimPLMGate(AdapterGate):
         Raises:
             ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
         """
-        draft = evidence[self._draft_spec]
+        draft, judgment = self.specs
+        warnings = self.check_model(evidence, judgment)
         if self.mode == "score":
-            warnings = self.check_model(evidence, self._targets)
             p = ik_score(*evidence[self._targets])
-            return Score(
-                p, f"Known(True) against Known(False) is {p:.2f} for the heuristic answer.", draft, warnings
-            )
-        warnings = self.check_model(evidence, self._verdict)
+            reason = f"Known(True) against Known(False) is {p:.2f} for the heuristic answer."
+            return Score(p, reason, evidence[draft], warnings)
         text = evidence[self._verdict].text
-        known = parse_verdict(text)
-        if known is None:
+        verdict = _VERDICT.match(text)
+        if verdict is None:
             raise ScoreError(
                 f"The judgment {text[:60]!r} is neither Known(True) nor Known(False).",
                 hint='An untrained proxy seldom keeps to the format: use mode="score", or train an adapter.',
             )
-        return Score(float(known), f"The judgment model wrote Known({known}).", draft, warnings)
+        reason = f"The judgment model wrote Known({verdict[1]})."
+        return Score(float(verdict[1] == "True"), reason, evidence[draft], warnings)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from rgate_integrations.decision import Frozen, Probability
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder, json_text, parsed_json, write_folder
+from rgate_integrations.runtime.files import existing_folder, write_folder
 
 DEFAULT = "look-first"
 """Name of the shipped model."""
 
-FORMAT = 1
 _FILE = "helps.json"
-_CARD = "README.md"
-_SHIPPED = Path(__file__).parent.parent / "weights"
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -33,6 +30,7 @@ class PassageUtilityModel(Frozen):
         p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 
     Attributes:
+        format: Of the file.
         features: Names of the features, in order.
         weights: One a feature.
         bias: Added; the sum is the logit of P(the passages hold the answer).
@@ -41,6 +39,7 @@ class PassageUtilityModel(Frozen):
         provenance: Where it comes from; JSON values.
     """
 
+    format: Literal[1] = 1
     features: tuple[str, ...]
     weights: tuple[_Finite, ...]
     bias: _Finite
@@ -77,7 +76,7 @@ class PassageUtilityModel(Frozen):
         return found
 
 
-def save_helps(model: PassageUtilityModel, folder: str | Path, card: str) -> Path:
+def save_utility_model(model: PassageUtilityModel, folder: str | Path, card: str) -> Path:
     """Save a model; the folder appears whole or not at all, and replaces one that was there.
 
     Args:
@@ -85,12 +84,11 @@ def save_helps(model: PassageUtilityModel, folder: str | Path, card: str) -> Pat
         folder: Where to.
         card: What a reader should know about it, in Markdown.
     """
-    content = json_text({"format": FORMAT, **model.model_dump(mode="json")})
-    return write_folder(folder, {_FILE: content, _CARD: card})
+    return write_folder(folder, {_FILE: model.model_dump_json(indent=1), "README.md": card})
 
 
 @lru_cache(maxsize=8)
-def read_helps(name: str | Path = DEFAULT) -> PassageUtilityModel:
+def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     """Read a saved model, once in a process.
 
     Args:
@@ -99,25 +97,12 @@ def read_helps(name: str | Path = DEFAULT) -> PassageUtilityModel:
     Raises:
         ModelLoadError: There is none, or its file cannot be read or is of a newer version.
     """
-    for folder in (existing_folder(name), _SHIPPED / name):
-        if (folder / _FILE).is_file():
-            return _read(folder / _FILE)
-    raise ModelLoadError(
-        f"There is no model of P(helps) in {str(name)!r}.",
-        hint=f"Leave it out: the shipped one is {DEFAULT!r}.",
-    )
-
-
-def _read(file: Path) -> PassageUtilityModel:
+    shipped = Path(__file__).parent.parent / "weights" / name
+    folder = shipped if name == DEFAULT else existing_folder(name)
     try:
-        content = parsed_json(file.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
-        version = content.pop("format", None)
-        if version != FORMAT:
-            raise ValueError(f"its format is {version!r}, and this version reads {FORMAT}")
-        return PassageUtilityModel.model_validate(content)
-    except (OSError, ValueError, ValidationError) as error:
+        return PassageUtilityModel.model_validate_json((folder / _FILE).read_bytes())
+    except (OSError, ValueError) as error:
         raise ModelLoadError(
-            f"The model of P(helps) in {str(file)!r} cannot be read: {error}", hint="Make it again."
+            f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
+            hint=f"Leave it out: the shipped one is {DEFAULT!r}.",
         ) from error
