@@ -1,0 +1,82 @@
+"""The application of docs/guides/web.md, asked over HTTP by many clients at once, some of whom leave."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from langchain_core.runnables import RunnableGenerator, RunnableLambda
+
+from rgate_integrations.errors import EvidenceError
+from tests.test_docs import WITH_CODE
+
+WORDS = ["The capital ", "of France ", "is Paris."]
+
+
+class LLM:
+    """Streams an answer; remembers how many streams are open."""
+
+    def __init__(self):
+        self.open = 0
+        self.closed = asyncio.Event()
+
+    async def stream(self, questions):
+        async for _ in questions:
+            pass
+        self.open += 1
+        try:
+            for word in WORDS:
+                yield word
+                await asyncio.sleep(0)
+        finally:
+            self.open -= 1
+            self.closed.set()
+
+
+@pytest.fixture
+def served(smollm2):
+    llm = LLM()
+    names = {
+        "rag_chain": RunnableLambda(lambda question: f"with passages: {question}"),
+        "llm_chain": RunnableGenerator(llm.stream),
+    }
+    guide = "\n".join(WITH_CODE["docs/guides/web.md"])
+    exec(guide.replace("timeout=2.0", "timeout=300.0"), names)  # noqa: S102  the machine may be busy
+    return names, llm
+
+
+def client_of(names):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(names["app"]), base_url="http://app")
+
+
+async def ask(client, question):
+    response = await client.get("/ask", params={"question": question})
+    return "".join(json.loads(line[6:]) for line in response.text.splitlines() if line)
+
+
+@pytest.mark.model
+async def test_many_clients_get_their_answers_and_are_counted(served):
+    names, llm = served
+    questions = ["What is the capital of France?", "What does our contract say about delays?"] * 8
+    async with client_of(names) as client:
+        async with names["lifespan"](names["app"]):
+            answers = await asyncio.gather(*(ask(client, question) for question in questions))
+        counts = (await client.get("/counts")).json()
+    assert answers == ["".join(WORDS), f"with passages: {questions[1]}"] * 8
+    assert counts == {"skipped": 8, "retrieved": 8}
+    assert llm.open == 0
+
+
+@pytest.mark.model
+async def test_a_gate_that_fails_is_counted_and_the_question_is_retrieved_for(served, monkeypatch):
+    names, _ = served
+
+    async def fail(questions, **options):
+        raise EvidenceError("broken", hint="none")
+
+    monkeypatch.setattr(names["gate"].gate, "adecide_batch", fail)
+    async with client_of(names) as client:
+        answer = await ask(client, "What is the capital of France?")
+        counts = (await client.get("/counts")).json()
+    assert answer.startswith("with passages")
+    assert counts == {"failed": 1}
