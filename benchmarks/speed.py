@@ -27,8 +27,8 @@ from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.papers.self_eval import SELF_EVAL
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import PASSAGES, download
+from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.local import shared_proxy
-from rgate_integrations.models.model_runner import ModelRunner
 from rgate_integrations.prompts import ANSWER
 
 YES_NO, TRUE_FALSE = ("Yes", "No"), ("True", "False")
@@ -140,11 +140,11 @@ def resident() -> float:
 @contextmanager
 def read_each_time() -> Iterator[None]:
     """Read the prefix of each prompt with every batch, instead of once."""
-    before, ModelRunner.shared_prefix = ModelRunner.shared_prefix, lambda *_: ()
+    before, PromptEncoder.shared_prefix = PromptEncoder.shared_prefix, lambda *_: ()
     try:
         yield
     finally:
-        ModelRunner.shared_prefix = before
+        PromptEncoder.shared_prefix = before
 
 
 def prefix_caching(asked: Sequence[str]) -> list[tuple[str, float, str]]:

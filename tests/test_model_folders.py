@@ -11,8 +11,7 @@ from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.hybrid import CrossEncoderReranker
-from rgate_integrations.models.adapters import Adapters
-from rgate_integrations.models.pretrained import load_pretrained
+from rgate_integrations.models.pretrained import load_adapter, load_pretrained
 
 pytestmark = pytest.mark.model
 
@@ -155,7 +154,7 @@ def test_pickled_weights_of_a_further_layer_are_refused(embedder):
 def test_pickled_weights_of_a_proxy_are_refused(llm):
     pickled(llm)
     with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
-        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+        load_pretrained(str(llm), "cpu")
     assert "save_pretrained" in caught.value.hint
 
 
@@ -165,7 +164,7 @@ def test_a_proxy_that_needs_code_of_its_own_is_refused_without_the_advice_to_run
     (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
     change(llm / "config.json", model_type="own", auto_map={"AutoConfig": "modeling_own.Config"})
     with pytest.raises(ModelLoadError, match="needs code of its own") as caught:
-        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+        load_pretrained(str(llm), "cpu")
     assert "never run" in caught.value.hint
     assert "trust_remote_code" not in str(caught.value)
     assert not ran.exists()
@@ -175,7 +174,7 @@ def test_a_proxy_that_transformers_has_itself_loads_without_the_code_beside_it(l
     ran = tmp_path / "ran"
     (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
     change(llm / "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.Model"})
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    model = load_pretrained(str(llm), "cpu")
     assert type(model).__module__.startswith("transformers.")
     assert not ran.exists()
 
@@ -212,7 +211,7 @@ def test_a_pickle_beside_safetensors_is_not_read(llm):
     pickled(llm)
     (llm / "pytorch_model.bin").write_bytes(b"not to be read")
     (llm / "kept").rename(llm / "model.safetensors")
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    model = load_pretrained(str(llm), "cpu")
     assert model.config.hidden_size == 32
 
 
@@ -227,26 +226,26 @@ def test_a_configuration_cannot_name_a_pickle(llm, way):
     else:
         change(llm / "config.json", transformers_weights="adapter_model.bin")
     with pytest.raises(ModelLoadError, match=r"not safetensors: adapter_model\.bin in"):
-        load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+        load_pretrained(str(llm), "cpu")
 
 
 def lora(llm, folder):
     from peft import LoraConfig, get_peft_model
 
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    model = load_pretrained(str(llm), "cpu")
     get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
     return folder
 
 
 def test_pickled_weights_of_an_adapter_are_refused(llm, tmp_path):
     folder = lora(llm, tmp_path / "adapter")
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
-    assert Adapters(model, "tiny").load(str(folder)).name == "rgate_0"
+    model = load_pretrained(str(llm), "cpu")
+    assert load_adapter(model, str(folder), "own") is False  # no activated one
 
     pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
+    model = load_pretrained(str(llm), "cpu")
     with pytest.raises(ModelLoadError, match=r"not safetensors: adapter_model\.bin"):
-        Adapters(model, "tiny").load(str(folder))
+        load_adapter(model, str(folder), "own")
 
 
 def test_pickled_weights_of_an_adapter_on_the_hub_are_refused(llm, tmp_path, monkeypatch):
@@ -260,9 +259,9 @@ def test_pickled_weights_of_an_adapter_on_the_hub_are_refused(llm, tmp_path, mon
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    model, _ = load_pretrained(str(llm), "cpu", "float32", local_files_only=True)
-    with pytest.raises(ModelLoadError, match=r"has no adapter_model\.safetensors"):
-        Adapters(model, "tiny").load("own/adapter")
+    model = load_pretrained(str(llm), "cpu")
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors"):
+        load_adapter(model, "own/adapter", "own")
 
 
 def flip_last_byte(path):

@@ -19,7 +19,7 @@ from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.gate_like import OWN, GateLike
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.models.kept import KeptAnswer, kept_answer
+from rgate_integrations.models.generated import LiveAnswer, find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 _log = logging.getLogger("rgate_integrations")
@@ -161,12 +161,12 @@ class Written:
     model: str = ""
     prompt_tokens: int = 0
     response_id: str = ""
-    kept: KeptAnswer | None = None
+    kept: LiveAnswer | None = None
 
     def belongs_to(self, response_id: str | None) -> None:
         """Note the id of the response, and hold what a local LLM keeps of it."""
         if response_id and self.kept is None:
-            self.kept = kept_answer(response_id)
+            self.kept = find_answer(response_id)
             self.response_id = response_id if self.kept is not None else ""
 
     @property

@@ -14,9 +14,8 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.chat import begin_answer, layers_to_keep, logprob_entries
+from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.models.written import WritingOptions, WrittenPiece
 
 __all__ = ["LocalChat"]
 
@@ -108,25 +107,25 @@ class LocalChat(BaseChatModel):
         name = self._name(kwargs)
         asked = self._asked(kwargs)
         proxy = self.proxy if self.proxy is not None and name == self.proxy.name else shared_proxy(name)
-        options = WritingOptions(
+        options = GenerationOptions(
             tokens=asked["max_tokens"],
             stop=_as_tuple(self.stop if stop is None else stop),
             temperature=asked["temperature"],
             seed=asked["seed"],
-            likeliest=asked["top_logprobs"] or 0,
-            layers=layers_to_keep(proxy, self.layers),
+            top_logprobs=asked["top_logprobs"] or 0,
+            layers=proxy.probed_layers if self.layers is None else self.layers,
         )
-        writing = begin_answer(proxy, [_turn(message) for message in messages], options)
+        answer = proxy.answer([_turn(message) for message in messages], options)
         told: dict[str, Any] = {"model_name": name, "model_provider": "rgate"}
-        read = len(writing.prompt)
-        for piece in writing.pieces():
-            last = writing.finish_reason is not None
+        read = len(answer.prompt)
+        for chunk in answer.chunks():
+            last = answer.finish_reason is not None
             if last:
-                told["finish_reason"] = writing.finish_reason
+                told["finish_reason"] = answer.finish_reason
             if asked["logprobs"]:
-                told["logprobs"] = {"content": logprob_entries(piece.tokens)}
-            usage = _usage(read, len(writing.ids) if last else 0)
-            yield _chunk(writing.id, piece, told, usage, last=last)
+                told["logprobs"] = {"content": [_logprob_entry(token) for token in chunk.tokens]}
+            usage = _usage(read, len(answer.ids) if last else 0)
+            yield _chunk(answer.id, chunk.text, told, usage, last=last)
             told, read = {}, 0
 
     def _name(self, options: dict[str, Any]) -> str:
@@ -145,15 +144,23 @@ class LocalChat(BaseChatModel):
 
 
 def _chunk(
-    response: str, piece: WrittenPiece, told: dict[str, Any], usage: UsageMetadata | None, *, last: bool
+    response: str, text: str, told: dict[str, Any], usage: UsageMetadata | None, *, last: bool
 ) -> ChatGenerationChunk:
     message = AIMessageChunk(
-        content=piece.text,
+        content=text,
         id=response,
         usage_metadata=usage,
         chunk_position="last" if last else None,
     )
     return ChatGenerationChunk(message=message, generation_info=told or None)
+
+
+def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
+    """Return a token with its log-probability in the form of OpenAI's API."""
+    listed = []
+    for text, logprob in ((token.text, token.logprob), *token.likeliest):
+        listed.append({"token": text, "logprob": logprob, "bytes": list(text.encode())})
+    return listed[0] | {"top_logprobs": listed[1:]}
 
 
 def _usage(read: int, written: int) -> UsageMetadata | None:

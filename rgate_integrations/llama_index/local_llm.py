@@ -24,9 +24,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.chat import begin_answer, context_size, layers_to_keep
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.models.written import WritingOptions, WrittenToken
+from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
 
 __all__ = ["LocalLLM"]
 
@@ -79,7 +78,7 @@ class LocalLLM(LLM):
     def metadata(self) -> LLMMetadata:
         """What the model is; loads it, to say how much its context holds."""
         proxy = self._proxy()
-        context = context_size(proxy)
+        context = proxy.runner.context_size
         written = context // 2 if self.max_tokens is None else min(self.max_tokens, context // 2)
         return LLMMetadata(
             context_window=context, num_output=written, is_chat_model=True, model_name=proxy.name
@@ -149,28 +148,28 @@ class LocalLLM(LLM):
                 )
         asked = {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
         proxy, stop = self._proxy(), asked["stop"]
-        how = WritingOptions(
+        how = GenerationOptions(
             tokens=asked["max_tokens"],
             stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             temperature=asked["temperature"],
             seed=asked["seed"],
-            likeliest=asked["top_logprobs"] or 0,
-            layers=layers_to_keep(proxy, self.layers),
+            top_logprobs=asked["top_logprobs"] or 0,
+            layers=proxy.probed_layers if self.layers is None else self.layers,
         )
-        writing = begin_answer(proxy, [_turn(message) for message in messages], how)
+        answer = proxy.answer([_turn(message) for message in messages], how)
         text = ""
-        for piece in writing.pieces():
-            text += piece.text
+        for chunk in answer.chunks():
+            text += chunk.text
             yield ChatResponse(
                 message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
-                delta=piece.text,
+                delta=chunk.text,
                 raw={
-                    "id": writing.id,
+                    "id": answer.id,
                     "model": proxy.name,
-                    "finish_reason": writing.finish_reason,
-                    "usage": {"prompt_tokens": len(writing.prompt), "completion_tokens": len(writing.ids)},
+                    "finish_reason": answer.finish_reason,
+                    "usage": {"prompt_tokens": len(answer.prompt), "completion_tokens": len(answer.ids)},
                 },
-                logprobs=_logprobs(piece.tokens) if asked["logprobs"] else None,
+                logprobs=_logprobs(chunk.tokens) if asked["logprobs"] else None,
             )
 
 
@@ -181,7 +180,7 @@ def _turn(message: ChatMessage) -> dict[str, str]:
     return {"role": message.role.value, "content": message.content or ""}
 
 
-def _logprobs(tokens: Sequence[WrittenToken]) -> list[list[LogProb]]:
+def _logprobs(tokens: Sequence[GeneratedToken]) -> list[list[LogProb]]:
     """Return for each token itself, then those that were likeliest in its place."""
     found = []
     for token in tokens:

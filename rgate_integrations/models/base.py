@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -142,6 +142,34 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
+def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
+    """Return the positions of each span; without a draft, that span is the prompt.
+
+    Args:
+        question: Positions of the question in the prompt; empty if it was not found.
+        prompt: Length of the prompt.
+        draft: Length of the draft.
+    """
+    whole_prompt = range(prompt)
+    return {
+        "question": question or whole_prompt,
+        "prompt": whole_prompt,
+        "draft": range(prompt, prompt + draft) or whole_prompt,
+        "all": range(prompt + draft),
+    }
+
+
+def pool_states(
+    states: Mapping[int, Any], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
+) -> list[Any]:
+    """Pool the states of one text by layer, each (tokens, hidden size): arrays or tensors, to one vector a layer."""
+    vectors = []
+    for layer, span, pooling in layers:
+        tokens = states[layer][spans[span].start : spans[span].stop]
+        vectors.append(tokens.mean(0) if pooling == "mean" else tokens[-1])
+    return vectors
+
+
 class Proxy(ABC):
     """A model that drafts answers and scores continuations.
 
@@ -240,20 +268,21 @@ class Proxy(ABC):
             layers: What is pooled.
         """
         whole = [{"question": " ".join(text.segments)} for text in texts]
+        parts = [{"question": segment} for text in texts for segment in text.segments]
         read = self.hidden(prompt, whole, None, layers.whole)
         of_drafts = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else None
-        parts = [{"question": segment} for text in texts for segment in text.segments]
-        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
-        found = []
+        of_parts = self.hidden(prompt, parts, None, layers.segments) if layers.segments else []
+        results, first = [], 0
         for row, text in enumerate(texts):
-            own = [next(of_parts) for _ in text.segments] if layers.segments else []
-            segments = (
-                np.stack([each.states for each in own]) if own else np.zeros((len(text.segments), 0, 0))
-            )
+            own = of_parts[first : first + len(text.segments)]
+            first += len(text.segments)
+            segments = np.zeros((len(text.segments), 0, 0), np.float32)
+            if own:
+                segments = np.stack([each.states for each in own]).astype(np.float32)
             draft = None if of_drafts is None else of_drafts[row].states
             tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
-            found.append(RequestStates(read[row].states, segments.astype(np.float32), draft, tokens))
-        return found
+            results.append(RequestStates(read[row].states, segments, draft, tokens))
+        return results
 
     def generate_hidden(
         self,

@@ -58,23 +58,12 @@ class PromptEncoder:
         return int(self.tokenizer.pad_token_id)
 
     def stop_ids(self) -> list[int]:
-        """Return the ids of the tokens that end an answer."""
+        """Return the ids of the tokens that end an answer; the one that ends an answer in training comes first."""
         vocabulary = self.tokenizer.get_vocab()
-        ids = {vocabulary[token] for token in _TURN_ENDS if token in vocabulary}
-        if self.tokenizer.eos_token_id is not None:
-            ids.add(self.tokenizer.eos_token_id)
-        return sorted(ids)
-
-    @property
-    def turn_end(self) -> list[int]:
-        """The token that ends an answer, if the tokenizer has one."""
-        vocabulary = self.tokenizer.get_vocab()
-        if self.chat:
-            for token in _TURN_ENDS:
-                if token in vocabulary:
-                    return [vocabulary[token]]
-        end_of_text = self.tokenizer.eos_token_id
-        return [] if end_of_text is None else [end_of_text]
+        turn_ends = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
+        end_of_text = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
+        ids = turn_ends + end_of_text if self.chat else end_of_text + turn_ends
+        return list(dict.fromkeys(ids))
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         """Render a prompt and tokenize it within the limit."""
@@ -127,12 +116,15 @@ class PromptEncoder:
         """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
         return self.ids(self._tail(prompt))
 
-    def goes_on(self, prompt: PromptTemplate, written: PromptTemplate) -> bool:
-        """Return whether ``prompt`` is, to the letter, ``written`` with a draft and what follows it."""
-        values = dict.fromkeys(prompt.fields, _MARK)
-        whole, _ = self._text(prompt, values)
-        before_draft, _ = self._text(written, values)
-        return prompt.follows(written) and whole.startswith(before_draft + _MARK)
+    def training_pair(
+        self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
+    ) -> tuple[list[int], list[int]]:
+        """Return the token ids of a prompt and of a target that continues it, and maybe ends the turn."""
+        row = self.encode(prompt, values)
+        ids = self.continuation(row, self.plain(target))
+        if ends:
+            ids += self.ids("\n") if row.template.stop_at_newline else self.stop_ids()[:1]
+        return list(row.ids), ids
 
     def plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""
@@ -176,13 +168,10 @@ class PromptEncoder:
         count = min(size, len(self.tokenizer))
         return list(self.tokenizer.batch_decode([[token_id] for token_id in range(count)]))
 
-    def _text(self, prompt: PromptTemplate, values: Values) -> tuple[str, PromptTemplate]:
-        """Render a prompt; returns its text, and the template that was rendered."""
+    def _text(self, prompt: PromptTemplate, values: Values) -> str:
         if self.chat and not prompt.raw:
-            return self._rendered(prompt.messages(**values)), prompt
-        if prompt == ANSWER:
-            prompt = ANSWER_FEW_SHOT
-        return prompt.text(**values), prompt
+            return self._rendered(prompt.messages(**values))
+        return prompt.text(**values)
 
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render turns with the chat template."""
@@ -196,18 +185,23 @@ class PromptEncoder:
         return str(text)
 
     def _tail(self, prompt: PromptTemplate) -> str:
-        """Return what follows the last field of a prompt."""
-        text = self._text(prompt, dict.fromkeys(prompt.fields, _MARK))[0]
-        return text[text.rfind(_MARK) + len(_MARK) :]
+        """Return what follows the draft in a prompt with a `PromptTemplate.follow_up`; of any other, nothing."""
+        if not prompt.follow_up:
+            return ""
+        return self._text(prompt, dict.fromkeys(prompt.fields, _MARK)).rpartition(_MARK)[2]
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
-        text, prompt = self._text(prompt, values)
-        special = prompt.raw or not self.chat  # a chat template writes its control tokens itself
+        if prompt == ANSWER and not self.chat:
+            prompt = ANSWER_FEW_SHOT
+        text = self._text(prompt, values)
         # Tokenized apart from the tail, a draft has the tokens with which it was written, so that a judgment of it
         # can go on where it ends.
-        tail = self._tail(prompt) if prompt.follow_up else ""
+        tail = self._tail(prompt)
         encoding = self.tokenizer(
-            text.removesuffix(tail), add_special_tokens=special, return_offsets_mapping=True
+            text.removesuffix(tail),
+            add_special_tokens=prompt.raw
+            or not self.chat,  # a chat template writes its control tokens itself
+            return_offsets_mapping=True,
         )
         return EncodedPrompt(
             ids=(*encoding["input_ids"], *self.ids(tail)),
@@ -223,9 +217,9 @@ def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> ra
     if start < 0:
         return range(0)
     end = start + len(part)
-    inside = []
+    positions = []
     for position, (first, last) in enumerate(offsets):
         has_text = last > first  # control tokens have none
         if has_text and first < end and last > start:
-            inside.append(position)
-    return range(inside[0], inside[-1] + 1) if inside else range(0)
+            positions.append(position)
+    return range(positions[0], positions[-1] + 1) if positions else range(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,22 +19,23 @@ from rgate_integrations.models.base import (
     Segmented,
     TargetScores,
     Values,
+    middle_layers,
 )
 from rgate_integrations.models.download import cached_path
-from rgate_integrations.models.kept import kept_answer
-from rgate_integrations.models.model_lock import Turns
-from rgate_integrations.models.written import WritingOptions
+from rgate_integrations.models.generated import GenerationOptions, find_answer
+from rgate_integrations.models.model_lock import ModelLock
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork
 
 # What needs torch is imported by the methods that load or run the model, so that gates can be made without it. They
 # load it first: the end of the process waits for `load`, and breaks off an import anywhere else, which is fatal.
 if TYPE_CHECKING:
-    from rgate_integrations.models.adapters import LoadedAdapter
     from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
     from rgate_integrations.models.model_runner import ModelRunner
+    from rgate_integrations.models.token_stream import TokenStream
 
 DEFAULT_MODEL = reader.READS
+_MAX_PROMPT_TOKENS = 2_048
 
 
 class LocalProxy(Proxy):
@@ -43,8 +44,8 @@ class LocalProxy(Proxy):
     Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. Of the default model, the states that the
     shipped gates look at are read by `Reader` instead, which needs no torch.
 
-    Concurrent callers take turns. Who writes texts lets those in between two tokens who only read, so that they do
-    not wait for the whole text.
+    One caller at a time uses the model. Generation releases it between tokens, so that requests which only read are
+    not blocked by a whole text.
 
     After a fork the child has a model of its own: the parent's weights if the model was idle, or else it is loaded
     again.
@@ -55,9 +56,6 @@ class LocalProxy(Proxy):
         dtype: ``"float32"`` or ``"bfloat16"`` for all. Drafts are written faster in bfloat16 where the CPU
             multiplies it, in words that differ now and then.
         max_batch_size: Maximum number of sequences in one forward pass.
-        max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
-        max_prompt_tokens: Prompts are cut to this length, or to the model's own limit if that is less.
-        local_files_only: Never ask the Hub.
     """
 
     def __init__(
@@ -67,32 +65,18 @@ class LocalProxy(Proxy):
         device: str = "auto",
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         max_batch_size: int = 16,
-        max_batch_tokens: int = 16_384,
-        max_prompt_tokens: int = 2_048,
-        local_files_only: bool = False,
     ) -> None:
         if max_batch_size < 1:
             raise ConfigurationError(f"max_batch_size must be at least 1, not {max_batch_size}.")
         if dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigurationError(f"dtype {dtype!r} is not known.", hint="auto, float32 or bfloat16")
-        self._settings: dict[str, Any] = {  # but for the model
-            "device": device,
-            "dtype": dtype,
-            "max_batch_size": max_batch_size,
-            "max_batch_tokens": max_batch_tokens,
-            "max_prompt_tokens": max_prompt_tokens,
-            "local_files_only": local_files_only,
-        }
         self.name = model
         self.device_name = device
         self.dtype = dtype
         self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
-        self.max_prompt_tokens = max_prompt_tokens
-        self.local_files_only = local_files_only
-        self._turns = Turns()
+        self._lock = ModelLock()
+        self._encoder: PromptEncoder | None = None
         self._runner: ModelRunner | None = None
-        self._tokenizer_alone: PromptEncoder | None = None  # until a model is wanted
         reset_after_fork(self)
 
     def __repr__(self) -> str:
@@ -102,29 +86,20 @@ class LocalProxy(Proxy):
         """Pickle what the model is called, not its weights; it is loaded again on first use."""
         if _shared.get((self.name, self.device_name)) is self:
             return partial(shared_proxy, self.name, device=self.device_name), ()
-        return partial(type(self), self.name, **self._settings), ()
+        options: dict[str, Any] = {"dtype": self.dtype, "max_batch_size": self.max_batch_size}
+        return partial(type(self), self.name, device=self.device_name, **options), ()
+
+    # --- writing ---------------------------------------------------------------------------------------------
 
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
-        if tokens == 0 or not values:
+        if tokens == 0:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
-        self.load()
-        from rgate_integrations.models.generation import DraftRows, GenerateDrafts
-
         rows = self._encode(prompt, values)
-        with self.using(adapter, long=True) as runner:
-            return runner.run(GenerateDrafts(runner, DraftRows(prompt, rows, tokens)))
-
-    def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
-        """Continue one prompt greedily, and yield the text so far after each token; nothing is written ahead."""
-        self.load()
-        from rgate_integrations.models.writing import Writing
-
-        (row,) = self._encode(prompt, [values])
-        options = WritingOptions(tokens=tokens, stop=("\n",) if row.template.stop_at_newline else ())
-        yield from Writing(self.using, row.ids, options).texts()
+        with self.using(adapter) as runner:
+            return [written.draft for written in runner.generate(rows, tokens)]
 
     def sample(
         self,
@@ -137,120 +112,23 @@ class LocalProxy(Proxy):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `Proxy.sample`."""
-        self.load()
-        from rgate_integrations.models.decoding import Sampling, row_seed
-        from rgate_integrations.models.generation import DraftRows, GenerateDrafts
-
         if temperature <= 0:
             raise ConfigurationError(
                 f"temperature must be above 0, not {temperature}.", hint="Use generate()."
             )
+        self.load()
+        from rgate_integrations.models.decoding import row_seed
+        from rgate_integrations.models.model_runner import Sampling
+
         rows, seeds = [], []
         for row in self._encode(prompt, values):
             for sample in range(n):
                 rows.append(row)
                 seeds.append(row_seed(seed, sample, row.ids))
-        with self.using(long=True) as runner:
-            wanted = DraftRows(prompt, rows, tokens, Sampling(temperature, seeds))
-            drafts = runner.run(GenerateDrafts(runner, wanted))
+        with self.using() as runner:
+            written = runner.generate(rows, tokens, sampling=Sampling(temperature, seeds))
+        drafts = [each.draft for each in written]
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
-
-    def score(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        targets: Sequence[str],
-        *,
-        adapter: str | None = None,
-    ) -> list[TargetScores]:
-        """Score fixed continuations as whole sequences; see `Proxy.score`."""
-        self.load()
-        from rgate_integrations.models.scoring import ReadAndScore, SuffixTargets, score_targets
-
-        rows = self._encode(prompt, values)
-        ids = [[self._encoder.continuation(row, target) for target in targets] for row in rows]
-        with self.using() as runner:
-            loaded = self._adapter(adapter)
-            if rows and loaded is not None and loaded.activated:
-                # It acts on what follows the draft only; all before is read with the base model.
-                suffix = self.ids_after_draft(prompt) if prompt.follow_up else []
-                before = [row.ids[: len(row.ids) - len(suffix)] for row in rows]
-                judgment = SuffixTargets(suffix, ids[0], loaded.name)
-                scores = runner.run(ReadAndScore(runner, prompt, before, judgment))
-            else:
-                with runner.adapted(loaded.name if loaded else None):
-                    scores = score_targets(runner, prompt, rows, ids)
-        return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
-
-    def score_text(
-        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
-    ) -> list[Draft]:
-        """Read given texts token by token; see `Proxy.score_text`."""
-        self.load()
-        from rgate_integrations.models.reading import ReadTexts, TokenValues
-
-        rows = self._encode(prompt, values)
-        texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
-        some = [i for i, text in enumerate(texts) if text]
-        with self.using() as runner:
-            found = runner.run(ReadTexts(runner, prompt, [rows[i] for i in some], [texts[i] for i in some]))
-        values_of = dict(zip(some, found, strict=True))
-        results = []
-        for i, draft in enumerate(drafts):
-            token_values = values_of.get(i, TokenValues())
-            update = {
-                "token_ids": tuple(texts[i]),
-                "tokens": tuple(self._encoder.token_texts(texts[i])),
-                "logprobs": token_values.logprobs,
-                "entropies": token_values.entropies,
-                "margins": token_values.margins,
-                "scored_by": self.name,
-                "prompt_tokens": len(rows[i].ids),
-            }
-            results.append(draft.model_copy(update=update))
-        return results
-
-    def hidden(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        drafts: Sequence[Draft] | None,
-        layers: Sequence[PooledLayer],
-    ) -> list[HiddenStates]:
-        """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
-        if self._is_read_here(prompt, layers) and not any(map(_is_kept, drafts or ())):
-            given = None if drafts is None else [self._given(draft) for draft in drafts]
-            return self._reader.hidden([each["question"] for each in values], given, layers)
-        self.load()
-        from rgate_integrations.models.reading import PoolStates
-        from rgate_integrations.models.writing import kept_states
-
-        rows = self._encode(prompt, values)
-        texts: list[list[int]] = [[] for _ in rows]
-        kept: dict[int, HiddenStates] = {}
-        if drafts is not None:
-            texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
-            kept = kept_states(self.fingerprint, rows, drafts, layers)
-        left = [i for i in range(len(rows)) if i not in kept]
-        with self.using() as runner:
-            wanted = PoolStates(runner, prompt, [rows[i] for i in left], [texts[i] for i in left], layers)
-            read = runner.run(wanted)
-        for i, states in zip(left, read, strict=True):
-            kept[i] = HiddenStates(states, len(rows[i].ids) + len(texts[i]))
-        return [kept[i] for i in range(len(rows))]
-
-    def request_states(
-        self,
-        prompt: PromptTemplate,
-        texts: Sequence[Segmented],
-        drafts: Sequence[Draft] | None,
-        layers: RequestLayers,
-    ) -> list[RequestStates]:
-        """Pool hidden states of requests, in one pass where a reader has them; see `Proxy.request_states`."""
-        if not self._is_read_here(prompt, layers.every) or any(map(_is_kept, drafts or ())):
-            return super().request_states(prompt, texts, drafts, layers)
-        given = None if drafts is None else [self._given(draft) for draft in drafts]
-        return self._reader.request_states(texts, given, layers)
 
     def generate_hidden(
         self,
@@ -261,17 +139,12 @@ class LocalProxy(Proxy):
         layers: Sequence[PooledLayer],
     ) -> list[tuple[Draft, HiddenStates]]:
         """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
-        self.load()
-        from rgate_integrations.models.generation import DraftRows, GenerateWithStates
-        from rgate_integrations.models.hidden import can_watch, layer_numbers
-
         rows = self._encode(prompt, values)
-        with self.using(long=True) as runner:
-            decoder = runner.model.base_model
-            if tokens == 0 or not values or not can_watch(decoder, layer_numbers(layers)):
+        with self.using() as runner:
+            if tokens == 0 or not runner.can_watch(layers):
                 return super().generate_hidden(prompt, values, tokens=tokens, layers=layers)
-            found = runner.run(GenerateWithStates(runner, DraftRows(prompt, rows, tokens), layers))
-        return [(draft, HiddenStates(states, prompt_tokens=0)) for draft, states in found]
+            written = runner.generate(rows, tokens, layers=layers)
+        return [(each.draft, HiddenStates(each.states, prompt_tokens=0)) for each in written]
 
     def generate_scored(
         self,
@@ -284,176 +157,158 @@ class LocalProxy(Proxy):
         adapter: str | None = None,
     ) -> list[tuple[Draft, TargetScores]]:
         """Continue prompts greedily and judge on the same keys and values; see `Proxy.generate_scored`."""
-        self.load()
-        from rgate_integrations.models.generation import DraftRows, GenerateAndScore
-        from rgate_integrations.models.scoring import SuffixTargets
-
         rows = self._encode(prompt, values)
-        with self.using(long=True) as runner:
-            loaded = self._adapter(adapter)
+        with self.using() as runner:
+            name, activated = self._load_adapter(adapter)
             # An ordinary adapter changes the keys and values of the question and the draft too.
-            can_continue = loaded is None or loaded.activated
-            if tokens == 0 or not values or not can_continue or not self._encoder.goes_on(follow_up, prompt):
+            one_pass = tokens > 0 and values and follow_up.follows(prompt) and (activated or name is None)
+            if one_pass:
+                (asked,) = self._encode(follow_up, [{**values[0], "draft": ""}])
+                suffix = self.encoder.after_draft(follow_up)
+                # The follow-up must go on where the draft ends, to the token.
+                one_pass = asked.ids == (*rows[0].ids, *suffix)
+            if not one_pass:
                 return super().generate_scored(
                     prompt, values, tokens=tokens, follow_up=follow_up, targets=targets, adapter=adapter
                 )
-            suffix = self.ids_after_draft(follow_up)
-            asked = self._encoder.encode(follow_up, {**values[0], "draft": ""})
-            ids = [self._encoder.continuation(asked, target) for target in targets]
-            judgment = SuffixTargets(suffix, ids, loaded.name if loaded else None)
-            found = runner.run(GenerateAndScore(runner, DraftRows(prompt, rows, tokens), judgment))
-        return [(draft, TargetScores(scores, prompt_tokens=len(suffix))) for draft, scores in found]
+            written = runner.generate(rows, tokens, judgment=runner.judgment(asked, targets, suffix, name))
+        return [(each.draft, TargetScores(each.scores, len(suffix))) for each in written]
+
+    def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
+        """Continue one prompt greedily, and yield the text so far after each token; nothing is written ahead."""
+        (row,) = self._encode(prompt, [values])
+        stop = ("\n",) if row.template.stop_at_newline else ()
+        text = ""
+        for chunk in self._stream_tokens(row.ids, GenerationOptions(tokens, stop)).chunks():
+            text += chunk.text
+            yield text.strip()
+
+    def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> TokenStream:
+        """Return the answer to a conversation; its first token is written when its first chunk is asked for.
+
+        Args:
+            messages: The turns, each with ``role`` and ``content``.
+            options: How the answer is written.
+
+        Raises:
+            ConfigurationError: The model takes no conversations, or not this one.
+        """
+        self.load()
+        return self._stream_tokens(self.encoder.encode_chat(messages), options)
+
+    def _stream_tokens(self, prompt: Sequence[int], options: GenerationOptions) -> TokenStream:
+        self.load()
+        from rgate_integrations.models.token_stream import TokenStream
+
+        return TokenStream(self.using, prompt, options)
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def score(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        targets: Sequence[str],
+        *,
+        adapter: str | None = None,
+    ) -> list[TargetScores]:
+        """Score fixed continuations as whole sequences; see `Proxy.score`."""
+        rows = self._encode(prompt, values)
+        if not rows:
+            return []
+        with self.using() as runner:
+            name, activated = self._load_adapter(adapter)
+            # An activated adapter acts on what follows the draft only; all before is read with the base model.
+            suffix = self.encoder.after_draft(prompt) if activated else []
+            with runner.adapted(None if activated else name):
+                scores = runner.score(rows, runner.judgment(rows[0], targets, suffix, name))
+        return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
+
+    def score_text(
+        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
+    ) -> list[Draft]:
+        """Read given texts token by token; see `Proxy.score_text`."""
+        rows = self._encode(prompt, values)
+        texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        with self.using() as runner:
+            found = runner.score_text(rows, texts)
+        results = []
+        for row, text, draft, token_values in zip(rows, texts, drafts, found, strict=True):
+            update = {
+                "token_ids": tuple(text),
+                "tokens": tuple(self.encoder.token_texts(text)),
+                "scored_by": self.name,
+                "prompt_tokens": len(row.ids),
+                **token_values,
+            }
+            results.append(draft.model_copy(update=update))
+        return results
+
+    def hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        drafts: Sequence[Draft] | None,
+        layers: Sequence[PooledLayer],
+    ) -> list[HiddenStates]:
+        """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
+        if self._reader_has(prompt, drafts, layers):
+            return self._reader.hidden([each["question"] for each in values], self._given(drafts), layers)
+        rows = self._encode(prompt, values)
+        found: dict[int, HiddenStates] = {}
+        left: list[int] = []
+        texts: list[Sequence[int]] = []
+        for i, row in enumerate(rows):
+            kept = None if drafts is None else self._kept_states(row, drafts[i], layers)
+            if kept is None:
+                left.append(i)
+                texts.append(() if drafts is None else self._draft_ids(row, drafts[i]))
+            else:
+                found[i] = kept
+        with self.using() as runner:
+            read = runner.hidden([rows[i] for i in left], texts, layers)
+        for i, text, states in zip(left, texts, read, strict=True):
+            found[i] = HiddenStates(states, len(rows[i].ids) + len(text))
+        return [found[i] for i in range(len(rows))]
+
+    def request_states(
+        self,
+        prompt: PromptTemplate,
+        texts: Sequence[Segmented],
+        drafts: Sequence[Draft] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states of requests, in one pass where a reader has them; see `Proxy.request_states`."""
+        if self._reader_has(prompt, drafts, layers.every):
+            return self._reader.request_states(texts, self._given(drafts), layers)
+        return super().request_states(prompt, texts, drafts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        if self._runner is None and self._has_reader:
+        if self._runner is None and self._is_default and cached_path(reader.READER) is not None:
             return self._reader.truncate(text, tokens)
-        return self._counter().truncate(text, tokens)
+        return self.encoder.truncate(text, tokens)
 
-    @property
-    def fingerprint(self) -> str:
-        """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
-        if self._runner is None and self._has_reader:
-            return reader.FINGERPRINT
-        return self.runner.fingerprint
+    def _kept_states(
+        self, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
+    ) -> HiddenStates | None:
+        """Return the states of a draft if this model kept them while it answered this very prompt with it."""
+        from rgate_integrations.models.token_stream import TokenStream
 
-    def pair_ids(
-        self, prompt: PromptTemplate, values: Values, target: str, ends: bool
-    ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of a target that continues it, and maybe ends the turn."""
-        (row,) = self._encode(prompt, [values])
-        ids = self._encoder.continuation(row, self._encoder.plain(target))
-        if ends:
-            newline = row.template.stop_at_newline
-            ids = [*ids, *(self._encoder.ids("\n") if newline else self._encoder.turn_end)]
-        return list(row.ids), ids
-
-    def ids_after_draft(self, prompt: PromptTemplate) -> list[int]:
-        """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
-        return self._encoder.after_draft(prompt)
-
-    @property
-    def pad_token_id(self) -> int:
-        """Id of the padding token; loads the model."""
-        return self._encoder.pad_token_id
-
-    @property
-    def num_layers(self) -> int:
-        """Number of hidden layers; loads the model."""
-        return int(self.runner.model.config.get_text_config().num_hidden_layers)
-
-    @property
-    def calls(self) -> int:
-        """How many batches the model has run."""
-        read = reader.reader_calls() if self.name == reader.READS else 0
-        return read + (self._runner.calls if self._runner else 0)
-
-    def load(self) -> LocalProxy:
-        """Load weights and tokenizer now instead of on first use.
-
-        Raises:
-            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
-            MissingDependencyError: torch or transformers is not installed.
-        """
-        if self._runner is None:  # a loaded model is not waited for
-            with self._turns.turn():
-                if self._runner is None:
-                    close_at_exit(self._turns)
-                    self._runner = self._load()
-                    close_at_exit(self._turns)  # again, for its turn comes before that of what was imported
-        return self
-
-    def after_fork(self) -> None:
-        """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
-        if self._turns.taken:
-            self._runner = None  # an adapter may be on, and half a pass may be done
-        self._turns.after_fork()
-
-    def _load(self) -> ModelRunner:
-        try:
-            from rgate_integrations.models import pretrained
-        except ImportError as error:
-            raise missing_dependency(error.name or "transformers", "local") from error
-        from rgate_integrations.models.model_runner import ModelRunner
-
-        local: dict[str, Any] = {"local_files_only": self.local_files_only}
-        model, tokenizer = pretrained.load_pretrained(self.name, self.device_name, self.dtype, **local)
-        return ModelRunner(
-            model,
-            pretrained.make_encoder(model, tokenizer, self.max_prompt_tokens),
-            self.name,
-            self.max_batch_size,
-            self.max_batch_tokens,
-            turns=self._turns,
-        )
-
-    @property
-    def runner(self) -> ModelRunner:
-        """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
-
-        It belongs to one thread at a time: this waits for nobody's turn.
-        """
-        self.load()
-        runner = self._runner
-        if runner is None:  # an adapter that did not fit has just spoilt it, in another thread
-            raise ModelLoadError(f"The model {self.name!r} is not loaded.")
-        return runner
-
-    @contextmanager
-    def using(self, adapter: str | None = None, *, long: bool = False) -> Iterator[ModelRunner]:
-        """Hold the model with an adapter switched on, or with the base weights alone.
-
-        Which adapter is on, and which prefixes are cached, is state of the model: hence one caller at a time.
-
-        Args:
-            adapter: The adapter.
-            long: Whether others are let in between two tokens.
-        """
-        with self._turns.turn(long=long):
-            loaded = self._adapter(adapter)
-            with self.runner.adapted(loaded.name if loaded else None):
-                yield self.runner
-
-    def _adapter(self, adapter: str | None) -> LoadedAdapter | None:
-        """Put an adapter into the model, unless it is there already, and leave it off."""
-        if adapter is None:
+        answer = find_answer(draft.response_id) if draft.response_id else None
+        if not isinstance(answer, TokenStream) or answer.prompt != row.ids:
             return None
-        with self._turns.turn():
-            try:
-                return self.runner.adapters.load(adapter)
-            except ModelLoadError:
-                # The model may hold a part of it, which would change every later score: load the model afresh.
-                self._runner = None
-                raise
+        tokens, numbers = len(draft.tokens), {layer for layer, _, _ in layers}
+        written = 0 < tokens <= len(answer.ids) and numbers <= set(answer.options.layers)
+        if not written or answer.fingerprint != self.fingerprint:
+            return None
+        return HiddenStates(answer.states(row.question, layers, tokens), prompt_tokens=0)
 
-    def _counter(self) -> PromptEncoder:
-        """Return what counts tokens; if no model is loaded yet, its tokenizer is enough."""
-        if self._runner is not None:
-            return self._runner.encoder
-        with self._turns.turn():
-            if self._tokenizer_alone is None:
-                close_at_exit(self._turns)
-                try:
-                    from rgate_integrations.models import encoding, pretrained
-                except ImportError as error:
-                    raise missing_dependency(error.name or "transformers", "local") from error
-                tokenizer = pretrained.load_tokenizer(self.name, local_files_only=self.local_files_only)
-                self._tokenizer_alone = encoding.PromptEncoder(tokenizer, self.max_prompt_tokens)
-                close_at_exit(self._turns)
-            return self._tokenizer_alone
+    # --- the reader ------------------------------------------------------------------------------------------
 
     @property
-    def _encoder(self) -> PromptEncoder:
-        return self.runner.encoder
-
-    def _is_read_here(self, prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
-        """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
-        usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
-        return self.name == reader.READS and usual and reader.can_read(prompt, layers)
-
-    @property
-    def _has_reader(self) -> bool:
-        return self.name == reader.READS and cached_path(reader.READER) is not None
+    def _is_default(self) -> bool:
+        return self.name == reader.READS
 
     @property
     def _reader(self) -> reader.Reader:
@@ -469,25 +324,146 @@ class LocalProxy(Proxy):
             )
         return reader.shared_reader(folder)
 
-    def _given(self, draft: Draft) -> str | Sequence[int]:
-        """Return what is read of a draft: its own tokens if they are this model's, or else its text."""
-        written_here = draft.source == "proxy" and draft.model == self.name
-        return draft.token_ids if draft.token_ids and written_here else draft.text
+    def _reader_has(
+        self, prompt: PromptTemplate, drafts: Sequence[Draft] | None, layers: Sequence[PooledLayer]
+    ) -> bool:
+        """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
+        for draft in drafts or ():
+            if draft.response_id and find_answer(draft.response_id) is not None:
+                return False  # a local model has kept its states while it wrote this draft
+        usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
+        return self._is_default and usual and reader.can_read(prompt, layers)
+
+    def _given(self, drafts: Sequence[Draft] | None) -> list[str | Sequence[int]] | None:
+        """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
+        if drafts is None:
+            return None
+        return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
+
+    def _wrote(self, draft: Draft) -> bool:
+        return bool(draft.token_ids) and draft.source == "proxy" and draft.model == self.name
+
+    # --- the model -------------------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
+        if self._runner is None and self._is_default and cached_path(reader.READER) is not None:
+            return reader.FINGERPRINT
+        return self.runner.fingerprint
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """Makes the model's token ids; loads the tokenizer alone, if the model is not wanted yet."""
+        if self._encoder is None:
+            with self._loading():
+                from rgate_integrations.models import encoding, pretrained
+
+                tokenizer = pretrained.load_tokenizer(self.name)
+                self._encoder = encoding.PromptEncoder(tokenizer, _MAX_PROMPT_TOKENS)
+        return self._encoder
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
+
+        It belongs to one thread at a time: this does not wait for the lock.
+        """
+        self.load()
+        runner = self._runner
+        if runner is None:  # an adapter that did not fit has just spoilt it, in another thread
+            raise ModelLoadError(f"The model {self.name!r} is not loaded.")
+        return runner
+
+    @property
+    def num_layers(self) -> int:
+        """Number of hidden layers; loads the model."""
+        return int(self.runner.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def probed_layers(self) -> tuple[int, ...]:
+        """The layers that ``rgate train`` reads by default; loads the model."""
+        count = self.num_layers
+        return tuple(sorted({*middle_layers(count, "question"), *middle_layers(count, "draft")}))
+
+    @property
+    def calls(self) -> int:
+        """How many batches the model has run."""
+        read = reader.reader_calls() if self._is_default else 0
+        return read + (self._runner.calls if self._runner else 0)
+
+    def load(self) -> LocalProxy:
+        """Load weights and tokenizer now instead of on first use.
+
+        Raises:
+            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
+            MissingDependencyError: torch or transformers is not installed.
+        """
+        if self._runner is None:  # a loaded model is not waited for
+            with self._loading():
+                from rgate_integrations.models import model_runner, pretrained
+
+                if self._runner is None:
+                    model = pretrained.load_pretrained(self.name, self.device_name, self.dtype)
+                    self._runner = model_runner.ModelRunner(
+                        model, self.encoder, self.name, self.max_batch_size, self._lock
+                    )
+                    # An answer must still fit into the context after the prompt.
+                    context = self._runner.context_size
+                    self.encoder.limit = min(_MAX_PROMPT_TOKENS, max(context - 256, context // 2))
+        return self
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Hold the lock while something is loaded, which the end of the process waits for."""
+        with self._lock.hold():
+            close_at_exit(self._lock)
+            try:
+                yield
+            except ImportError as error:
+                raise missing_dependency(error.name or "transformers", "local") from error
+            close_at_exit(self._lock)  # again, for its turn comes before that of what was imported
+
+    @contextmanager
+    def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
+        """Hold the model with an adapter switched on, or with the base weights alone.
+
+        Which adapter is on, and which prefixes are cached, is state of the model: hence one caller at a time.
+
+        Args:
+            adapter: Folder or Hub id of the adapter.
+        """
+        with self._lock.hold():
+            name, _ = self._load_adapter(adapter)
+            with self.runner.adapted(name):
+                yield self.runner
+
+    def after_fork(self) -> None:
+        """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
+        if self._lock.users:
+            self._runner = None  # an adapter may be on, and half a pass may be done
+        self._lock.after_fork()
+
+    def _load_adapter(self, adapter: str | None) -> tuple[str | None, bool]:
+        """Return what the model calls an adapter, which it has from now on, and whether it is an activated one."""
+        if adapter is None:
+            return None, False
+        try:
+            return self.runner.load_adapter(adapter)
+        except ModelLoadError:
+            # The model may hold a part of it, which would change every later score: load the model afresh.
+            self._runner = None
+            raise
 
     def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
-        return [self._encoder.encode(prompt, each) for each in values]
+        self.load()
+        return [self.encoder.encode(prompt, each) for each in values]
 
     def _draft_ids(self, row: EncodedPrompt, draft: Draft) -> list[int]:
         """Return a draft's own token ids if they are this model's, or else tokenize its text."""
-        written_here = draft.source == "proxy" and draft.model == self.name
-        if draft.token_ids and (written_here or draft.scored_by == self.name):
+        if self._wrote(draft) or (draft.token_ids and draft.scored_by == self.name):
             return list(draft.token_ids)
-        return self._encoder.continuation(row, self._encoder.plain(draft.text)) if draft.text else []
-
-
-def _is_kept(draft: Draft) -> bool:
-    """Return whether a local model has kept its states while it wrote this draft."""
-    return bool(draft.response_id) and kept_answer(draft.response_id) is not None
+        return self.encoder.continuation(row, self.encoder.plain(draft.text)) if draft.text else []
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

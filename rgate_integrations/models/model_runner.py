@@ -1,51 +1,87 @@
-"""One loaded model and what runs on it: jobs in batches that fit into memory, adapters, and cached prefixes.
+"""One loaded model, and what a proxy has it do: drafts, scores and hidden states of rows, in batches that fit.
 
-A proxy holds its lock while it uses the runner. What is done with a batch is a `BatchJob`: see ``reading.py``,
-``scoring.py`` and ``generation.py``.
+A proxy holds its lock while it uses the runner.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
-from rgate_integrations.models.adapters import Adapters
-from rgate_integrations.models.batch import Batch, CachedPrefix, group_by_length
-from rgate_integrations.models.encoding import PromptEncoder
+from rgate_integrations.decision import Draft
+from rgate_integrations.models.base import PooledLayer, pool_states, spans_of
+from rgate_integrations.models.decoding import (
+    CachedPrefix,
+    ChosenTokens,
+    Decoder,
+    can_share_cache,
+    can_watch,
+    choose_tokens,
+    entropy_and_margin,
+    group_by_length,
+    layer_states,
+    pad_left,
+    positions,
+)
+from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.models.fingerprint import fingerprint
-from rgate_integrations.models.model_lock import Turns
-from rgate_integrations.models.prefix_cache import PrefixCache
+from rgate_integrations.models.model_lock import ModelLock
+from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.arrays import Float32Array
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+Row = TypeVar("Row")
 
-MIN_PREFIX_TOKENS = 8
+_MAX_BATCH_TOKENS = 16_384
+"""Tokens in one forward pass, padding included."""
+_MIN_PREFIX_TOKENS = 8
 """A prefix of fewer tokens is not worth a cache of its own."""
+_MAX_PREFIXES = 8
+"""So many prefixes are kept, each with the keys and values of all layers."""
 
 
-class BatchJob(ABC, Generic[T]):
-    """Work on many rows that `ModelRunner.run` does a batch at a time.
+class Sampling(NamedTuple):
+    """How answers are drawn: the temperature, and for each row a seed."""
+
+    temperature: float
+    seeds: Sequence[int]
+
+
+class Judgment(NamedTuple):
+    """Continuations that are scored after the same suffix in every row.
 
     Attributes:
-        lengths: How many tokens each row takes up in a batch.
+        targets: Token ids of each continuation.
+        suffix: Token ids that come before it; may be empty.
+        adapter: Name of a loaded adapter that is on from the suffix on, or None.
     """
 
-    lengths: Sequence[int]
+    targets: Sequence[Sequence[int]]
+    suffix: Sequence[int] = ()
+    adapter: str | None = None
 
-    @abstractmethod
-    def run_batch(self, indices: Sequence[int]) -> Sequence[T]:
-        """Do these rows; returns one result each.
 
-        A batch that does not fit into memory is tried again in halves, so nothing may be kept before the end, and no
-        tensor but in local variables, which are freed when the attempt fails.
-        """
+class Generated(NamedTuple):
+    """What came of one row.
+
+    Attributes:
+        draft: What was written.
+        states: Pooled hidden states over prompt and draft, shape (layers, hidden size), if layers were given.
+        scores: Log-probability of each target after the draft, if a judgment was given.
+    """
+
+    draft: Draft
+    states: Float32Array
+    scores: tuple[float, ...]
 
 
 class ModelRunner:
@@ -56,81 +92,319 @@ class ModelRunner:
         encoder: Makes its token ids.
         name: What the proxy is called, for drafts.
         max_batch_size: Maximum number of sequences in one forward pass.
-        max_batch_tokens: Maximum number of tokens in one forward pass, padding included.
-        turns: Whose turn it is; by default nobody else has one.
+        lock: The lock that the proxy holds.
 
     Attributes:
         fingerprint: Tells the weights apart from those of other models.
-        adapters: The LoRA adapters that were put into the model.
-        prefixes: What was computed for the prefixes that prompts share.
-        min_prefix_tokens: Shorter prefixes are not cached.
         calls: How many batches were run.
     """
 
     def __init__(
-        self,
-        model: Any,
-        encoder: PromptEncoder,
-        name: str,
-        max_batch_size: int,
-        max_batch_tokens: int,
-        *,
-        turns: Turns | None = None,
+        self, model: Any, encoder: PromptEncoder, name: str, max_batch_size: int, lock: ModelLock
     ) -> None:
         self.model = model
         self.encoder = encoder
         self.name = name
         self.max_batch_size = max_batch_size
-        self.max_batch_tokens = max_batch_tokens
         self.fingerprint = fingerprint(model)  # now: adapters will add parameters
-        self.adapters = Adapters(model, name)
-        self.prefixes = PrefixCache(model)
-        self.min_prefix_tokens = MIN_PREFIX_TOKENS
         self.calls = 0
-        self._turns = Turns() if turns is None else turns
+        self._lock = lock
         self._adapter: str | None = None
+        self._adapters: dict[str, tuple[str, bool]] = {}
+        self._prefixes: dict[tuple[tuple[int, ...], str | None], CachedPrefix] = {}
+        self._end_masks: dict[bool, torch.Tensor] = {}
 
-    def run(self, job: BatchJob[T]) -> list[T]:
-        """Do a job batch by batch; returns its results in the order of its rows.
+    # --- writing ---------------------------------------------------------------------------------------------
 
-        Rows of like length share a batch. One that does not fit into memory is halved, down to single rows.
+    def generate(
+        self,
+        rows: Sequence[EncodedPrompt],
+        tokens: int,
+        *,
+        sampling: Sampling | None = None,
+        layers: Sequence[PooledLayer] = (),
+        judgment: Judgment | None = None,
+    ) -> list[Generated]:
+        """Continue prompts of one template.
+
+        Args:
+            rows: The prompts.
+            tokens: Maximum number of new tokens, >= 1.
+            sampling: How tokens are drawn, or None for greedy decoding.
+            layers: Which states are pooled on the way; their layers must pass `can_watch`.
+            judgment: What is scored on the draft's own keys and values.
+        """
+        temperature, seeds = sampling or Sampling(0.0, [0] * len(rows))
+        work = partial(self._generate, tokens, temperature, layers, judgment)
+        lengths = [len(row.ids) + tokens for row in rows]
+        return self.in_batches(work, list(zip(rows, seeds, strict=True)), lengths)
+
+    def _generate(
+        self,
+        tokens: int,
+        temperature: float,
+        layers: Sequence[PooledLayer],
+        judgment: Judgment | None,
+        batch: Sequence[tuple[EncodedPrompt, int]],
+    ) -> list[Generated]:
+        rows = [row for row, _ in batch]
+        device = self.model.device
+        generators = [torch.Generator(device).manual_seed(seed) for _, seed in batch]
+        template = rows[0].template
+        decoder = self._decoder([row.ids for row in rows], template, {layer for layer, _, _ in layers})
+        ends = self.end_mask(at_newline=template.stop_at_newline)
+        ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        steps: list[ChosenTokens] = []
+        while len(steps) < tokens and not ended.all():
+            self.pause()
+            decoder.read(self.model)
+            chosen = choose_tokens(decoder.logits[:, -1], temperature, generators)
+            ended = ended | ends[chosen.ids]
+            # Rows that have ended get masked columns until the last one of the batch has.
+            decoder.append(chosen.ids[:, None], ~ended[:, None])
+            steps.append(chosen)
+        drafts = self._drafts(rows, steps, decoder.mask[:, -len(steps) :].sum(dim=1).tolist())
+        if layers or judgment:
+            decoder.read(self.model)  # the last token: its states, keys and values are wanted too
+        scores = self._judge(decoder, judgment) if judgment else [()] * len(rows)
+        results = []
+        for place, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
+            states = np.zeros((0, 0), np.float32)
+            if layers:
+                spans = spans_of(row.question, len(row.ids), len(draft.token_ids))
+                states = as_array(pool_states(decoder.row_states(place), spans, layers))
+            results.append(Generated(draft, states, scores[place]))
+        return results
+
+    def _drafts(
+        self, rows: Sequence[EncodedPrompt], steps: Sequence[ChosenTokens], lengths: Sequence[int]
+    ) -> list[Draft]:
+        """Return what was written as drafts; of each row, so many of the steps are the text."""
+        ids, logprobs, entropies, margins = (
+            torch.stack(each, dim=1).tolist() for each in zip(*steps, strict=True)
+        )
+        drafts = []
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            own = ids[place][:length]
+            texts = self.encoder.token_texts(own)
+            draft = Draft(
+                text="".join(texts).strip(),
+                token_ids=tuple(own),
+                tokens=tuple(texts),
+                logprobs=tuple(logprobs[place][:length]),
+                entropies=tuple(entropies[place][:length]),
+                margins=tuple(margins[place][:length]),
+                finished=length < len(steps),
+                source="proxy",
+                model=self.name,
+                prompt_tokens=len(row.ids),
+            )
+            drafts.append(draft)
+        return drafts
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def score(self, rows: Sequence[EncodedPrompt], judgment: Judgment) -> list[tuple[float, ...]]:
+        """Return for each prompt, which ends with the suffix, the log-probability of each target's whole sequence."""
+        longest = max(len(target) for target in judgment.targets)
+        lengths = [len(row.ids) + longest for row in rows]
+        return self.in_batches(partial(self._score, judgment), rows, lengths)
+
+    def _score(self, judgment: Judgment, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
+        before_suffix = [row.ids[: len(row.ids) - len(judgment.suffix)] for row in rows]
+        decoder = self._decoder(before_suffix, rows[0].template)
+        decoder.read(self.model)
+        return self._judge(decoder, judgment)
+
+    def judgment(
+        self, row: EncodedPrompt, targets: Sequence[str], suffix: Sequence[int], adapter: str | None
+    ) -> Judgment:
+        """Return what scores targets after prompts; those of a template end alike, so one stands for all."""
+        return Judgment([self.encoder.continuation(row, target) for target in targets], suffix, adapter)
+
+    def _judge(self, decoder: Decoder, judgment: Judgment) -> list[tuple[float, ...]]:
+        """Score targets on the keys and values of what a decoder has read."""
+        rows, device = len(decoder.mask), decoder.mask.device
+        scores = torch.zeros(rows, len(judgment.targets), device=device)
+        with self.adapted(judgment.adapter):
+            if judgment.suffix:
+                suffix = torch.tensor([list(judgment.suffix)] * rows, device=device)
+                decoder.append(suffix, torch.ones_like(suffix))
+                decoder.read(self.model)
+            first = torch.log_softmax(decoder.logits[:, -1].float(), dim=-1)
+            # Targets that share all but their last token, such as "Known(True)" with another ending, share a pass.
+            for start in sorted({tuple(target[:-1]) for target in judgment.targets}):
+                logprobs = first[:, None]
+                if start:
+                    branch = copy.deepcopy(decoder)  # a forward pass appends to the cache
+                    ids = torch.tensor([start] * rows, device=device)
+                    branch.append(ids, torch.ones_like(ids))
+                    branch.read(self.model, keep=len(start))
+                    after = torch.log_softmax(branch.logits.float(), dim=-1)
+                    logprobs = torch.cat([logprobs, after], dim=1)
+                for number, target in enumerate(judgment.targets):
+                    if tuple(target[:-1]) == start:
+                        scores[:, number] = logprobs[:, range(len(target)), list(target)].sum(dim=-1)
+        return [tuple(each) for each in scores.clamp(max=0.0).tolist()]
+
+    def score_text(
+        self, rows: Sequence[EncodedPrompt], texts: Sequence[Sequence[int]]
+    ) -> list[dict[str, tuple[float, ...]]]:
+        """Return ``logprobs``, ``entropies`` and ``margins`` of texts that continue prompts, a value a token."""
+        lengths = [len(row.ids) + len(text) for row, text in zip(rows, texts, strict=True)]
+        return self.in_batches(self._score_text, list(zip(rows, texts, strict=True)), lengths)
+
+    def _score_text(
+        self, batch: Sequence[tuple[EncodedPrompt, Sequence[int]]]
+    ) -> list[dict[str, tuple[float, ...]]]:
+        # A token's probability is read at the token before it, so a text's last token is not read at all.
+        inputs = self._inputs([(*row.ids, *text[:-1]) for row, text in batch])
+        width = max(len(text) for _, text in batch) or 1
+        logits = self.model(**inputs, logits_to_keep=width).logits
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        results = []
+        for place, (_, text) in enumerate(batch):
+            tail = logprobs[place, width - len(text) :]
+            entropies, margins = entropy_and_margin(tail)
+            own = {
+                "logprobs": tuple(tail[range(len(text)), list(text)].clamp(max=0.0).tolist()),
+                "entropies": tuple(entropies.tolist()),
+                "margins": tuple(margins.tolist()),
+            }
+            results.append(own)
+        return results
+
+    def hidden(
+        self,
+        rows: Sequence[EncodedPrompt],
+        texts: Sequence[Sequence[int]],
+        layers: Sequence[PooledLayer],
+    ) -> list[Float32Array]:
+        """Pool the states of prompts and of the texts that continue them, each to shape (layers, hidden size)."""
+        lengths = [len(row.ids) + len(text) for row, text in zip(rows, texts, strict=True)]
+        return self.in_batches(partial(self._hidden, layers), list(zip(rows, texts, strict=True)), lengths)
+
+    def _hidden(
+        self, layers: Sequence[PooledLayer], batch: Sequence[tuple[EncodedPrompt, Sequence[int]]]
+    ) -> list[Float32Array]:
+        inputs = self._inputs([(*row.ids, *text) for row, text in batch])
+        numbers = {layer for layer, _, _ in layers}
+        states = layer_states(self.model.base_model, inputs, numbers)
+        results = []
+        for place, (row, text) in enumerate(batch):
+            length = len(row.ids) + len(text)
+            own = {number: each[place, -length:].float() for number, each in states.items()}
+            spans = spans_of(row.question, len(row.ids), len(text))
+            results.append(as_array(pool_states(own, spans, layers)))
+        return results
+
+    def can_watch(self, layers: Sequence[PooledLayer]) -> bool:
+        """Return whether these states can be kept while a text is written."""
+        return can_watch(self.model.base_model, {layer for layer, _, _ in layers})
+
+    @property
+    def context_size(self) -> int:
+        """How many tokens the context holds, prompt and answer together; a guess where the model does not say."""
+        return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", 0) or 2_048)
+
+    # --- batches ---------------------------------------------------------------------------------------------
+
+    def in_batches(
+        self, work: Callable[[Sequence[Row]], Sequence[T]], rows: Sequence[Row], lengths: Sequence[int]
+    ) -> list[T]:
+        """Do work on rows batch by batch; returns its results in the order of the rows.
+
+        Rows of like length share a batch. One that does not fit into memory is halved, down to single rows, so the
+        work may keep nothing before its end.
         """
         results: dict[int, T] = {}
-        pending = group_by_length(job.lengths, self.max_batch_size, self.max_batch_tokens)
+        pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
             self.pause()
             indices = pending.pop(0)
-            found = self._attempt(job, indices)
+            found = None
+            try:
+                with torch.inference_mode():
+                    found = work([rows[i] for i in indices])
+            except torch.OutOfMemoryError:
+                if len(indices) == 1:
+                    raise
             if found is None:
-                # Only now: in its handler, the exception still held the failed attempt's frames with their tensors.
+                # Not in the handler: there the exception still holds the failed attempt's frames with their tensors.
+                _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
                 torch.cuda.empty_cache()
                 half = len(indices) // 2
                 pending[:0] = [indices[:half], indices[half:]]
                 continue
             self.calls += 1
             results.update(zip(indices, found, strict=True))
-        return [results[i] for i in range(len(job.lengths))]
+        return [results[i] for i in range(len(rows))]
 
-    def _attempt(self, job: BatchJob[T], indices: Sequence[int]) -> Sequence[T] | None:
-        """Do one batch; None if it does not fit into memory, but a smaller one may."""
-        try:
-            with torch.inference_mode():
-                return job.run_batch(indices)
-        except torch.OutOfMemoryError:
-            if len(indices) == 1:
-                raise
-            _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
-            return None
+    def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return the arguments of a forward pass that reads rows and keeps nothing."""
+        ids, mask = pad_left(rows, self.encoder.pad_token_id, self.model.device)
+        return {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask), "use_cache": False}
+
+    def _decoder(
+        self, rows: Sequence[tuple[int, ...]], template: PromptTemplate, layers: Collection[int] = ()
+    ) -> Decoder:
+        prefix = CachedPrefix() if layers else self._prefix(rows, template)  # a prefix has no states
+        return Decoder(rows, self.encoder.pad_token_id, self.model.device, layers, prefix)
+
+    def _prefix(self, rows: Sequence[tuple[int, ...]], template: PromptTemplate) -> CachedPrefix:
+        """Return the prefix that prompts of one template share, read once in a process; may be empty."""
+        ids = self.encoder.shared_prefix(template)
+        differs = any(row[: len(ids)] != ids or len(row) == len(ids) for row in rows)
+        if len(ids) < _MIN_PREFIX_TOKENS or differs:
+            return CachedPrefix()
+        key = (ids, self._adapter)  # another adapter has other keys and values
+        if key not in self._prefixes:
+            if len(self._prefixes) == _MAX_PREFIXES:
+                self._prefixes.clear()
+            output = self.model.base_model(torch.tensor([ids], device=self.model.device), use_cache=True)
+            shared = can_share_cache(output.past_key_values)
+            self._prefixes[key] = CachedPrefix(ids, output.past_key_values) if shared else CachedPrefix()
+        return self._prefixes[key]
+
+    def end_mask(self, *, at_newline: bool = False) -> torch.Tensor:
+        """Return which tokens end a text, shape (vocabulary,)."""
+        if at_newline not in self._end_masks:
+            size = self.model.config.get_text_config().vocab_size
+            ends = set(self.encoder.stop_ids())
+            if at_newline:
+                texts = self.encoder.vocabulary_texts(size)
+                ends.update(number for number, text in enumerate(texts) if "\n" in text)
+            mask = torch.zeros(size, dtype=torch.bool)
+            mask[[number for number in ends if number < size]] = True
+            self._end_masks[at_newline] = mask.to(self.model.device)
+        return self._end_masks[at_newline]
+
+    # --- adapters, and other threads -------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Let those who wait for a short turn use the model, between two batches or two tokens.
+        """Let those who wait for the model use it, between two batches or two tokens.
 
         Raises:
             RuntimeError: The process is ending.
         """
-        if self._turns.wanted:
+        if self._lock.wanted:
             with self.adapted(None):
-                self._turns.give_way()
+                self._lock.yield_to_waiters()
+
+    def load_adapter(self, adapter: str) -> tuple[str, bool]:
+        """Put an adapter into the model, unless it is there already, and leave it off.
+
+        Returns:
+            What the model calls it, and whether it is an activated LoRA, which acts only on what follows its
+            invocation tokens: keys and values of all that stands before are the base model's.
+
+        Raises:
+            ModelLoadError: See `rgate_integrations.models.pretrained.load_adapter`.
+        """
+        if adapter not in self._adapters:
+            name = f"rgate_{len(self._adapters)}"
+            self._adapters[adapter] = (name, load_adapter(self.model, adapter, name))
+        return self._adapters[adapter]
 
     @contextmanager
     def adapted(self, name: str | None) -> Iterator[None]:
@@ -152,56 +426,8 @@ class ModelRunner:
             self.model.enable_adapters()
         self._adapter = name
 
-    def shared_prefix(
-        self, prompt: PromptTemplate, rows: Sequence[Sequence[int]], fresh: Sequence[int] | None = None
-    ) -> tuple[int, ...]:
-        """Return the prefix of a prompt if all rows begin with it and it is worth a cache, or ().
 
-        Args:
-            prompt: What the rows were made of.
-            rows: Token ids.
-            fresh: How many of each row's last tokens must not come from the cache, because the model's output there
-                is wanted; by default one.
-        """
-        prefix = self.encoder.shared_prefix(prompt)
-        if len(prefix) < self.min_prefix_tokens:
-            return ()
-        for row, needed in zip(rows, fresh or [1] * len(rows), strict=True):
-            if tuple(row[: len(prefix)]) != prefix or len(row) - len(prefix) < needed:
-                return ()
-        return prefix
-
-    def batch(
-        self, rows: Sequence[Sequence[int]], prefix: tuple[int, ...], layers: tuple[int, ...] = ()
-    ) -> Batch:
-        """Make a batch of rows of token ids.
-
-        Args:
-            rows: The rows.
-            prefix: What `shared_prefix` returned for them.
-            layers: Whose hidden states of the prefix are wanted.
-        """
-        cached = self.prefixes.get(prefix, self._adapter, layers) if prefix else CachedPrefix()
-        return Batch.of(
-            rows,
-            cached,
-            self.encoder.pad_token_id,
-            self.model.device,
-        )
-
-    def tail_logprobs(self, batch: Batch, width: int) -> torch.Tensor:
-        """Read a batch; returns next-token log-probabilities at its last ``width`` columns.
-
-        The shape is (rows, width, vocabulary): large, so take what is needed and let it go.
-        """
-        logits = self.model(**batch.inputs, logits_to_keep=width).logits
-        return torch.log_softmax(logits.float(), dim=-1)
-
-    @cached_property
-    def newline_mask(self) -> torch.Tensor:
-        """Which tokens hold a newline, shape (vocabulary,)."""
-        size = self.model.config.get_text_config().vocab_size
-        has_newline = ["\n" in text for text in self.encoder.vocabulary_texts(size)]
-        mask = torch.zeros(size, dtype=torch.bool)  # a model may have more tokens than its tokenizer
-        mask[: len(has_newline)] = torch.tensor(has_newline)
-        return mask.to(self.model.device)
+def as_array(vectors: Sequence[torch.Tensor]) -> Float32Array:
+    """Return vectors of the model's device as one array, a row each."""
+    array: Float32Array = torch.stack(list(vectors)).cpu().numpy()
+    return array

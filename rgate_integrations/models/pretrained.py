@@ -1,11 +1,10 @@
-"""Loads a causal language model and its tokenizer with transformers."""
+"""Loads a causal language model, its tokenizer and LoRA adapters with transformers. Code and pickles are refused."""
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,52 +12,51 @@ import transformers
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.model_folder import refuse_pickles
 from rgate_integrations.models.progress import quiet
 
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
-def load_pretrained(name: str, device: str, dtype: str, *, local_files_only: bool) -> tuple[Any, Any]:
-    """Load a model, ready to run, and its tokenizer.
+
+def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any:
+    """Load a model, ready to run.
 
     Args:
         name: Catalogue name, local folder, or Hub id.
         device: A torch device, or ``"auto"``: CUDA when there is one.
         dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA alone.
-        local_files_only: Never ask the Hub.
 
     Raises:
-        ModelLoadError: There is no causal language model that can be loaded, its weights are not safetensors, or
-            its tokenizer is no fast one.
+        ModelLoadError: There is no causal language model that can be loaded, or its weights are not safetensors.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     where = resolve_model(name)
     refuse_pickles(where)
-    target = torch_device(device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
-        dtype = "bfloat16" if target.type == "cuda" else "float32"
-    tokenizer = load_tokenizer(name, local_files_only=local_files_only)
-    with _said_plainly(name), quiet(transformers):
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    with _load_errors(name), quiet(transformers):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
             use_safetensors=True,
-            local_files_only=local_files_only,
             trust_remote_code=False,
         )
-    # Nothing of the model's own settings, such as a repetition penalty, may bend what is recorded as greedy.
-    model.generation_config = transformers.GenerationConfig()
-    return model.to(target).eval(), tokenizer
+    return model.to(device).eval()
 
 
-def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
-    """Load a model's tokenizer alone; see `load_pretrained`."""
+def load_tokenizer(name: str) -> Any:
+    """Load a model's tokenizer.
+
+    Raises:
+        ModelLoadError: There is none, or no fast one.
+        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+    """
     where = resolve_model(name)
-    with _said_plainly(name), quiet(transformers):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            where, local_files_only=local_files_only, trust_remote_code=False, **_plain_config(where)
-        )
+    with _load_errors(name), quiet(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
     if tokenizer.pad_token_id is None:
@@ -66,24 +64,8 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     return tokenizer
 
 
-def _plain_config(folder: str) -> dict[str, Any]:
-    """Return the argument that spares `AutoTokenizer` a model's own configuration class, where it can be spared.
-
-    It only looks for the model's type there. Importing the class takes 1.3 s and 90 MB, because torch's compiler
-    comes along.
-    """
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        told = json.loads((Path(folder) / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not told.get("tokenizer_class") or "auto_map" in {*told, *config}:
-        return {}
-    return {"config": transformers.PreTrainedConfig.from_dict(config)}
-
-
 @contextmanager
-def _said_plainly(name: str) -> Iterator[None]:
+def _load_errors(name: str) -> Iterator[None]:
     """Turn what transformers raises into an error that says what to do."""
     try:
         yield
@@ -99,15 +81,41 @@ def _said_plainly(name: str) -> Iterator[None]:
         ) from error
 
 
-def make_encoder(model: Any, tokenizer: Any, max_prompt_tokens: int) -> PromptEncoder:
-    """Return what makes a model's prompts, at most so long that an answer still fits into its context."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", 0) or 2_048
-    room_for_prompt = max(context - 256, context // 2)
-    return PromptEncoder(tokenizer, min(max_prompt_tokens, room_for_prompt))
+def load_adapter(model: Any, adapter: str, name: str) -> bool:
+    """Put a LoRA adapter into a model, and leave it off.
 
+    Args:
+        model: A causal language model of transformers.
+        adapter: Folder or Hub id.
+        name: What the model is to call it.
 
-def torch_device(name: str) -> torch.device:
-    """Return the device of this name; ``"auto"`` is CUDA when there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    Returns:
+        Whether it is an activated LoRA.
+
+    Raises:
+        ModelLoadError: It does not fit, or its weights are not safetensors. The model may hold a part of it by now:
+            do not use it any more.
+    """
+    refuse_pickles(adapter)
+    try:
+        from peft import PeftConfig
+        from transformers.utils import cached_file
+
+        config = PeftConfig.from_pretrained(adapter)
+        # Without them load_adapter would go on to a pickle, on the Hub too, whatever it is told.
+        cached_file(adapter, _ADAPTER_WEIGHTS)
+        activated = bool(getattr(config, "alora_invocation_tokens", None))
+        if activated:
+            # It is switched on for what follows the invocation tokens alone, so here it is an ordinary LoRA.
+            config.alora_invocation_tokens = None
+        # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
+        with quiet(transformers), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise ModelLoadError(
+            f"The adapter {adapter!r} does not fit the model: {str(error).splitlines()[0]}",
+            hint=f"Give a LoRA adapter of this very model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
+        ) from error
+    model.disable_adapters()  # loading switches it on
+    return activated

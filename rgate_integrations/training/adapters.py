@@ -162,7 +162,7 @@ class _Task:
             self.model,
             out,
             self.recipe,
-            invocation=shared_proxy(self.model).ids_after_draft(IK_FOLLOW_UP) if activated else None,
+            invocation=shared_proxy(self.model).encoder.after_draft(IK_FOLLOW_UP) if activated else None,
             seed=self.options.seed,
             resume=resume,
             progress=self.progress,

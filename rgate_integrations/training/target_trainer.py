@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from rgate_integrations.models.batch import pad_left
+from rgate_integrations.models.decoding import pad_left
 from rgate_integrations.training.checkpoints import seal
 from rgate_integrations.training.drafts import Progress
 

@@ -124,13 +124,17 @@ def fine_tune(
     proxy = LocalProxy(model)
     rows = []
     for pair in pairs:
-        prompt, target = proxy.pair_ids(pair.prompt, pair.values, pair.target, pair.ends)
+        prompt, target = proxy.load().encoder.training_pair(
+            pair.prompt, pair.values, pair.target, ends=pair.ends
+        )
         rows.append(Row(tuple(prompt), tuple(target), pair.weight))
     run = Run(model, proxy.fingerprint, recipe, seed, tuple(invocation or ()))
     tuned = run.model_to_tune()
     checkpoints = out.parent / f".{out.name}-checkpoints"
     resumed = prepare(checkpoints, run.identity(rows), resume)
-    trainer = train_on_targets(tuned, run.arguments(rows, checkpoints), rows, proxy.pad_token_id, progress)
+    trainer = train_on_targets(
+        tuned, run.arguments(rows, checkpoints), rows, proxy.encoder.pad_token_id, progress
+    )
     trainer.train(resume_from_checkpoint=True if resumed else None)
     made = out.parent / f".{out.name}-made"
     shutil.rmtree(made, ignore_errors=True)

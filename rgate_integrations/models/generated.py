@@ -1,17 +1,17 @@
-"""How an answer is written, and what is written: the values of `rgate_integrations.models.writing`, without torch."""
+"""What a local model writes: how it is told to, what comes out, and which answers are still held. Needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
+from weakref import WeakValueDictionary
 
-_CONTEXT = 2_048
 FinishReason = Literal["stop", "length"]
 """Why an answer ended: by itself or at a stop sequence, or because it was long enough."""
 
 
 @dataclass(frozen=True)
-class WritingOptions:
+class GenerationOptions:
     """How an answer is written.
 
     Attributes:
@@ -19,7 +19,7 @@ class WritingOptions:
         stop: Texts that end the answer, and are no part of it.
         temperature: 0 is greedy; above that, tokens are drawn.
         seed: Of the draw; None draws another answer each time.
-        likeliest: How many of the likeliest tokens are given in each place.
+        top_logprobs: How many of the likeliest tokens are given in each place.
         layers: Layers whose hidden states are kept.
     """
 
@@ -27,12 +27,12 @@ class WritingOptions:
     stop: tuple[str, ...] = ()
     temperature: float = 0.0
     seed: int | None = None
-    likeliest: int = 0
+    top_logprobs: int = 0
     layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class WrittenToken:
+class GeneratedToken:
     """A token of an answer.
 
     Attributes:
@@ -47,7 +47,7 @@ class WrittenToken:
 
 
 @dataclass(frozen=True)
-class WrittenPiece:
+class TextChunk:
     """A part of an answer.
 
     Attributes:
@@ -56,9 +56,30 @@ class WrittenPiece:
     """
 
     text: str
-    tokens: tuple[WrittenToken, ...]
+    tokens: tuple[GeneratedToken, ...]
 
 
-def context_of(model: Any) -> int:
-    """Return the context of a model of transformers; a guess where it does not say."""
-    return int(getattr(model.config.get_text_config(), "max_position_embeddings", 0) or _CONTEXT)
+class LiveAnswer(Protocol):
+    """An answer of a local model, as far as it is written.
+
+    Attributes:
+        entropies: Entropy of the next-token distribution at each token, in nats.
+        margins: How far the likeliest token was ahead of the second at each token.
+    """
+
+    entropies: list[float]
+    margins: list[float]
+
+
+# Weak: an answer is found as long as somebody holds it, who writes it or who judges it.
+_live: WeakValueDictionary[str, LiveAnswer] = WeakValueDictionary()
+
+
+def register_answer(response_id: str, answer: LiveAnswer) -> None:
+    """Let a gate in this process find an answer by the id of its response, so that it need not read it again."""
+    _live[response_id] = answer
+
+
+def find_answer(response_id: str) -> LiveAnswer | None:
+    """Return the answer with that id; None for those of other models, and those that nobody holds any more."""
+    return _live.get(response_id)
