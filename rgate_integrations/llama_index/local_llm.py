@@ -24,8 +24,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
+from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 
 __all__ = ["LocalLLM"]
 
