@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rgate_integrations import Decision, Draft
 from rgate_integrations.claims import ModelRewriter, plan_queries
 from rgate_integrations.claims.format import Claim, parse_claims, print_claims, without_tags
-from rgate_integrations.claims.sentences import entities, sentence_claims, split_sentences, subject
+from rgate_integrations.claims.sentences import sentence_claims, split_sentences, subject
 from tests.scripted_proxy import ScriptedProxy
 
 TAGS = st.sampled_from(
@@ -62,72 +62,90 @@ def test_text_without_tags_plants_no_claims(text):
     assert parse_claims(without_tags(text)) == []
 
 
-def test_the_papers_format():
+ANNOTATED = (
+    "<Claims> <Claim(A (b) is c)> <Search(True)> <Query(a b)> <Claim(broken <Search(False)> <Query(z)> "
+    "<Claim(d)> <Search(False)> <Query(e)> </Claims> <Questions> <Question(Who?)> <Search(True)> <Query(w)> "
+    "</Questions>"
+)
+
+
+def test_both_published_formats_and_a_malformed_block():
     text = "<Claim> Paris is big. <Query> Paris size <Claim> It rains. <Query> Paris rain"
-    assert parse_claims(text) == [
+    claims = parse_claims(text)
+    assert claims == [
         Claim(text="Paris is big.", query="Paris size"),
         Claim(text="It rains.", query="Paris rain"),
     ]
-    assert print_claims(parse_claims(text), "paper") == text
-
-
-def test_the_annotated_format_and_a_malformed_block():
-    text = (
-        "<Claims> <Claim(A (b) is c)> <Search(True)> <Query(a b)> <Claim(broken <Search(False)> <Query(z)> "
-        "<Claim(d)> <Search(False)> <Query(e)> </Claims> <Questions> <Question(Who?)> <Search(True)> <Query(w)> "
-        "</Questions>"
-    )
-    assert parse_claims(text) == [
+    assert print_claims(claims, "paper") == text
+    claims = parse_claims(ANNOTATED)
+    assert claims == [
         Claim(text="A (b) is c", query="a b", needs_search=True),
         Claim(text="d", query="e", needs_search=False),
         Claim(text="Who?", query="w", needs_search=True, kind="question"),
     ]
-    assert parse_claims(print_claims(parse_claims(text)))[1:] == parse_claims(text)[:2]
+    assert parse_claims(print_claims(claims)) == [claims[2], *claims[:2]]
 
 
-def test_sentences_end_where_sentences_end():
-    assert split_sentences("Dr. King spoke. He left at 3 p.m. yesterday; it rained.\nEnd") == [
-        "Dr. King spoke.",
-        "He left at 3 p.m. yesterday",
-        "it rained.",
-        "End",
-    ]
-    assert split_sentences("") == []
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "Dr. King spoke. He left at 3 p.m. yesterday; it rained.\nEnd",
+            ["Dr. King spoke.", "He left at 3 p.m. yesterday", "it rained.", "End"],
+        ),
+        ("", []),
+    ],
+)
+def test_sentences_end_where_sentences_end(text, sentences):
+    assert split_sentences(text) == sentences
 
 
-def test_subjects_and_entities():
-    assert entities("When did Martin Luther King Jr. give his speech in Washington?") == [
-        "Martin Luther King Jr",
-        "Washington",
-    ]
-    assert entities("who sings let it be") == []
-    assert subject("Where was the composer Aarno Maliniemi born?") == "Aarno Maliniemi"
-    assert subject("who wrote hamlet?") == "wrote hamlet"
-    assert subject("???") == "???"
+@pytest.mark.parametrize(
+    ("question", "topic"),
+    [
+        ("When did Martin Luther King Jr. give his speech in Washington?", "Martin Luther King Jr"),
+        ("Where was the composer Aarno Maliniemi born?", "Aarno Maliniemi"),
+        ("who sings let it be", "sings let it be"),
+        ("who wrote hamlet?", "wrote hamlet"),
+        ("???", "???"),
+    ],
+)
+def test_what_a_question_is_about(question, topic):
+    assert subject(question) == topic
 
 
-def test_claims_are_self_contained():
-    draft = Draft(text="Aarno Maliniemi was Finnish. He was born in Oulu. His works are rare. I am not sure.")
-    claims = sentence_claims("Where was Aarno Maliniemi born?", draft)
-    assert [c.text for c in claims] == [
-        "Aarno Maliniemi was Finnish.",
-        "Aarno Maliniemi was born in Oulu.",
-        "Aarno Maliniemi's works are rare.",
-    ]
-    assert sentence_claims("who?", None) == []
-    assert sentence_claims("who?", Draft(text="I'm sorry, I do not know.")) == []
-
-
-def test_a_subject_with_backslashes_is_taken_literally():
-    draft = Draft(text="It is a folder. Its files are \\d.")
-    claims = sentence_claims(r'What is in "C:\docs\1"?', draft)
-    assert [c.text for c in claims] == [r"C:\docs\1 is a folder.", r"C:\docs\1's files are \d."]
-
-
-def test_a_sentence_that_was_cut_off_is_left_out():
-    cut = Draft(text="Oulu is a city. It lies at the mouth of the", finished=False)
-    assert [c.text for c in sentence_claims("Where is Oulu?", cut)] == ["Oulu is a city."]
-    assert len(sentence_claims("Where is Oulu?", Draft(text="Oulu lies at the", finished=False))) == 1
+@pytest.mark.parametrize(
+    ("question", "draft", "claims"),
+    [
+        (
+            "Where was Aarno Maliniemi born?",
+            Draft(
+                text="Aarno Maliniemi was Finnish. He was born in Oulu. His works are rare. I am not sure."
+            ),
+            [
+                "Aarno Maliniemi was Finnish.",
+                "Aarno Maliniemi was born in Oulu.",
+                "Aarno Maliniemi's works are rare.",
+            ],
+        ),
+        ("who?", None, []),
+        ("who?", Draft(text="I'm sorry, I do not know."), []),
+        (
+            r'What is in "C:\docs\1"?',
+            Draft(text="It is a folder. Its files are \\d."),
+            [r"C:\docs\1 is a folder.", r"C:\docs\1's files are \d."],
+        ),
+        # A last sentence that was cut off is left out, unless it is the only one.
+        (
+            "Where is Oulu?",
+            Draft(text="Oulu is a city. It lies at the mouth of the", finished=False),
+            ["Oulu is a city."],
+        ),
+        ("Where is Oulu?", Draft(text="Oulu lies at the", finished=False), ["Oulu lies at the"]),
+    ],
+)
+def test_claims_are_self_contained(question, draft, claims):
+    assert [claim.text for claim in sentence_claims(question, draft)] == claims
 
 
 def unknown(question, text):
@@ -161,16 +179,16 @@ def test_the_filter_keeps_unknown_claims_and_judges_a_batch_at_once():
         ],
         gate=judge,
     )
-    assert len(judge.calls) == 1
-    assert judge.calls[0][1] == [
+    claims = [
         "Oulu is well known to all.",
         "Oulu has deep snow in winter.",
         "Bach wrote many fugues for the organ.",
     ]
+    assert [drafts for _, drafts in judge.calls] == [claims]
     assert [q.text for q in plans[0].queries] == ["where is Oulu?", "Oulu has deep snow in winter"]
     assert [c.kept for c in plans[0].claims] == [False, True]
     assert plans[1].queries == ()
-    assert plans[2].queries[1].claim == "Bach wrote many fugues for the organ."
+    assert plans[2].queries[1].claim == claims[2]
 
 
 def test_the_question_can_be_left_out_but_something_is_always_searched():
