@@ -10,31 +10,39 @@ import sys
 
 import pytest
 
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 from rgate_integrations.runtime.files import (
     JsonlLog,
     existing_folder,
     parsed_json,
     read_jsonl,
-    rename_folder,
     write_atomically,
     write_folder,
 )
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing after it runs in the function that it hits."""
+def full_disk(file):
+    raise OSError("the disk is full")
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_file_or_folder_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "new" / "a.json"
     assert write_atomically(path, "é") == path
     assert path.read_bytes() == "é".encode()
-    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError("the disk is full")))
-    with pytest.raises(OSError, match="full"):
+    folder = write_folder(tmp_path / "new" / "g", {"a": "1", "b": b"2"})
+    write_folder(folder, {"a": "3"})
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(WriteError, match="full"):
         write_atomically(path, b"other")
+    with pytest.raises(WriteError, match="full"):
+        write_folder(folder, {"a": "4"})
     assert path.read_text(encoding="utf-8") == "é"
-    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
+    assert contents(folder) == {"a": "3"}
+    assert sorted(p.name for p in path.parent.iterdir()) == ["a.json", "g"]
+
+
+def contents(folder):
+    return {path.name: path.read_text() for path in existing_folder(folder).iterdir()}
 
 
 def test_others_may_read_what_was_written(tmp_path):
@@ -44,73 +52,69 @@ def test_others_may_read_what_was_written(tmp_path):
     assert stat.S_IMODE(written.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / "g", {"a": "1", "b": b"2"})
-    write_folder(folder, {"a": "3"})
-    assert {p.name: p.read_text() for p in folder.iterdir()} == {"a": "3"}
-    monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError("the disk is full")))
-    with pytest.raises(OSError, match="full"):
-        write_folder(folder, {"a": "4"})
-    assert (folder / "a").read_text() == "3"
-    assert [p.name for p in tmp_path.iterdir()] == ["g"]
-
-
-def test_a_kill_between_the_two_renames_loses_nothing(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / "g", {"a": "old"})
-    made = tmp_path / "made"
-    made.mkdir()
-    (made / "a").write_text("new")
-    rename = type(folder).rename
-
-    def killed_at_the_second(self, target):
-        if self == made:
-            raise Killed
-        return rename(self, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(folder), "rename", killed_at_the_second)
-        with pytest.raises(Killed):
-            rename_folder(made, folder)
-    assert not folder.exists()
-    assert (existing_folder(folder) / "a").read_text() == "old"
-    rename_folder(made, folder)
-    assert (existing_folder(folder) / "a").read_text() == "new"
-    assert [p.name for p in tmp_path.iterdir()] == ["g"]
-
-
-def test_a_folder_does_not_replace_a_file(tmp_path):
-    (tmp_path / "g").write_text("mine")
+def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
+    (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigurationError, match="is a file"):
-        write_folder(tmp_path / "g", {"a": "1"})
-    assert [p.name for p in tmp_path.iterdir()] == ["g"]
+        write_folder(tmp_path / "file", {"a": "1"})
+    (tmp_path / "thesis").mkdir()
+    for name in ("chapter.md", "README.md"):
+        (tmp_path / "thesis" / name).write_text("years of work")
+    gate = {"gate.json": "{}", "README.md": "a card"}
+    with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
+        write_folder(tmp_path / "thesis", gate)
+    assert contents(tmp_path / "thesis") == {"chapter.md": "years of work", "README.md": "years of work"}
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        write_folder(tmp_path / "empty", gate)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "thesis"]
 
 
-def test_jsonl_names_the_line_that_is_wrong(tmp_path):
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out"])
+def test_no_file_of_a_folder_is_written_outside_of_it(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="leads out of the folder"):
+        write_folder(tmp_path / "new" / "gate", {name: "x"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "/", ".."):
+        with pytest.raises(ConfigurationError, match="no name for"):
+            write_folder(name, {"a": "1"})
+        assert existing_folder(name).is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jsonl_is_read_line_by_line_gzipped_or_not(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('\n{"a": 1}\n  \n[2]\n', encoding="utf-8")
     assert list(read_jsonl(path)) == [(2, {"a": 1}), (4, [2])]
-    path.write_text("1\n{cut", encoding="utf-8")
-    with pytest.raises(DataFormatError, match=r"a\.jsonl, line 2: not JSON .* Hint: one"):
-        list(read_jsonl(path, hint="one number a line"))
-    path.write_bytes(b'"\xff"\n')
-    with pytest.raises(DataFormatError, match=r"a\.jsonl, line 1: byte 2 of it is not UTF-8"):
-        list(read_jsonl(path))
-    path.write_text("[" * 100_000)
-    with pytest.raises(DataFormatError, match=r"line 1: not JSON \(it is nested too deeply"):
-        list(read_jsonl(path))
-    with pytest.raises(DataFormatError, match=r"missing\.jsonl"):
-        list(read_jsonl(tmp_path / "missing.jsonl"))
-
-
-def test_a_truncated_gzip_file_is_no_crash(tmp_path):
-    whole = gzip.compress(b'{"a": 1}\n' * 1_000)
     path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(whole)
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' * 1_000))
     assert len(list(read_jsonl(path))) == 1_000
-    for damaged in (whole[:-9], whole[:12] + b"\x00\xff" * 4 + whole[20:], b"plain"):
-        path.write_bytes(damaged)
-        with pytest.raises(DataFormatError, match="cannot be read"):
-            list(read_jsonl(path))
+
+
+WHOLE = gzip.compress(b'{"a": 1}\n' * 1_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"1\n{cut", r"a\.jsonl, line 2: not JSON .* Hint: one number a line"),
+        ("a.jsonl", b'"\xff"\n', r"a\.jsonl, line 1: byte 2 of it is not UTF-8"),
+        ("a.jsonl", b"[" * 100_000, r"line 1: not JSON \(it is nested too deeply"),
+        ("a.jsonl", None, r"a\.jsonl.* cannot be read"),
+        ("a.jsonl.gz", WHOLE[:-9], "cannot be read"),
+        ("a.jsonl.gz", WHOLE[:12] + b"\x00\xff" * 4 + WHOLE[20:], "cannot be read"),
+        ("a.jsonl.gz", b"plain", "cannot be read"),
+    ],
+    ids=range(7),
+)
+def test_damaged_jsonl_names_what_is_wrong(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataFormatError, match=message):
+        list(read_jsonl(tmp_path / name, hint="one number a line"))
 
 
 def test_a_log_goes_on_after_its_last_whole_line(tmp_path):
@@ -158,26 +162,6 @@ def test_a_first_line_that_was_torn_is_written_again(tmp_path):
     assert log.values() == []
     log.append([{"made_with": {}}])
     assert log.values() == [{"made_with": {}}]
-
-
-@pytest.mark.parametrize("name", ["../out", "a/../../out", "/out"])
-def test_no_file_of_a_folder_is_written_outside_of_it(tmp_path, name):
-    with pytest.raises(ConfigurationError, match="leads out of the folder"):
-        write_folder(tmp_path / "new" / "gate", {name: "x"})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_with_something_else_in_it_is_not_replaced(tmp_path):
-    (tmp_path / "thesis").mkdir()
-    for name in ("chapter.md", "README.md"):
-        (tmp_path / "thesis" / name).write_text("years of work")
-    with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
-        write_folder(tmp_path / "thesis", {"gate.json": "{}", "README.md": "a card"})
-    assert (tmp_path / "thesis" / "chapter.md").read_text() == "years of work"
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
-    (tmp_path / "empty").mkdir()
-    write_folder(tmp_path / "empty", {"gate.json": "{}"})
-    write_folder(tmp_path / "empty", {"gate.json": "{}", "README.md": "a card"})
 
 
 # --- a full disk ---------------------------------------------------------------------------------------------
@@ -248,21 +232,20 @@ print(steps)
 
 
 def test_killed_at_any_step_a_folder_is_the_old_or_the_new(tmp_path):
-    seen, stop, done = [], 0, b""
+    seen, done = [], b""
     while not done:
-        folder = write_folder(tmp_path / str(stop) / "g", {"a": "old", "b": "old"})
-        command = [sys.executable, "-c", KILLED_AT, str(folder), str(stop)]
+        folder = write_folder(tmp_path / str(len(seen)) / "g", {"a": "old", "b": "old"})
+        command = [sys.executable, "-c", KILLED_AT, str(folder), str(len(seen))]
         done = subprocess.run(command, capture_output=True, check=False).stdout
-        seen.append({p.name: p.read_text() for p in existing_folder(folder).iterdir()})
+        seen.append(contents(folder))
         write_folder(folder, {"a": "next"})
-        assert {p.name: p.read_text() for p in existing_folder(folder).iterdir()} == {"a": "next"}
-        stop += 1
+        assert contents(folder) == {"a": "next"}
     # One a step: first the old one, from some step on the new one, and nothing else.
+    old, new = {"a": "old", "b": "old"}, {"a": "new", "b": "new"}
     assert len(seen) == int(done) + 1
-    assert seen == sorted(seen, key=lambda files: files["a"], reverse=True)
-    assert seen[0] == {"a": "old", "b": "old"}
-    assert seen[-1] == {"a": "new", "b": "new"}
-    assert all(files["a"] == files["b"] for files in seen)
+    assert seen == [old] * seen.count(old) + [new] * seen.count(new)
+    assert old in seen
+    assert new in seen
 
 
 def test_half_a_surrogate_pair_is_written_as_an_escape(tmp_path):
@@ -276,12 +259,3 @@ def test_json_raises_value_errors_only():
     for text in ("", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5_000, "\ud800"):
         with pytest.raises(ValueError, match=r".+"):
             parsed_json(text)
-
-
-def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in (".", "/", ".."):
-        with pytest.raises(ConfigurationError, match="no name for"):
-            write_folder(name, {"a": "1"})
-        assert existing_folder(name).is_dir()
-    assert list(tmp_path.iterdir()) == []
