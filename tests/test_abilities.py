@@ -26,7 +26,12 @@ SPELLINGS = {
     "gpt-oss-20b": ["gpt-oss:20b", "openai/gpt-oss-20b", "gpt-oss-20b-mxfp4.gguf"],
     "phi-4": ["phi4", "phi4:14b", "phi4:latest", "microsoft/phi-4", "phi-4-Q4_K_M.gguf"],
     "phi-4-mini": ["phi4-mini:3.8b", "microsoft/Phi-4-mini-instruct"],
-    "claude-sonnet-4": ["claude-sonnet-4-20250514", "claude-4-sonnet", "claude-sonnet-4@20250514"],
+    "claude-sonnet-4": [
+        "claude-sonnet-4-0",
+        "claude-sonnet-4-20250514",
+        "claude-4-sonnet",
+        "claude-sonnet-4@20250514",
+    ],
     "claude-sonnet-4.5": ["claude-sonnet-4-5-20250929", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"],
     "claude-3.5-sonnet": [
         "anthropic.claude-3-5-sonnet-20241022-v2:0",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,6 @@ class Ability:
     """
 
     llm: str
-    theta: float
-    sd: float
+    theta: Annotated[float, Field(allow_inf_nan=False)]
+    sd: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     source: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
+from dataclasses import asdict
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.ability import Ability
@@ -16,13 +18,7 @@ _FORMAT = 1
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder, which appears whole or not at all."""
-    facts = {
-        "format": _FORMAT,
-        "llm": ability.llm,
-        "theta": round(ability.theta, 4),
-        "sd": round(ability.sd, 4),
-        "source": ability.source,
-    }
+    facts = {"format": _FORMAT, **asdict(ability)}
     return write_folder(folder, {ABILITY: json_text(facts)})
 
 
@@ -36,15 +32,13 @@ def read_measured(folder: str | Path) -> Ability | None:
     if not os.path.isfile(path):
         return None
     try:
-        facts = parsed_json(path.read_bytes())
-        if facts["format"] != _FORMAT:
-            raise ValueError(f"its format is {facts['format']}")
-        found = Ability(str(facts["llm"]), float(facts["theta"]), float(facts["sd"]), str(facts["source"]))
-        if not math.isfinite(found.theta) or not 0 <= found.sd < math.inf:
-            raise ValueError("theta or sd is no number that an ability can have")
+        facts = dict(parsed_json(path.read_bytes()))
+        version = facts.pop("format")
+        if version != _FORMAT:
+            raise ValueError(f"its format is {version}")
+        return TypeAdapter(Ability).validate_python(facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
             f"The ability in {str(folder)!r} cannot be read: {error}.",
             hint="Measure it again: rgate ability.",
         ) from error
-    return found

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 
 def _set(words: str) -> frozenset[str]:
@@ -82,37 +83,47 @@ _NOISE = _set(
     """
 )
 _SPEED = _set("turbo instant versatile lite fast reference free")  # servers' words, beside a size
-_TAGS = _set("latest free nitro beta extended floor online exacto thinking cloud")  # behind a colon
-_COMPOUNDS = {
-    ("gpt", "2"): "gpt-2",
-    ("gpt", "j"): "gpt-j",
-    ("gpt", "neo"): "gpt-neo",
-    ("gpt", "oss"): "gpt-oss",
-}
 
 _LONGEST = 400  # characters of a name, or of the path of a file
-_CACHE_FOLDER = re.compile(r"models--[^/]+?--([^/]+)")  # of the Hugging Face Hub
-_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.(gguf|ggml|bin|safetensors|onnx|llamafile)$")
-_BEDROCK_OWNER = re.compile(
-    r"^((us|eu|ap|apac|jp|au|ca|global|us-gov)\.)?"
-    r"(ai21|amazon|anthropic|cohere|google|meta|minimax|mistral|moonshot|nvidia|openai|qwen|writer)\."
+_WHERE_AND_HOW_IT_RUNS = (
+    (r".*models--[^/]+?--([^/]+).*", r"\1"),  # the Hugging Face Hub's cache
+    (r".*/", ""),
+    (r"^ft:([^:]*).*", r"\1"),  # ft:MODEL:organisation:name:id
+    (r"(?<!claude)-v?\d+:\d+(:\d+k)?$", ""),  # Bedrock's version; Claude 2.1 is claude-v2:1
+    (rf"^({'|'.join(PROVIDERS)}):", ""),
+    (r"(?<!^):(latest|free|nitro|beta|extended|floor|online|exacto|thinking|cloud)$", ""),
+    (r"[:@]", "-"),
+    (r"(-\d{5}-of-\d{5})?\.(gguf|ggml|bin|safetensors|onnx|llamafile)$", ""),
+    (
+        r"^((us|eu|ap|apac|jp|au|ca|global|us-gov)\.)?"
+        r"(ai21|amazon|anthropic|cohere|google|meta|minimax|mistral|moonshot|nvidia|openai|qwen|writer)\.",
+        "",
+    ),
+    (r"(^|[-._])(i1[-._]|ud[-._])?(iq|tq|q)\d+(f\d+)?(_[0-9a-z]+)*(?=$|[-.])", ""),  # quantisation
 )
-_BEDROCK_VERSION = re.compile(r"(?<!claude)-v?\d+:\d+(:\d+k)?$")  # Claude 2.1 is claude-v2:1
-_QUANTISATION = re.compile(r"(^|[-._])(i1[-._]|ud[-._])?(iq|tq|q)\d+(f\d+)?(_[0-9a-z]+)*(?=$|[-.])")
 _DATES = (
-    re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])(?!\d)"),
-    re.compile(r"(?<!\d)(0[1-9]|1[0-2])-(20\d\d)(?!\d)"),
-    re.compile(r"(?<=-)(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?=$|-)"),
-    re.compile(r"(?<=[-_])(\d{4})(?=$|[-_])"),
-    re.compile(r"(?<=[-_])(00\d)(?=$|[-_])"),
+    r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])-?(0[1-9]|[12]\d|3[01])(?!\d)",
+    r"(?<!\d)(0[1-9]|1[0-2])-(20\d\d)(?!\d)",
+    r"(?<=-)(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?=$|-)",
+    r"(?<=[-_])(\d{4})(?=$|[-_])",
+    r"(?<=[-_])(00\d)(?=$|[-_])",
 )
-_BETWEEN = re.compile(r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)")
-_GLUED = re.compile(r"([a-z]+?)v?(\d.*)")
-_WITH_P = re.compile(r"v?(\d+)p(\d+)(b?)")  # a dot, for servers that take none
-_VERSION = re.compile(r"[krv]?\d+(\.\d+)?[a-z]?")
-_SIZE = re.compile(r"e?(?:(\d+)x)?(\d+(?:\.\d+)?)([bmt])")
-_ACTIVE = re.compile(r"a\d+(\.\d+)?b|\d+e")  # of a mixture: active parameters, number of experts
-_CONTEXT = re.compile(r"\d+k|1m|\d{5,}")
+_BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
+_ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
+_AS_ONE_WORD = (  # of words with one space between them
+    (rf"(?<!\S)(?!o[134])({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
+    (r"(?<!\S)v?(\d+)p(\d+)(b?)(?!\S)", r"\1.\2\3"),  # v3p1, for servers that take no dot
+    (r"(?<!\S)gpt 35(?!\S)", "gpt 3.5"),
+    (rf"(?<!\S)({_ANY_FAMILY}) v(\d+(\.\d+)?)(?!\S)", r"\1 \2"),
+    (r"(?<!\S)v\d+(\.\d+)?(?!\S) ?", ""),  # the number of a release, such as Mistral's v0.2
+    (r"(?<!\S)gpt (2|j|neo|oss)(?!\S)", r"gpt-\1"),
+    (r"(?<!\S)(\d) (\d)(?!\S)", r"\1.\2"),  # claude-3-5
+    (r"(?<!\S)(\d+)\.0(?!\S)", r"\1"),
+)
+_VERSION = r"[krv]?\d+(\.\d+)?[a-z]?"
+_SIZE = r"e?(?:(\d+)x)?(\d+(?:\.\d+)?)([bmt])"
+_ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
+_CONTEXT = r"\d+k|1m|\d{5,}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
 _SHARED = 0.83  # of a mixture's parameters, about: 8x7b has 47 billion
 
@@ -123,22 +134,21 @@ class ModelName:
 
     Attributes:
         words: The words of the name that count; two names with the same words are of one LLM.
-        families: Those of `FAMILIES` that are named, in order; a distilled LLM may name two.
-        versions: The version of each family; empty where none is named.
+        families: The version of each of `FAMILIES` that is named, in order, empty where none is; a distilled LLM
+            may name two.
         size: Billions of parameters; None where none is named.
         date: The date, digits only; empty where none is named.
     """
 
     words: frozenset[str]
-    families: tuple[str, ...]
-    versions: tuple[str, ...]
+    families: dict[str, str]
     size: float | None
     date: str = ""
 
     @property
     def unsized(self) -> frozenset[str]:
         """The words without the size."""
-        return frozenset(word for word in self.words if _SIZE.fullmatch(word) is None)
+        return frozenset(word for word in self.words if re.fullmatch(_SIZE, word) is None)
 
 
 def parse_name(name: str) -> ModelName:
@@ -147,16 +157,30 @@ def parse_name(name: str) -> ModelName:
     >>> sorted(parse_name("us.meta.llama3-1-8b-instruct-v1:0").words)
     ['3.1', '8b', 'llama']
     """
-    text, date = _without_date(_bare(name))
-    words = _words(text)
-    words = _counting(_called_usually(words))
-    return _read(_called_usually(words), date)
+    text, date = name[:_LONGEST].strip().casefold().replace("\\", "/").rstrip("/"), ""
+    for pattern, instead in _WHERE_AND_HOW_IT_RUNS:
+        text = re.sub(pattern, instead, text)
+    for pattern in _DATES:
+        found = re.search(pattern, text)
+        if found is not None:
+            text, date = text[: found.start()] + text[found.end() :], "".join(found.groups())
+            break
+    words = _called_usually(_words(text))
+    return _read(_called_usually(_counting(words)), date)
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
     """Return the names of `ALIASES` that have a size, each with the usual name, which has none."""
     read = [(_read(_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [(name, usual) for name, usual in read if name.size is not None and parse_name(usual).size is None]
+
+
+def _words(text: str) -> list[str]:
+    """Split a name into words, each version one of them."""
+    joined = " ".join(filter(None, re.split(_BETWEEN, text)))
+    for pattern, instead in _AS_ONE_WORD:
+        joined = re.sub(pattern, instead, joined)
+    return [word for word in joined.split() if word not in _NOISE]
 
 
 def _called_usually(words: list[str]) -> list[str]:
@@ -170,104 +194,29 @@ def _aliases() -> dict[tuple[str, ...], str]:
     return {tuple(_words(alias)): usual for alias, usual in ALIASES.items()}
 
 
-def _read(words: list[str], date: str) -> ModelName:
-    """Find families, their versions and the size among words."""
-    families: list[str] = []
-    versions: list[str] = []
-    for place, word in enumerate(words):
-        if word in FAMILIES and word not in families:
-            families.append(word)
-            versions.append(_version(words, place))
-    sizes = [_billions(word) for word in words if _SIZE.fullmatch(word)]
-    return ModelName(frozenset(words), tuple(families), tuple(versions), max(sizes, default=None), date)
-
-
-def _bare(name: str) -> str:
-    """Return a name without what tells where the LLM runs, and in what form."""
-    text = name[:_LONGEST].strip().casefold().replace("\\", "/")
-    cached = _CACHE_FOLDER.search(text)
-    text = text.rstrip("/").rpartition("/")[2] if cached is None else cached[1]
-    if text.startswith("ft:"):  # ft:MODEL:organisation:name:id
-        text = text.split(":")[1]
-    text = _BEDROCK_VERSION.sub("", text)
-    head, colon, tag = text.partition(":")
-    if colon and head in PROVIDERS:
-        text = tag
-        head, colon, tag = text.partition(":")
-    if colon and tag in _TAGS:
-        text = head
-    text = text.replace(":", "-").replace("@", "-")
-    text = _ENDING.sub("", text)
-    text = _BEDROCK_OWNER.sub("", text)
-    return _QUANTISATION.sub("", text)
-
-
-def _without_date(text: str) -> tuple[str, str]:
-    """Return a name without its date, and the date's digits."""
-    for pattern in _DATES:
-        found = pattern.search(text)
-        if found is not None:
-            return text[: found.start()] + text[found.end() :], "".join(found.groups())
-    return text, ""
-
-
-def _words(text: str) -> list[str]:
-    """Split a name into words, each version one of them."""
-    words: list[str] = []
-    for part in filter(None, _BETWEEN.split(text)):
-        glued = _GLUED.fullmatch(part)
-        if part not in FAMILIES and glued is not None and glued[1] in FAMILIES:
-            words += [glued[1], glued[2]]
-        else:
-            words.append(part)
-    found: list[str] = []
-    for word in words:
-        before = found[-1] if found else ""
-        after_family = before in FAMILIES
-        dotted = _WITH_P.fullmatch(word)
-        if dotted is not None:
-            word = f"{dotted[1]}.{dotted[2]}{dotted[3]}"
-        elif word == "35" and before == "gpt":
-            word = "3.5"
-        elif re.fullmatch(r"v\d+(\.\d+)?", word):
-            if not after_family:  # the number of a release, such as Mistral's v0.2
-                continue
-            word = word[1:]
-        if (before, word) in _COMPOUNDS:
-            found[-1] = _COMPOUNDS[before, word]
-        elif re.fullmatch(r"\d", before) and re.fullmatch(r"\d", word):
-            found[-1] = f"{before}.{word}"
-        else:
-            found.append(word.removesuffix(".0") if re.fullmatch(r"\d+\.0", word) else word)
-    return [word for word in found if word not in _NOISE]
-
-
 def _counting(words: list[str]) -> list[str]:
     """Drop what counts only beside other words."""
-    sized = any(_SIZE.fullmatch(word) for word in words)
+    sized = any(re.fullmatch(_SIZE, word) for word in words)
     kept = []
     for word in words:
-        if _CONTEXT.fullmatch(word) or word == "chat":  # not before: DeepSeek-V3 is deepseek-chat
-            continue
-        if sized and (word in _SPEED or _ACTIVE.fullmatch(word)):
-            continue
-        kept.append(word)
+        needless = word == "chat" or re.fullmatch(_CONTEXT, word)  # not before: DeepSeek-V3 is deepseek-chat
+        said_by_the_size = sized and (word in _SPEED or re.fullmatch(_ACTIVE, word))
+        if not needless and not said_by_the_size:
+            kept.append(word)
     return kept
 
 
-def _version(words: list[str], place: int) -> str:
-    """Return the version of the family at a place: the next word if it is a number, or else the first number."""
-    after = words[place + 1] if place + 1 < len(words) else ""
-    if _VERSION.fullmatch(after) and not _SIZE.fullmatch(after):
-        return after
+def _read(words: list[str], date: str) -> ModelName:
+    """Find families, their versions and the size among words."""
     numbers = [word for word in words if re.fullmatch(r"\d+(\.\d+)?", word)]
-    return numbers[0] if numbers else ""
-
-
-def _billions(word: str) -> float:
-    """Return the size that a word such as ``8x7b`` names."""
-    found = _SIZE.fullmatch(word)
-    if found is None:
-        raise ValueError(f"{word!r} is no size")
-    size = float(found[2]) * _BILLIONS[found[3]]
-    return size * int(found[1]) * _SHARED if found[1] else size
+    families: dict[str, str] = {}
+    size = 0.0
+    for word, following in pairwise([*words, ""]):
+        if word in FAMILIES and word not in families:
+            versioned = re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following)
+            families[word] = following if versioned else "".join(numbers[:1])
+        sized = re.fullmatch(_SIZE, word)
+        if sized is not None:  # such as 8x7b
+            experts = int(sized[1]) * _SHARED if sized[1] else 1.0
+            size = max(size, float(sized[2]) * _BILLIONS[sized[3]] * experts)
+    return ModelName(frozenset(words), families, size or None, date)

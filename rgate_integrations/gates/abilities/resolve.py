@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
-from itertools import pairwise
+
+import numpy as np
 
 from rgate_integrations.gates.abilities.measured import read_measured
 from rgate_integrations.gates.abilities.names import ModelName, parse_name, sizes_left_out
@@ -67,28 +68,24 @@ def weakest(names: Iterable[str]) -> str:
 
 @cache
 def _by_name(name: str) -> tuple[Ability, str]:
-    entries = _table()
     said = parse_name(name)
-    same = [entry for entry in entries if entry.name.words == said.words]
+    same = [entry for entry in _table() if entry.name.words == said.words]
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
-        return _weakest_of(dated or same).ability, ""
+        return _weakest_of(dated or same), ""
     guesses = []
-    for family, version in zip(said.families, said.versions, strict=True):
-        members = [entry for entry in entries if family in entry.name.families]
+    for family in said.families:
+        members = [entry for entry in _table() if family in entry.name.families]
         if members:
-            guesses.append(_by_family(said, family, version, members))
+            guesses.append(_by_family(said, family, members))
     if guesses:
         return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
+    guess, judged = _DEFAULT, f"as {DEFAULT_LLM}"
     if said.size is not None:
-        source = f"guessed from {said.size:g} billion parameters"
-        guess = Ability(name, _by_size(said.size), _FAMILY_SD, source)
-        return guess, _warning(name, f"by its size, {said.size:g} billion parameters")
-    return _DEFAULT, _warning(name, f"as {DEFAULT_LLM}")
-
-
-def _warning(name: str, judged: str) -> str:
-    return (
+        parameters = f"{said.size:g} billion parameters"
+        guess = Ability(name, _by_size(said.size), _FAMILY_SD, f"guessed from {parameters}")
+        judged = f"by its size, {parameters}"
+    return guess, (
         f"Nothing is known of the LLM {name!r}: it is judged {judged}. Name the model that it is with llm_name=, or "
         "measure it in a minute: rgate ability."
     )
@@ -106,10 +103,7 @@ def table_of(text: str) -> tuple[Entry, ...]:
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
     """
-    entries: list[Entry] = []
-    for name, facts in parsed_json(text).items():
-        ability = Ability(name, float(facts["theta"]), float(facts["sd"]), str(facts["source"]))
-        entries.append(Entry(parse_name(name), ability))
+    entries = [Entry(parse_name(name), Ability(name, **facts)) for name, facts in parsed_json(text).items()]
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
         entries += [Entry(sized, entry.ability) for entry in entries if entry.name.words == words]
@@ -123,35 +117,30 @@ def _same_date(ours: str, theirs: str) -> bool:
     return ours.endswith(theirs) or theirs.endswith(ours)
 
 
-def _weakest_of(entries: Sequence[Entry]) -> Entry:
-    return min(entries, key=lambda entry: entry.ability.theta)
+def _weakest_of(entries: Sequence[Entry]) -> Ability:
+    return min((entry.ability for entry in entries), key=lambda ability: ability.theta)
 
 
-def _by_family(said: ModelName, family: str, version: str, members: Sequence[Entry]) -> Ability:
+def _by_family(said: ModelName, family: str, members: Sequence[Entry]) -> Ability:
     """Guess from the members of a family, of which there is at least one."""
-    of_version = [entry for entry in members if version and _version_in(entry.name, family) == version]
-    size = said.size
-    if size is not None:
-        siblings = [entry for entry in members if entry.name.unsized == said.unsized]
-        for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
-            curve = _curve(some)
-            if curve:
-                nearest = _nearest(size, curve)
-                source = f"guessed from its size and others of its family, such as {nearest.llm}"
-                return Ability(family, _at(size, curve), sd, source)
-        lowest = _weakest_of(members).ability
-        theta = min(lowest.theta, _by_size(size))
-        return Ability(
-            family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}"
-        )
-    # A word such as "nano" that no LLM of this version has: this one may be smaller than all of them.
-    known = frozenset[str]().union(*(entry.name.words for entry in of_version))
-    small = _SMALL & said.words - known
-    if of_version and not small:
-        lowest, sd = _weakest_of(of_version).ability, _VERSION_SD
-    else:
-        lowest, sd = _weakest_of(members).ability, _FAMILY_SD
-    return Ability(family, lowest.theta, sd, f"the weakest known of its family, {lowest.llm}")
+    version, lowest = said.families[family], _weakest_of(members)
+    of_version = [entry for entry in members if version and entry.name.families[family] == version]
+    if said.size is None:
+        # A word such as "nano" that no LLM of this version has: this one may be smaller than all of them.
+        known = frozenset[str]().union(*(entry.name.words for entry in of_version))
+        sd = _FAMILY_SD
+        if of_version and not _SMALL & said.words - known:
+            lowest, sd = _weakest_of(of_version), _VERSION_SD
+        return Ability(family, lowest.theta, sd, f"the weakest known of its family, {lowest.llm}")
+    siblings = [entry for entry in members if entry.name.unsized == said.unsized]
+    for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
+        sized = [entry for entry in some if entry.name.size is not None]
+        if sized:
+            theta, nearest = _at_size(said.size, sized)
+            source = f"guessed from its size and others of its family, such as {nearest.llm}"
+            return Ability(family, theta, sd, source)
+    theta = min(lowest.theta, _by_size(said.size))
+    return Ability(family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}")
 
 
 def _by_size(size: float) -> float:
@@ -159,34 +148,15 @@ def _by_size(size: float) -> float:
     return min(0.0, _A_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 
-def _version_in(name: ModelName, family: str) -> str:
-    return name.versions[name.families.index(family)]
+def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
+    """Return the ability of LLMs at a size, and the LLM whose size is nearest; all entries have a size.
 
-
-def _curve(entries: Sequence[Entry]) -> list[tuple[float, Ability]]:
-    """Return sizes and the weakest ability at each, by size; those without a size are left out."""
-    at: dict[float, Ability] = {}
-    for entry in entries:
-        size = entry.name.size
-        if size is not None and (size not in at or entry.ability.theta < at[size].theta):
-            at[size] = entry.ability
-    return sorted(at.items(), key=lambda point: point[0])
-
-
-def _nearest(size: float, curve: Sequence[tuple[float, Ability]]) -> Ability:
-    """Return the ability of the LLM whose size is nearest."""
-    return min(curve, key=lambda point: abs(math.log2(point[0] / size)))[1]
-
-
-def _at(size: float, curve: Sequence[tuple[float, Ability]]) -> float:
-    """Return the ability at a size: between two sizes on a line, above the largest as much as that one has."""
-    smallest, largest = curve[0], curve[-1]
-    if size <= smallest[0]:
-        return smallest[1].theta + _A_DOUBLING * math.log2(size / smallest[0])
-    if size >= largest[0]:
-        return largest[1].theta
-    for (low, below), (high, above) in pairwise(curve):
-        if low <= size <= high:
-            share = math.log2(size / low) / math.log2(high / low)
-            return below.theta + share * (above.theta - below.theta)
-    raise AssertionError("a size is on the curve, or beyond one of its ends")
+    Between two sizes it lies on a line, and above the largest it is as much as that one's.
+    """
+    weakest_at: dict[float, Ability] = {}
+    for entry in sorted(entries, key=lambda entry: entry.ability.theta, reverse=True):
+        weakest_at[math.log2(entry.name.size or 1.0)] = entry.ability
+    sizes, at = sorted(weakest_at), math.log2(size)
+    theta = float(np.interp(at, sizes, [weakest_at[each].theta for each in sizes]))
+    nearest = min(sizes, key=lambda each: abs(each - at))
+    return theta + _A_DOUBLING * min(at - sizes[0], 0.0), weakest_at[nearest]
