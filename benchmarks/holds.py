@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
-from rgate_integrations.answering.look_first import LookFirst, decided
+from rgate_integrations.answering.look_first import LookFirst, compare
 from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, save_utility_model
 from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
 from rgate_integrations.index import Passage
@@ -270,7 +270,7 @@ def show_read(rows: Rows, model: PassageUtilityModel) -> None:
         decisions = gate.decide_batch([rows.searches[row].question for row in own])
         p_known = np.array([decision.p_known for decision in decisions])
         p_helps = model.p_helps(model.p_contains_answer(rows.features[own]), p_known)
-        looks = [decided(d, float(p), options) for d, p in zip(decisions, p_helps, strict=True)]
+        looks = [compare(d, float(p), options) for d, p in zip(decisions, p_helps, strict=True)]
         alone = np.array([decision.retrieve for decision in decisions])
         read = np.array([look.retrieve for look in looks])
         saving = np.array([look.outcome == "retrieve" for look in looks])

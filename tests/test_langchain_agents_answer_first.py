@@ -421,8 +421,8 @@ def test_the_default_gates_are_those_for_begun_answers():
     middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
     judge = middleware.first.judge.gate.gate
     assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
-    assert middleware.first.first_look.gate.gate.artifact == "default-heads"
-    assert middleware.first.options == AnswerFirst()
+    assert middleware.first.question_gate.gate.gate.artifact == "default-heads"
+    assert middleware.first.answer_first == AnswerFirst()
 
 
 async def test_callers_who_are_cancelled_leave_nothing_behind():

@@ -12,7 +12,6 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.look_and_answer import LookAndAnswerRouter
 from tests.begun_answers import WHOLE, Reader, Writer
 from tests.langchain_fakes import BATCHES, SINGLES, STREAMS, each
 from tests.test_langchain_look_first import COVERED, LOOK, Shelf, Told
@@ -264,8 +263,7 @@ def test_a_follow_up_that_the_gate_does_not_read_reads_what_was_found(call):
 
 def test_the_defaults_are_those_of_both_ways():
     router = RetrievalGate().route(retrieve=Shelf(), direct=str, answer_first=True, look_first=True)
-    assert isinstance(router, LookAndAnswerRouter)
-    assert (router.options, router.look) == (AnswerFirst(), LookFirst())
-    assert router.first_look.gate.gate.artifact == "default-heads"
+    assert (router.strategy.answer_first, router.strategy.look_first) == (AnswerFirst(), LookFirst())
+    assert router.strategy.question_gate.gate.gate.artifact == "default-heads"
     with pytest.raises(ConfigurationError, match="several steps"):
         RetrievalGate().route(retrieve=str, direct=str, answer_first=True, look_first=True)

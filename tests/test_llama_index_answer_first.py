@@ -430,13 +430,13 @@ def test_chat_engines_work_around_it(style):
 
 def test_the_default_gates_are_those_for_begun_answers():
     engine = GatedQueryEngine.from_defaults(Rag(), llm=Writer(), answer_first=True)
-    judge = engine.first.gate.gate
+    judge = engine.strategy.judge.gate
     assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
-    assert engine.first.first_look.gate.artifact == "default-heads"
-    assert engine.first.options == AnswerFirst()
+    assert engine.strategy.question_gate.gate.artifact == "default-heads"
+    assert engine.strategy.answer_first == AnswerFirst()
     assert GatedQueryEngine.from_defaults(
         Rag(), llm=Writer(), answer_first=True, tokens=16
-    ).first.options == AnswerFirst(tokens=16)
+    ).strategy.answer_first == AnswerFirst(tokens=16)
 
 
 @both_ways
@@ -444,15 +444,15 @@ def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(call):
     judge = Reader()
     engine = GatedQueryEngine.from_defaults(Rag(), judge, Writer(), streaming=False, answer_first=True)
     assert str(call(engine, "query", "What is my manager's phone number?")) == KNOWN
-    assert (engine.first.gate, engine.first.first_look) == (judge, None)
+    assert (engine.strategy.judge, engine.strategy.question_gate) == (judge, None)
 
 
 def test_a_gate_that_reads_the_question_alone_leaves_begun_answers_to_another_or_is_refused():
     gate = load_gate(threshold=0.4)
     engine = GatedQueryEngine.from_defaults(Rag(), gate, Writer(), answer_first=True)
-    assert (engine.first.gate.gate.name, engine.first.gate.threshold) == ("answer", 0.4)
-    assert engine.first.first_look.threshold == 0.4
-    assert engine.first.first_look.gate.llm_name == "writer"  # the LLM that answers
+    assert (engine.strategy.judge.gate.name, engine.strategy.judge.threshold) == ("answer", 0.4)
+    assert engine.strategy.question_gate.threshold == 0.4
+    assert engine.strategy.question_gate.gate.llm_name == "writer"  # the LLM that answers
     with pytest.raises(ConfigurationError, match="cannot judge an answer"):
         GatedQueryEngine.from_defaults(Rag(), "prompt", Writer(), answer_first=True)
 

@@ -144,7 +144,7 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
 
 def test_an_answer_that_was_begun_and_the_first_look_are_judged_alike():
     router = RetrievalGate().route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
-    for gate in (router.gate, router.judge, router.first_look):
+    for gate in (router.gate, router.strategy.judge, router.first_look):
         assert ability_of(gate.gate).llm.startswith("gpt-4o")
 
 
@@ -155,7 +155,9 @@ def test_a_name_that_is_given_goes_before_the_chat_models():
     router = RetrievalGate(llm_name="phi-4").route(
         retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True
     )
-    assert {ability_of(gate.gate).llm for gate in (router.gate, router.judge, router.first_look)} == {"phi-4"}
+    assert {
+        ability_of(gate.gate).llm for gate in (router.gate, router.strategy.judge, router.first_look)
+    } == {"phi-4"}
 
 
 def test_a_gate_that_judges_no_llm_takes_no_name():

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision
-from rgate_integrations.answering.look_first import LookFirst, decided, looked, p_helps_of, settled
+from rgate_integrations.answering.look_first import (
+    LookFirst,
+    compare,
+    decide_early,
+    decide_with_passages,
+    p_helps_of,
+)
 from rgate_integrations.artifacts.passage_utility import (
     PassageUtilityModel,
     read_utility_model,
@@ -163,7 +169,7 @@ def decision(p_known, **facts):
     ],
 )
 def test_three_outcomes(p_known, p_helps, options, outcome, retrieve):
-    found = decided(decision(p_known), p_helps, options)
+    found = compare(decision(p_known), p_helps, options)
     assert (found.outcome, found.retrieve, found.p_helps) == (outcome, retrieve, p_helps)
     assert found.p_known == p_known
     if outcome != "abstain":
@@ -172,46 +178,48 @@ def test_three_outcomes(p_known, p_helps, options, outcome, retrieve):
 
 
 def test_a_threshold_that_was_given_is_enough():
-    found = decided(decision(0.4), 0.9, LookFirst(), known_from=0.4)
+    found = compare(decision(0.4), 0.9, LookFirst(), known_from=0.4)
     assert (found.outcome, found.retrieve, found.threshold) == ("direct", False, 0.4)
-    assert decided(decision(0.4), 0.9, LookFirst(), known_from=0.41).outcome == "retrieve"
+    assert compare(decision(0.4), 0.9, LookFirst(), known_from=0.41).outcome == "retrieve"
 
 
 def test_what_no_llm_can_know_is_read_however_little_was_found():
     private = {"signals": {"private": 0.4, "fresh": 0.15, "known": 0.9}}
-    assert decided(decision(0.4), 0.1, LookFirst(min_gain=0.2)).outcome == "direct"
-    found = decided(decision(0.4, **private), 0.1, LookFirst(min_gain=0.2))
+    assert compare(decision(0.4), 0.1, LookFirst(min_gain=0.2)).outcome == "direct"
+    found = compare(decision(0.4, **private), 0.1, LookFirst(min_gain=0.2))
     assert (found.outcome, found.retrieve, found.threshold) == ("retrieve", True, 1.0)
     assert found.reason == "Because. What was found is read, since no LLM can know that."
-    assert decided(decision(0.05, **private), 0.05, LookFirst()).outcome == "abstain"
-    assert decided(decision(0.4, signals={"private": 0.45}), 0.1, LookFirst()).outcome == "direct"
-    assert decided(decision(0.4, **private), 0.1, LookFirst(), known_from=0.4).outcome == "direct"
-    assert looked(decision(0.4, **private), [FoundPassage("clouds")], LookFirst(model=COVERED)).retrieve
+    assert compare(decision(0.05, **private), 0.05, LookFirst()).outcome == "abstain"
+    assert compare(decision(0.4, signals={"private": 0.45}), 0.1, LookFirst()).outcome == "direct"
+    assert compare(decision(0.4, **private), 0.1, LookFirst(), known_from=0.4).outcome == "direct"
+    assert decide_with_passages(
+        decision(0.4, **private), [FoundPassage("clouds")], LookFirst(model=COVERED)
+    ).retrieve
 
 
 def test_where_there_is_nothing_to_judge_the_question_alone_decides():
     for p_known in (0.2, 0.8):
         made = decision(p_known)
         for found in ([], TimeoutError()):
-            kept = looked(made, found, LookFirst())
+            kept = decide_with_passages(made, found, LookFirst())
             assert (kept.retrieve, kept.threshold, kept.outcome) == (made.retrieve, made.threshold, None)
             assert len(kept.warnings) == 1
 
 
 def test_a_gate_that_failed_retrieves_whatever_was_found():
     failed = decision(0.0, error=Failure(type="OSError", message="down"))
-    assert looked(failed, [FoundPassage("text")], LookFirst()) == failed
+    assert decide_with_passages(failed, [FoundPassage("text")], LookFirst()) == failed
 
 
 @pytest.mark.parametrize("why", [REFERS_BACK, UNREAD])
 def test_what_the_gate_has_not_understood_is_retrieved_for_whatever_was_found(why):
     made = decision(0.8).model_copy(update={"retrieve": True, "warnings": (why,)})
-    assert looked(made, [FoundPassage("text")], LookFirst()) == made
+    assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
 
 
 def test_the_words_of_a_follow_up_that_the_gate_has_understood_are_not_compared():
     made = decision(0.8).model_copy(update={"question": "And when?"})
-    assert looked(made, [FoundPassage("text")], LookFirst()) == made
+    assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
 
 
 COVERED = PassageUtilityModel(
@@ -227,7 +235,7 @@ HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 def first_look(p_known, found, signals=None, **options):
     made = decision(p_known, signals=signals or {})
     made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
-    return settled(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
+    return decide_early(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
 
 
 def test_a_first_look_settles_what_is_clearly_unknown():

@@ -69,7 +69,7 @@ class LookFirst:
         return cls() if value else None
 
 
-def looked(
+def decide_with_passages(
     decision: Decision,
     found: Sequence[FoundPassage] | Exception,
     options: LookFirst,
@@ -91,21 +91,21 @@ def looked(
         known_from: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
     """
     if isinstance(found, Exception):
-        return _noting(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
+        return _warn(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
     if decision.error is not None or is_unread(decision) or is_follow_up(decision.question):
         return decision
     if not found:
-        return _noting(decision, "The search found nothing to judge: the gate alone decided.")
+        return _warn(decision, "The search found nothing to judge: the gate alone decided.")
     try:
         p_helps = p_helps_of(decision.question, found, decision.p_known, options)
     except Exception as error:
         _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
-        noted = _noting(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
+        noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
-    return decided(decision, p_helps, options, known_from=known_from)
+    return compare(decision, p_helps, options, known_from=known_from)
 
 
-def settled(
+def decide_early(
     decision: Decision,
     found: Sequence[FoundPassage] | Exception,
     options: LookFirst,
@@ -116,7 +116,7 @@ def settled(
 
     What is clearly unknown is read where the passages help, and so is what no LLM can know. What is clearly known is
     answered where they do not help, and so is what they would help with no LLM, however little it knows. For all else
-    the LLM may begin to answer, and `looked` decides once that is judged.
+    the LLM may begin to answer, and `decide_with_passages` decides once that is judged.
 
     Args:
         decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
@@ -124,7 +124,7 @@ def settled(
         options: How they are judged.
         known_from: The P(known) from which a question is clearly known.
     """
-    look = looked(decision, found, options)
+    look = decide_with_passages(decision, found, options)
     known = decision.p_known >= known_from and not look.retrieve
     if isinstance(found, Exception) or look.p_helps is None:
         return look if decision.retrieve or known else None
@@ -155,10 +155,10 @@ def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, opt
     return float(model.p_helps(holds, np.array([p_known]))[0])
 
 
-def decided(
+def compare(
     decision: Decision, p_helps: float, options: LookFirst, *, known_from: float | None = None
 ) -> Decision:
-    """Return a decision with the outcome of comparing P(known) and P(helps); see `looked`."""
+    """Return a decision with the outcome of comparing P(known) and P(helps); see `decide_with_passages`."""
     p_known = decision.p_known
     outcome: Outcome
     if known_from is not None and p_known >= known_from:
@@ -188,5 +188,5 @@ def decided(
     return decision.model_copy(update=changed)
 
 
-def _noting(decision: Decision, warning: str) -> Decision:
+def _warn(decision: Decision, warning: str) -> Decision:
     return decision.model_copy(update={"warnings": (*decision.warnings, warning)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from langchain_core.documents import Document
@@ -10,15 +11,13 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
-from rgate_integrations.langchain.answer_first import AnswerFirstRouter
 from rgate_integrations.langchain.drafts import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
-from rgate_integrations.langchain.look_and_answer import LookAndAnswerRouter
-from rgate_integrations.langchain.look_first import LookFirstRouter
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
 
@@ -126,21 +125,18 @@ class RetrievalGate(GateRunnable):
             ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and ``retrieve`` is neither a sequence of
                 steps nor a retriever; or ``answer_first``, and the gate reads the question alone.
         """
+        arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
+        strategy = Strategy(look_first=LookFirst.of(look_first))
         options = AnswerFirst.of(answer_first)
-        looking = LookFirst.of(look_first)
-        answering: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
-        arms: dict[str, Any] = {"retrieve": retrieve, "direct": answering}
-        gate = self.for_arm(answering)
         if options is not None:
-            judge, look = gate.for_begun(options)
-            first_look = None if look is None else look.for_arm(answering)
-            arms |= {"judge": judge.for_arm(answering), "first_look": first_look, "options": options}
-            if looking is not None:
-                return LookAndAnswerRouter(gate, look=looking, **arms)
-            return AnswerFirstRouter(gate, **arms)
-        if looking is not None:
-            return LookFirstRouter(gate, options=looking, **arms)
-        return RetrievalRouter(gate, **arms)
+            judge, question_gate = self.for_begun(options)
+            strategy = replace(
+                strategy,
+                answer_first=options,
+                judge=judge.for_arm(arm),
+                question_gate=None if question_gate is None else question_gate.for_arm(arm),
+            )
+        return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
 
     def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
         """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one.

@@ -107,37 +107,34 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         The call's options may be ``drafts``, one an input, which are judged instead of any that would be written,
         and ``threshold_at_most``, above which no input's threshold goes.
         """
-        thresholds = [self._threshold(config) for config in batch.configs]
+        thresholds = [given_threshold(self, config) for config in batch.configs]
         most = batch.options.get("threshold_at_most")
         if most is not None:
             thresholds = [most if given is None else min(given, most) for given in thresholds]
         return (yield from judging(self, batch, thresholds, drafts=batch.options.get("drafts")))
 
-    def _threshold(self, config: RunnableConfig) -> float | None:
-        """Return the threshold of one input.
 
-        Raises:
-            ConfigurationError: The one in its config is not a number of at least 0.
-        """
-        given = config.get("configurable", {}).get(THRESHOLD_KEY)
-        if given is None:
-            return self.threshold
-        value = float(given) if isinstance(given, Real) else math.nan
-        if not 0.0 <= value < math.inf:
-            raise ConfigurationError(
-                f"{THRESHOLD_KEY} must be a number of at least 0, not {given!r}.",
-                hint='Pass it as {"configurable": {"' + THRESHOLD_KEY + '": 0.5}}.',
-            )
-        return value
+def given_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
+    """Return the threshold that a caller gave, for one input or for the gate; None for the gate's own.
+
+    Raises:
+        ConfigurationError: The one in the config is not a number of at least 0.
+    """
+    given = config.get("configurable", {}).get(THRESHOLD_KEY)
+    if given is None:
+        return getattr(gate, "threshold", None)
+    value = float(given) if isinstance(given, Real) else math.nan
+    if not 0.0 <= value < math.inf:
+        raise ConfigurationError(
+            f"{THRESHOLD_KEY} must be a number of at least 0, not {given!r}.",
+            hint='Pass it as {"configurable": {"' + THRESHOLD_KEY + '": 0.5}}.',
+        )
+    return value
 
 
-def threshold_for(gate: Runnable[Any, Decision] | None, config: RunnableConfig) -> float | None:
-    """Return the threshold of a gate for an input: the one given for it, or else the gate's own; None if unknown."""
-    if not isinstance(gate, GateRunnable):
-        return None
-    given = gate._threshold(config)
-    own: float | None = getattr(gate.gate, "threshold", None)
-    return own if given is None else given
+def own_threshold(gate: Runnable[Any, Decision] | None) -> float | None:
+    """Return the threshold of what a `RetrievalGate` is made of; None if it is not known."""
+    return getattr(gate.gate, "threshold", None) if isinstance(gate, GateRunnable) else None
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.gate_like import GateLike
@@ -15,8 +16,8 @@ from rgate_integrations.errors import (
     missing_dependency,
     unknown_name,
 )
-from rgate_integrations.langchain.agent_answers import AgentEvents, AsyncAgentEvents, BegunAnswers
-from rgate_integrations.langchain.answer_first import knows_logprobs
+from rgate_integrations.langchain.agent_answers import AgentCall, AgentEvents, AsyncAgentEvents
+from rgate_integrations.langchain.arms import knows_logprobs
 from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.graph import retrieves
@@ -111,11 +112,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
         self._refused = False  # whether the model has said that it gives no log-probabilities
-        self.first: BegunAnswers | None = None
+        self.first: Strategy | None = None
         options = AnswerFirst.of(answer_first)
         if options is not None:
-            judge, first_look = self.gate.for_begun(options)
-            self.first = BegunAnswers(judge, first_look, options)
+            judge, question_gate = self.gate.for_begun(options)
+            self.first = Strategy(options, judge=judge, question_gate=question_gate)
 
     @property
     def name(self) -> str:
@@ -172,14 +173,13 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         hiding = self._hiding(request)
         if self.first is None or not self._is_open(request):
             return (yield Call(handler, handler, hiding if self._known(request.state) else request))
+        call = AgentCall(self.first, request.messages, kind)
         if request.response_format is not None:  # a form is filled in: there is no text to judge
-            by_question = yield from self.first.deciding_by_question(request.messages)
+            by_question = yield from call.decide_by_question()
             response = yield Call(handler, handler, request if by_question.retrieve else hiding)
             return ExtendedModelResponse(response, Command(update=self._update(by_question)))
         forms = [Call(handler, handler, form) for form in (*self._telling(hiding), hiding)]
-        response, decision = yield from self.first.answering(
-            request.messages, forms, kind, self._told_nothing
-        )
+        response, decision = yield from call.respond(forms, self._told_nothing)
         if response is None:
             response = yield Call(handler, handler, request)
         elif decision is None and self._asks_for_search(response):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForChainRun,
-    CallbackManagerForChainRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
-from langchain_core.runnables.config import patch_config
 from langchain_core.runnables.graph import Graph, Node
 from langchain_core.runnables.utils import (
     ConfigurableFieldSpec,
@@ -21,12 +16,16 @@ from langchain_core.runnables.utils import (
     Output,
     get_unique_config_specs,
 )
+from pydantic import PrivateAttr, SkipValidation
 
+from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.langchain.decision_context import bind
-from rgate_integrations.langchain.events import announcing
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
-from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+from rgate_integrations.langchain.answer_first import ArmAnswer
+from rgate_integrations.langchain.arms import ArmRun, Arms
+from rgate_integrations.langchain.chunks import added_up
+from rgate_integrations.langchain.routing import RouterCall
+from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch, only
+from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -38,15 +37,33 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ``retrieval_gate``, which LangGraph's custom stream has, too; the chosen arm's run has the tag ``retrieve`` or
     ``direct``.
 
+    Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
+    back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
+    request to the LLM, and the retrieve arm runs. Until then nobody but tracers hears of the direct arm, and of an
+    arm that was stopped nobody else ever does. A batch with ``max_concurrency`` goes in parts of that size, since an
+    answer that waits to be judged holds its place at the LLM.
+
+    Where it looks first, the retrieve arm runs up to its retriever while the gate decides. What was found is judged,
+    and where it is read, the rest of the arm goes on with it. Where the search fails or finds nothing, the gate's
+    decision stands, and a question that it retrieves for gets what the search raised, as without a gate.
+
     Args:
-        gate: Decides; a `RetrievalGate`.
-        retrieve: Arm for unknown questions.
+        gate: Decides; a `RetrievalGate`. What runs in the retrieve arm takes the decision as its.
+        retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
+        strategy: What is looked at before there is a decision. Its judge takes ``drafts=``, as a `RetrievalGate`.
+
+    Raises:
+        ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
+            retriever.
     """
 
     gate: Runnable[Any, Decision]
     retrieve: Runnable[Any, Any]
     direct: Runnable[Any, Any]
+    strategy: SkipValidation[Strategy] = Strategy()
+
+    _arms: Arms = PrivateAttr()
 
     def __init__(
         self,
@@ -64,6 +81,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
+        self._arms = Arms(self.retrieve, self.direct, self.strategy)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -103,7 +121,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
-        async with ending(self.atransform(_single(input), config, **kwargs)) as chunks:
+        async with _closing(self.atransform(_single(input), config, **kwargs)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -118,17 +136,46 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ) -> AsyncIterator[Output]:
         """Gather the input, decide, then stream the chosen arm."""
         streamed = self._atransform_stream_with_config(input, self._atransform, config, **kwargs)
-        async with ending(streamed) as chunks:
+        async with _closing(streamed) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def flow(self, batch: RunBatch) -> Flow[list[Any]]:
         """Decide for a batch in one call of the gate, then run each arm on its share."""
-        if len(batch.inputs) > 1:
-            return (yield from self._answering_several(batch))
-        task = yield from self._choosing(batch)
-        answer = yield Call(task.arm.invoke, task.arm.ainvoke, task.input, task.config, **task.options)
-        return [answer]
+        limit = batch.configs[0].get("max_concurrency")
+        if limit is None or self.strategy.answer_first is None:
+            return (yield from self._answer(batch, limit))
+        results: list[Any] = []
+        for start in range(0, len(batch.inputs), limit):
+            results += yield from self._answer(batch.part(start, start + limit), limit)
+        return results
+
+    def _answer(self, batch: RunBatch, limit: int | None) -> Flow[list[Any]]:
+        """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
+        results: list[Any] = list((yield from self._route(batch)))
+        finishing: list[tuple[list[int], Step]] = []
+        shares: dict[int, list[int]] = {}
+        for place, left in enumerate(results):  # an exception is the result of its input
+            if isinstance(left, ArmAnswer):
+                finishing.append(([place], RunFlow(left.whole())))
+            elif isinstance(left, ArmRun):
+                shares.setdefault(id(left.arm), []).append(place)
+        running: list[tuple[list[int], Step]] = []
+        for places in shares.values():
+            running.append((places, ArmRun.batch([results[place] for place in places])))
+        # A limit holds for all that runs together.
+        groups = [finishing + running] if limit is None else [finishing, *([share] for share in running)]
+        for group in groups:
+            found = yield Gather([step for _, step in group])
+            for (places, _), answers in zip(group, found, strict=True):
+                for place, answer in zip(places, answers, strict=True):
+                    results[place] = answer
+        return results
+
+    def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
+        """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
+        call = RouterCall(self.gate, self.strategy, self._arms, batch)
+        return call.left((yield from call.route()))
 
     def _transform(
         self,
@@ -137,9 +184,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        value = joined(list(values))
-        task = run(self._choosing(RunBatch([value], [config], [run_manager], options)))
-        yield from task.arm.stream(task.input, task.config, **task.options)
+        batch = RunBatch([added_up(list(values))], [config], [run_manager], options)
+        left: Any = only(run(self._route(batch)))
+        yield from left.stream()
 
     async def _atransform(
         self,
@@ -148,109 +195,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        value = joined([v async for v in values])
-        task = await arun(self._choosing(RunBatch([value], [config], [run_manager], options)))
-        async with ending(task.arm.astream(task.input, task.config, **task.options)) as chunks:
+        value = added_up([value async for value in values])
+        left: Any = only(await arun(self._route(RunBatch([value], [config], [run_manager], options))))
+        async with _closing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-    def _deciding(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
-        """Ask the gate once for the whole batch, and tell listeners what it decided."""
-        decisions: list[Decision | Exception]
-        decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
-        yield from self._announcing(decisions, batch)
-        return decisions
-
-    def _announcing(self, decisions: Sequence[Decision | Exception], batch: RunBatch) -> Flow[None]:
-        """Tell listeners what was decided for each input of a batch."""
-        for place, (decision, config) in enumerate(zip(decisions, batch.children(), strict=True)):
-            if isinstance(decision, Decision):
-                yield from announcing(decision, config)
-                # What runs in the arm need not decide or draft again.
-                batch.configs[place] = bind(batch.configs[place], self.gate, batch.inputs[place], decision)
-
-    def _choosing(self, batch: RunBatch) -> Flow[Task]:
-        """Decide for a batch of one; returns what is left to do.
-
-        Raises:
-            Exception: What concerns this input: there is no question in it, or, if it was searched for, the search
-                failed.
-        """
-        return only((yield from self._tasks(batch)))
-
-    def _tasks(self, batch: RunBatch) -> Flow[list[Task | Exception]]:
-        """Decide for a batch; returns for each input what is left to do, or why there is no question."""
-        decisions = yield from self._deciding(batch)
-        tasks: list[Task | Exception] = []
-        for place, decision in enumerate(decisions):
-            if isinstance(decision, Exception):
-                tasks.append(decision)
-            else:
-                arm = self.retrieve if decision.retrieve else self.direct
-                config = arm_config(batch, place, decision)
-                tasks.append(Task(arm, batch.inputs[place], config, batch.options))
-        return tasks
-
-    def _answering_several(self, batch: RunBatch) -> Flow[list[Any]]:
-        """Decide for a batch, then run both arms, each on its share as one batch."""
-        tasks = yield from self._tasks(batch)
-        shares: dict[int, _Share] = {}
-        for place, task in enumerate(tasks):
-            if isinstance(task, Task):
-                shares.setdefault(id(task.arm), _Share()).add(place, task)
-        calls = [share.call() for share in shares.values()]
-        if batch.configs[0].get("max_concurrency") is None:
-            answers = yield Gather(calls)
-        else:  # the limit holds for both arms together
-            answers = []
-            for call in calls:
-                answers.append((yield call))
-        results: list[Any] = list(tasks)  # an input without a question keeps its exception
-        for share, found in zip(shares.values(), answers, strict=True):
-            for place, answer in zip(share.places, found, strict=True):
-                results[place] = answer
-        return results
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is left to do for a single input once it is decided."""
-
-    arm: Runnable[Any, Any]
-    input: Any
-    config: RunnableConfig
-    options: dict[str, Any]
-
-
-@dataclass
-class _Share:
-    """The inputs of a batch that go to one arm, with their places in the batch."""
-
-    places: list[int] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
-
-    def add(self, place: int, task: Task) -> None:
-        self.places.append(place)
-        self.tasks.append(task)
-
-    def call(self) -> BatchCall:
-        """Return the step that runs the arm on all of them."""
-        inputs = [task.input for task in self.tasks]
-        first = self.tasks[0]
-        return BatchCall(first.arm, inputs, [task.config for task in self.tasks], **first.options)
-
-
-def arm_config(batch: RunBatch, place: int, decision: Decision) -> RunnableConfig:
-    """Return the config an arm runs with: its tag, what was decided, and the draft to go on with if there is one."""
-    tag = "retrieve" if decision.retrieve else "direct"
-    metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
-    draft = decision.draft
-    if not decision.retrieve and draft is not None and draft.source == "llm":
-        metadata["rgate_draft"] = draft.text  # the beginning of the answer, for models that can go on with it
-    config = patch_config(batch.configs[place], callbacks=batch.managers[place].get_child(tag))
-    config["tags"] = [*config.get("tags", []), tag]
-    config["metadata"] = {**config.get("metadata", {}), **metadata}
-    return config
 
 
 def _drawn(
@@ -268,22 +217,9 @@ def _drawn(
     return node, node
 
 
-def joined(chunks: Sequence[Any]) -> Any:
-    """Add up streamed input chunks, as LangChain does; what cannot be added is taken as it came last."""
-    if not chunks:
-        return ""
-    total = chunks[0]
-    for chunk in chunks[1:]:
-        try:
-            total = total + chunk
-        except TypeError:
-            total = chunk
-    return total
-
-
 @asynccontextmanager
-async def ending(chunks: AsyncIterator[Any]) -> AsyncIterator[AsyncIterator[Any]]:
-    """End a stream when its reader leaves it, now and not when the generator is collected."""
+async def _closing(chunks: AsyncIterator[Any]) -> AsyncIterator[AsyncIterator[Any]]:
+    """Close a stream when its reader leaves it, now and not when the generator is collected."""
     try:
         yield chunks
     finally:

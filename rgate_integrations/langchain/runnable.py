@@ -36,12 +36,18 @@ class RunBatch:
     managers: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
 
+    def child(self, place: int, tag: str | None = None) -> RunnableConfig:
+        """Return a config that makes what runs with it a child run of an input's, with a tag if one is given."""
+        return patch_config(self.configs[place], callbacks=self.managers[place].get_child(tag))
+
     def children(self, tag: str | None = None) -> list[RunnableConfig]:
-        """Return a config for each input that makes what runs with it a child run, with a tag if one is given."""
-        return [
-            patch_config(config, callbacks=manager.get_child(tag))
-            for config, manager in zip(self.configs, self.managers, strict=True)
-        ]
+        """Return such a config for each input."""
+        return [self.child(place, tag) for place in range(len(self.inputs))]
+
+    def part(self, start: int, end: int) -> RunBatch:
+        """Return the inputs from one place up to another."""
+        part = slice(start, end)
+        return RunBatch(self.inputs[part], self.configs[part], self.managers[part], self.options)
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
@@ -68,9 +67,14 @@ class Decider:
         self.memory = memory
         self.threshold: float | None = None
 
-    def decide(
-        self, bundle: QueryBundle, *, then: Callable[[Decision], Flow[Decision]] | None = None
-    ) -> Flow[Decision]:
+    def decide(self, bundle: QueryBundle) -> Flow[Decision]:
+        """Decide as `judge` does, and announce a decision that did not come with the request."""
+        decision = yield from self.judge(bundle)
+        if self.taken(bundle) is None:
+            announce(decision)
+        return decision
+
+    def judge(self, bundle: QueryBundle) -> Flow[Decision]:
         """Decide, as a flow.
 
         A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that the gate
@@ -78,7 +82,6 @@ class Decider:
 
         Args:
             bundle: The question.
-            then: What may still change the decision before it is announced; None changes nothing.
         """
         taken = self.taken(bundle)
         if taken is not None:
@@ -88,9 +91,6 @@ class Decider:
         (decision,) = yield from decide_messages(
             self.gate, [bundle.query_str], [history], drafting=drafting, threshold=self.threshold
         )
-        if then is not None:
-            decision = yield from then(decision)
-        announce(decision)
         return decision
 
     def taken(self, bundle: QueryBundle) -> Decision | None:

@@ -16,13 +16,13 @@ from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.answering.routing import Strategy
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.answer_first import Ahead, DirectFirst, SearchedMeanwhile
-from rgate_integrations.llama_index.decider import Decider, Gated, name_of
+from rgate_integrations.llama_index.answer_first import EngineAnswer
+from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, name_of
 from rgate_integrations.llama_index.decision_context import copy_bundle, known_decision, placeholder_node
-from rgate_integrations.llama_index.look_first import SearchedFirst
+from rgate_integrations.llama_index.routing import EngineCall
 from rgate_integrations.llama_index.streaming import streams
 from rgate_integrations.llama_index.watching import with_logprobs
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
@@ -71,18 +71,23 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         look_first: bool | LookFirst = False,
     ) -> None:
         options = AnswerFirst.of(answer_first)
-        self.look = LookFirst.of(look_first)
-        if self.look is not None or (options is not None and options.prefetch):
-            _check_two_steps(query_engine)
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
         self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm)
-        self.first: DirectFirst | None = None
+        self.streaming = streaming
+        self.strategy = Strategy(look_first=LookFirst.of(look_first))
         if options is not None:
-            self.first = DirectFirst(
-                direct, self.decider.gate, options, streaming=streaming, llm_name=name_of(llm)
+            judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
+            if question_gate is not None:
+                question_gate = for_llm(question_gate, name_of(llm), KNOWN_BY)
+            judge = for_llm(judge, name_of(llm), KNOWN_BY)
+            self.strategy = replace(
+                self.strategy, answer_first=options, judge=judge, question_gate=question_gate
             )
+        if self.strategy.searches_ahead:
+            _check_two_steps(query_engine)
+        self._logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
         super().__init__(query_engine.callback_manager)
 
     @classmethod
@@ -135,8 +140,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             streaming=streaming,
             look_first=look_first,
         )
-        if engine.first is not None:
-            engine.first.telling = telling
+        engine._logprobs_llm = telling
         return engine
 
     def update_prompts(self, prompts_dict: dict[str, BasePromptTemplate]) -> None:
@@ -185,66 +189,52 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
         engine = self.query_engine
-        decision, response, nodes = yield from self._decide(bundle)
-        if response is None:
-            with self.decider.bind(decision, bundle):
-                if not decision.retrieve:
+        routed = yield from self._route(self.strategy, bundle).route_one()
+        response: RESPONSE_TYPE
+        if isinstance(routed.answer, EngineAnswer):
+            response = yield from routed.answer.response(streaming=self.streaming)
+        else:
+            with self.decider.bind(routed.decision, bundle):
+                if not routed.decision.retrieve:
                     response = yield from self._answer_directly(bundle)
-                elif nodes is None:
-                    response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
+                elif routed.searched:
+                    response = yield Call(
+                        engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found
+                    )
                 else:
-                    response = yield Call(engine.synthesize, engine.asynthesize, copy_bundle(bundle), nodes)
-        response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
+                    response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
+        facts = routed.decision.model_dump(mode="json")
+        response.metadata = {**(response.metadata or {}), "rgate": facts}
         return response
 
-    def _decide(
-        self, bundle: QueryBundle
-    ) -> Flow[tuple[Decision, RESPONSE_TYPE | None, list[NodeWithScore] | None]]:
-        """Return the decision, with the response that was begun or the nodes that were found on the way to it."""
-        response: RESPONSE_TYPE | None = None
-        nodes: list[NodeWithScore] | None = None
-        # What was decided further up is not begun again.
-        first = self.first if self.decider.taken(bundle) is None else None
-        if self.look is not None:
-            looking = SearchedFirst(self._search(bundle), self.look)
-            if first is not None:
-                return (yield from looking.answering(first, self.decider, bundle))
-            decision, nodes = yield from looking.decide(self.decider, bundle)
-        elif first is None:
-            decision = yield from self.decider.decide(bundle)
-        elif not first.options.prefetch:
-            decision, response = yield from first.answering(bundle, self.decider.threshold, Ahead())
-        else:
-            search = SearchedMeanwhile(self._search(bundle))
-            try:
-                decision, response = yield from first.answering(bundle, self.decider.threshold, search)
-                if decision.retrieve and search.job is not None:
-                    nodes = yield search.job
-            finally:
-                if search.job is not None:
-                    search.job.drop()  # for a known question, and when the gate raises or the caller leaves
-        return decision, response, nodes
+    def _route(self, strategy: Strategy, bundle: QueryBundle) -> EngineCall:
+        return EngineCall(
+            strategy,
+            bundle,
+            self.decider,
+            retrieve=self.query_engine,
+            begin=lambda: EngineAnswer(self.direct, bundle, self._logprobs_llm),
+        )
 
     def _answer_directly(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        if self.first is not None:
-            return (yield from self.first.asking(bundle))
-        response: RESPONSE_TYPE = yield Call(self.direct.query, self.direct.aquery, copy_bundle(bundle))
-        return response
-
-    def _search(self, bundle: QueryBundle) -> Call:
-        engine = self.query_engine
-        return Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(bundle))
+        if self.strategy.answer_first is None:
+            response: RESPONSE_TYPE = yield Call(self.direct.query, self.direct.aquery, copy_bundle(bundle))
+            return response
+        answer = EngineAnswer(self.direct, bundle, self._logprobs_llm)
+        yield from answer.buffer(1)
+        if answer.error is not None:
+            raise answer.error
+        return (yield from answer.response(streaming=self.streaming))
 
     def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        if self.look is not None:
-            looking = SearchedFirst(self._search(bundle), self.look)
-            decision, found = yield from looking.decide(self.decider, bundle)
-            return [placeholder_node(decision)] if found is None else found
-        decision = yield from self.decider.decide(bundle)
-        if not decision.retrieve:
-            return [placeholder_node(decision)]
-        with self.decider.bind(decision, bundle):
-            nodes: list[NodeWithScore] = yield self._search(bundle)
+        call = self._route(Strategy(look_first=self.strategy.look_first), bundle)
+        routed = yield from call.route_one()
+        if not routed.decision.retrieve:
+            return [placeholder_node(routed.decision)]
+        nodes: list[NodeWithScore] = routed.found
+        if not routed.searched:
+            with self.decider.bind(routed.decision, bundle):
+                (nodes,) = yield call.search()
         return nodes
 
     def _answer_from(

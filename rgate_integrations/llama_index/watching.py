@@ -18,7 +18,7 @@ from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, 
 from llama_index.core.llms import LLM
 from llama_index_instrumentation import get_dispatcher
 
-from rgate_integrations.answering.answer_first import Written
+from rgate_integrations.answering.partial_answer import PartialAnswer
 from rgate_integrations.runtime.logprobs import TokenLogprobs, read_logprobs
 
 
@@ -27,11 +27,11 @@ class Notes:
     """Who notes what an LLM tells.
 
     Attributes:
-        written: Gets it.
+        partial: Gets it.
         kind: The kind of event that tells it: an LLM that chats by completing sends each response twice.
     """
 
-    written: Written
+    partial: PartialAnswer
     kind: type[BaseEvent] | None = None
 
     def take(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
@@ -39,11 +39,11 @@ class Notes:
         self.kind = self.kind or type(event)
         if type(event) is not self.kind or event.response is None:
             return
-        self.written.belongs_to(_of(event.response.raw, "id"))
+        self.partial.set_response(_of(event.response.raw, "id"))
         tokens, logprobs = _told(event.response)
-        self.written.tokens += tokens
-        self.written.logprobs += logprobs
-        self.written.prompt_tokens = max(self.written.prompt_tokens, _read(event.response))
+        self.partial.tokens += tokens
+        self.partial.logprobs += logprobs
+        self.partial.prompt_tokens = max(self.partial.prompt_tokens, _read(event.response))
 
 
 _notes: ContextVar[Notes | None] = ContextVar("rgate_notes", default=None)

@@ -108,6 +108,21 @@ class Call(Step):
         return await self.awaitable(*self.arguments, **self.options)
 
 
+class RunFlow(Step):
+    """A whole flow as one step, such as for `Gather`."""
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        self.flow = flow
+
+    def run(self) -> Any:
+        """Drive it, blocking."""
+        return run(self.flow)
+
+    async def arun(self) -> Any:
+        """Drive it on the event loop."""
+        return await arun(self.flow)
+
+
 class Gather(Step):
     """Several steps side by side, in threads or on the event loop. The result is a list in their order.
 

@@ -18,7 +18,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
-from rgate_integrations.answering.answer_first import Written
+from rgate_integrations.answering.partial_answer import PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.logprobs import message_logprobs
 
@@ -47,15 +47,15 @@ EVENTS = {
 }
 
 
-class Cut:
-    """Whether runs were cut short, and what their traces say then; nothing before `short` is called."""
+class CancelledRun:
+    """Whether runs were cut short, and what their traces say then; nothing before `cancel` is called."""
 
     def __init__(self) -> None:
         self.outputs: dict[str, Any] | None = None
         self._open: dict[UUID, BaseTracer] = {}
         self._ended: set[UUID] = set()
 
-    def short(self, reason: str, **facts: Any) -> None:
+    def cancel(self, reason: str, **facts: Any) -> None:
         """Say that whatever ends from now on was cancelled.
 
         Args:
@@ -112,7 +112,7 @@ class Cut:
         return tracer.on_tool_end("", run_id=run_id)
 
 
-class Stopped(BaseException):
+class GenerationCancelled(BaseException):
     """Raised in an LLM that writes what nobody wants any more. No error: nothing on the way is to handle it."""
 
     # An awaited chat model takes whatever is no `Exception` for a result before it raises it.
@@ -120,22 +120,22 @@ class Stopped(BaseException):
     llm_output = None
 
 
-class HeldEvents(BaseCallbackHandler):
+class BufferingHandler(BaseCallbackHandler):
     """Keeps what the runs of a begun answer say until it is released, and notes what the LLM writes.
 
     Args:
         listeners: Who is told then.
-        written: Gets the tokens and log-probabilities of the LLM that answers.
+        partial: Gets the tokens and log-probabilities of the LLM that answers.
 
     Attributes:
-        shut: Whether the next token raises `Stopped`; `shut_down` sets it.
+        shut: Whether the next token raises `GenerationCancelled`; `shut_down` sets it.
     """
 
     run_inline = True  # what happened first is told first
 
-    def __init__(self, listeners: Sequence[BaseCallbackHandler], written: Written) -> None:
+    def __init__(self, listeners: Sequence[BaseCallbackHandler], partial: PartialAnswer) -> None:
         self.listeners = list(listeners)
-        self.written = written
+        self.partial = partial
         self._kept: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._writer: UUID | None = None
         self._open: set[UUID] = set()
@@ -155,7 +155,7 @@ class HeldEvents(BaseCallbackHandler):
         self.shut = True
         self._kept.clear()
 
-    def telling(self) -> Flow[None]:
+    def flush(self) -> Flow[None]:
         """Tell the listeners what was kept, in order."""
         while self._kept and self.listeners:
             name, values, options = self._kept.pop(0)
@@ -165,7 +165,7 @@ class HeldEvents(BaseCallbackHandler):
         """Keep an event."""
         if name == "on_llm_new_token":
             if self.shut:
-                raise Stopped
+                raise GenerationCancelled
             self._note(options.get("chunk"), options["run_id"])
         elif name in ("on_llm_start", "on_chat_model_start"):
             self._open.add(options["run_id"])
@@ -187,50 +187,52 @@ class HeldEvents(BaseCallbackHandler):
     def _note(self, chunk: Any, run_id: UUID) -> None:
         if run_id != self._writer:  # the LLM that writes last is the one that answers
             self._writer = run_id
-            self.written.tokens.clear()
-            self.written.logprobs.clear()
-            self.written.prompt_tokens = 0
-            self.written.response_id, self.written.kept = "", None
+            self.partial.tokens.clear()
+            self.partial.logprobs.clear()
+            self.partial.prompt_tokens = 0
+            self.partial.response_id, self.partial.kept = "", None
         if not isinstance(chunk, ChatGeneration):
             return
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
         tokens, logprobs = message_logprobs(metadata)
-        self.written.tokens += tokens
-        self.written.logprobs += logprobs
-        self.written.belongs_to(chunk.message.id)
-        self.written.model = str(metadata.get("model_name") or self.written.model)
+        self.partial.tokens += tokens
+        self.partial.logprobs += logprobs
+        self.partial.set_response(chunk.message.id)
+        self.partial.model = str(metadata.get("model_name") or self.partial.model)
         usage = getattr(chunk.message, "usage_metadata", None)
         if (
             usage
         ):  # some LLMs tell it with the first chunk, others with the last, which a stopped one never writes
-            self.written.prompt_tokens = max(self.written.prompt_tokens, usage["input_tokens"])
+            self.partial.prompt_tokens = max(self.partial.prompt_tokens, usage["input_tokens"])
 
 
 def _keeping(name: str) -> Any:
-    def told(self: HeldEvents, *values: Any, **options: Any) -> None:
+    def told(self: BufferingHandler, *values: Any, **options: Any) -> None:
         self.keep(name, *values, **options)
 
     return told
 
 
-_Held = TypeVar("_Held", bound=HeldEvents)
+_Handler = TypeVar("_Handler", bound=BufferingHandler)
 
 for _name in EVENTS:
-    setattr(HeldEvents, _name, _keeping(_name))
+    setattr(BufferingHandler, _name, _keeping(_name))
 
 
-def watched(manager: Any, cut: Cut, keeper: Callable[[list[BaseCallbackHandler]], _Held]) -> _Held:
+def attach_handler(
+    manager: Any, cancelled: CancelledRun, keeper: Callable[[list[BaseCallbackHandler]], _Handler]
+) -> _Handler:
     """Let a callback manager tell tracers at once and keep the rest; returns who keeps it.
 
     Args:
         manager: The manager of a child, as ``get_child`` returns it; it is changed.
-        cut: Says whether its runs were cut short.
+        cancelled: Says whether its runs were cut short.
         keeper: Makes the one who keeps it, from the listeners.
     """
     tracers = [handler for handler in manager.handlers if _traces(handler)]
     listeners = [handler for handler in manager.handlers if not _traces(handler)]
     held = keeper(listeners)
-    manager.set_handlers([*cut.views(tracers), held])
+    manager.set_handlers([*cancelled.views(tracers), held])
     return held
 
 
