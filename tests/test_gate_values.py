@@ -13,8 +13,8 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.papers.boundary import certainty
-from rgate_integrations.gates.papers.ik import ik_score
 from rgate_integrations.gates.papers.popularity import fit_cutoff
+from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise, rouge_l

@@ -214,7 +214,7 @@ def test_drift_by_hand_and_by_simulation():
 def test_monitoring_from_the_command_line(tmp_path):
     folder = tmp_path / "g"
     folder.mkdir()
-    config = {"format": 1, "method": "calibrated", "threshold": 0.5, "prompts": {}, "config": {}}
+    config = {"format": 1, "method": "calibrated", "threshold": 0.5, "prompts": {}}
     scores = np.linspace(0, 1, 101).tolist()
     (folder / "gate.json").write_text(json.dumps(config | {"provenance": {"scores": scores}}))
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]

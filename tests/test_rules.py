@@ -161,11 +161,11 @@ def test_rules_stay_with_a_changed_engine_a_pickled_one_and_json():
 
 def test_rules_of_a_file(tmp_path):
     path = tmp_path / "rules.json"
-    path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "contract", "ignore_case": True}]}))
+    path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "(?i)contract"}]}))
     rules = Rules.read(path)
     assert rules.examples == ("Which clause?",)
     assert rules.score(Inputs("The CONTRACT"), None).p_known == 0.0
-    assert rules.score(Inputs("Which page?"), np.array([ALIKE - 0.01])) is None
+    assert rules.score(Inputs("Which page?"), np.array([[ALIKE - 0.01]])) is None
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))
     options = ["--gate", "constant:never", "--rules", str(path)]
     found = CliRunner().invoke(app, ["decide", *options, "the contract", "it"])

@@ -108,18 +108,7 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     (tmp_path / "my-gate").mkdir()
     with pytest.raises(ConfigurationError, match="exists"):
         tuned(tmp_path, prior, direct=direct)
-    (tmp_path / "my-gate" / "gate.json").write_text(
-        json.dumps(
-            {
-                "format": 1,
-                "method": "calibrated",
-                "threshold": 0.5,
-                "provenance": {},
-                "prompts": {},
-                "config": {},
-            }
-        )
-    )
+    (tmp_path / "my-gate" / "gate.json").write_text(json.dumps({"format": 1, "method": "calibrated"}))
     with pytest.raises(ConfigurationError, match="no tuned gate"):
         tuned(tmp_path, prior, direct=direct, update=True)
     assert direct.asked == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rgate_integrations.artifacts.card import model_card
 from rgate_integrations.artifacts.gate_file import (
@@ -110,7 +111,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
         adapter: The content of its adapter's file, which is there already.
     """
     arrays: dict[str, Any] = {}
-    content = without_arrays(TypeAdapter(type(gate)).dump_python(gate), arrays)
+    content = without_arrays(asdict(gate), arrays)
     weights = tensor_bytes(arrays) if arrays else adapter
     digest = hashlib.sha256(weights).hexdigest() if weights else ""
     config = {"format": FORMAT, **content, "weights_sha256": digest}
@@ -165,7 +166,7 @@ def read_gate(name: str | Path) -> SavedGate:
             weights = _checked(file, digest)
             if kind is not SavedGate:
                 put_arrays(content, read_tensors(weights))
-        return TypeAdapter(kind).validate_python(content)
+        return kind(**content)
     except (OSError, ValueError) as error:
         raise unreadable(folder, error) from error
 

@@ -122,8 +122,7 @@ class Gate(BaseModel, ABC):
     @property
     def name(self) -> str:
         """The name by which `load_gate` knows it, or its class's name."""
-        info = getattr(type(self), "info", None)
-        return info.name if isinstance(info, GateInfo) else type(self).__name__
+        return self.info.name if hasattr(self, "info") else type(self).__name__
 
     @classmethod
     def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:

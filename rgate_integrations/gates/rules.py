@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
 
-from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.evidence.segments import RequestSpec
@@ -42,18 +41,9 @@ LAYER = PooledLayer(14, "question", "mean")
 _SHOWN = 60  # characters of an example in a reason
 
 
-class _Pattern(Frozen):
-    """A pattern as it is written in JSON."""
-
-    pattern: re.Pattern[str]
-    ignore_case: bool = False
-
-    @property
-    def compiled(self) -> re.Pattern[str]:
-        return re.compile(self.pattern.pattern, re.IGNORECASE if self.ignore_case else 0)
-
-
-_WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _Pattern]])
+_WRITTEN = TypeAdapter(
+    dict[Literal["always", "never"], list[str | dict[Literal["pattern"], re.Pattern[str]]]]
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ class Rules:
             ) from error
         rules: dict[str, list[Rule]] = {}
         for name, written in found.items():
-            rules[name] = [rule if isinstance(rule, str) else rule.compiled for rule in written]
+            rules[name] = [rule if isinstance(rule, str) else rule["pattern"] for rule in written]
         return cls.of(**rules)
 
     def config(self) -> dict[str, list[Any]]:
@@ -130,41 +120,45 @@ class Rules:
     def score(self, inputs: Inputs, likeness: Float64Array | None) -> Score | None:
         """Return what the rules say of a request, with P(known) 0 or 1; None if they say nothing.
 
+        Of a request of several segments that which is most like an example counts where it would retrieve, and that
+        which is least like it where it would not: so nothing that is asked beside it is skipped.
+
         Args:
             inputs: The request.
-            likeness: Its likeness to each of `examples`; None before they were compared: only the others count.
+            likeness: That of its segments to `examples`, shape (segments, examples); None before they were compared:
+                only the others count.
         """
-        like = {} if likeness is None else dict(zip(self.examples, likeness.tolist(), strict=True))
-        rules = [("always", 0.0, rule) for rule in self.always] + [
-            ("never", 1.0, rule) for rule in self.never
-        ]
-        for name, known, rule in rules:
-            try:
-                why = _why(rule, inputs, like)
-            except Exception as error:  # whatever a user's function raises
-                problem = f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
-                return Score(0.0, problem, warnings=(problem,))
-            if why:
-                return Score(known, f"The rule {name}=: {why}")
+        compared = np.full((1, len(self.examples)), -1.0) if likeness is None else likeness
+        most = dict(zip(self.examples, compared.max(axis=0), strict=True))
+        least = dict(zip(self.examples, compared.min(axis=0), strict=True))
+        for name, rules, like, known in (
+            ("always", self.always, most, 0.0),
+            ("never", self.never, least, 1.0),
+        ):
+            for rule in rules:
+                try:
+                    why = _why(rule, inputs, like)
+                except Exception as error:  # whatever a user's function raises
+                    problem = (
+                        f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
+                    )
+                    return Score(0.0, problem, warnings=(problem,))
+                if why:
+                    return Score(known, f"The rule {name}=: {why}")
         return None
 
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Float64Array]):
-    """The cosine of a request's direction with that of each example, shape (examples,).
-
-    Of a request of several segments that which is most like an example counts where it would retrieve, and that
-    which is least like it where it would not: so nothing that is asked beside it is skipped.
+    """The cosines of the directions of a request's segments with those of the examples, shape (segments, examples).
 
     Attributes:
-        examples: The examples, those that retrieve first.
-        always: How many of them retrieve.
+        examples: The examples.
         states: The states that are compared.
         shared: Whether they are of the model that the gate reads, too; else the reader is asked.
     """
 
     examples: tuple[str, ...]
-    always: int
     states: RequestSpec
     shared: bool = True
 
@@ -182,12 +176,7 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         else:
             read = self._read(context, [each.question for each in context.inputs])
             requests = list(read[:, None])
-        found = []
-        for request in requests:
-            cosines = request @ examples.T  # (segments, examples)
-            most, least = cosines.max(axis=0), cosines.min(axis=0)
-            found.append(Piece(np.concatenate([most[: self.always], least[self.always :]])))
-        return found
+        return [Piece(request @ examples.T) for request in requests]
 
     def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
         from rgate_integrations.models.local import shared_proxy
@@ -220,8 +209,7 @@ class RuledGate(GateOfGates):
         for spec in expand_specs(self.inner.specs):
             if isinstance(spec, RequestSpec) and LAYER in spec.segments:
                 states = spec
-        always = len(Rules(self.rules.always).examples)
-        return (LikenessSpec(self.rules.examples, always, states, self.proxy == READS),)
+        return (LikenessSpec(self.rules.examples, states, self.proxy == READS),)
 
     @property
     def specs(self) -> Specs:
@@ -263,8 +251,7 @@ def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
 def _why(rule: Rule, inputs: Inputs, like: Mapping[str, float]) -> str:
     """Return why a rule holds for a request; empty if it does not."""
     if isinstance(rule, str):
-        likeness = like.get(rule, -1.0)
-        return f"it is like {rule[:_SHOWN]!r} ({likeness:.2f})." if likeness >= ALIKE else ""
+        return f"it is like {rule[:_SHOWN]!r} ({like[rule]:.2f})." if like[rule] >= ALIKE else ""
     if isinstance(rule, re.Pattern):
         return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
     takes_metadata = len(inspect.signature(rule).parameters) > 1
@@ -276,7 +263,8 @@ def _to_json(rule: Rule) -> Any:
     if isinstance(rule, str):
         return rule
     if isinstance(rule, re.Pattern):
-        return {"pattern": rule.pattern, "ignore_case": bool(rule.flags & re.IGNORECASE)}
+        flags = "(?i)" if rule.flags & re.IGNORECASE and not rule.pattern.startswith("(?") else ""
+        return {"pattern": flags + rule.pattern}
     return {"function": getattr(rule, "__name__", type(rule).__name__)}
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from rgate_integrations.errors import RGateError
 from rgate_integrations.gates.papers.boundary import Normalisation, certainty
-from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate

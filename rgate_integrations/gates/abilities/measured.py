@@ -6,8 +6,6 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.runtime.files import existing_folder, json_text, parsed_json, write_folder
@@ -36,7 +34,7 @@ def read_measured(folder: str | Path) -> Ability | None:
         version = facts.pop("format")
         if version != _FORMAT:
             raise ValueError(f"its format is {version}")
-        return TypeAdapter(Ability).validate_python(facts)
+        return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
             f"The ability in {str(folder)!r} cannot be read: {error}.",

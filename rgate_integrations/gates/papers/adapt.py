@@ -11,7 +11,7 @@ from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.completion import CompletionSpec
 from rgate_integrations.evidence.targets import TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
-from rgate_integrations.gates.papers.adapter_gate import AdapterGate
+from rgate_integrations.gates.papers.verdict_gate import AdapterGate
 from rgate_integrations.prompts import PromptTemplate
 
 RET = "<RET>"
@@ -62,23 +62,19 @@ class AdaptGate(AdapterGate):
     tokens: int = Field(default=32, ge=1, le=1024)
 
     @property
-    def _targets(self) -> TargetsSpec:
-        return TargetsSpec(PARAMETRIC_PROMPT, (RET,), adapter=self.adapter)
-
-    @property
-    def _answer(self) -> CompletionSpec:
-        return CompletionSpec(PARAMETRIC_PROMPT, self.tokens, adapter=self.adapter)
-
-    @property
     def specs(self) -> Specs:
         """The probability of ``<RET>``, and the model's own response."""
-        return (self._targets, self._answer)
+        return (
+            TargetsSpec(PARAMETRIC_PROMPT, (RET,), adapter=self.adapter),
+            CompletionSpec(PARAMETRIC_PROMPT, self.tokens, adapter=self.adapter),
+        )
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the probability of not asking for context."""
-        warnings = self.check_model(evidence, self._targets)
-        p_ret = math.exp(evidence[self._targets][0])
-        answer = evidence[self._answer]
+        targets, response = self.specs
+        warnings = self.check_model(evidence, targets)
+        answer = evidence[response]
         if RET in answer.text:
             return Score(0.0, "The model asked for context: it answered <RET>.", warnings=warnings)
+        p_ret = math.exp(evidence[targets][0])
         return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer, warnings)

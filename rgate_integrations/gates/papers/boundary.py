@@ -14,8 +14,7 @@ from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.samples import SamplesSpec
 from rgate_integrations.evidence.targets import TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
-from rgate_integrations.gates.papers.adapter_gate import AdapterGate
-from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.papers.verdict_gate import AdapterGate, ik_score
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.text import comparable
 
@@ -94,29 +93,23 @@ class BoundaryGate(AdapterGate):
         return self
 
     @property
-    def _samples(self) -> SamplesSpec:
-        return SamplesSpec(self.samples, self.temperature, self.tokens, self.seed)
-
-    @property
-    def _targets(self) -> TargetsSpec:
-        return TargetsSpec(BOUNDARY_QUESTION, ("known", "unknown"), adapter=self.adapter)
-
-    @property
     def specs(self) -> Specs:
         """Sampled answers, or the trained model's verdict on the question."""
-        return (self._samples,) if self.adapter is None else (self._targets,)
+        if self.adapter is not None:
+            return (TargetsSpec(BOUNDARY_QUESTION, ("known", "unknown"), adapter=self.adapter),)
+        return (SamplesSpec(self.samples, self.temperature, self.tokens, self.seed),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the certainty of the samples, or by the trained model."""
+        (spec,) = self.specs
         if self.adapter is not None:
-            warnings = self.check_model(evidence, self._targets)
-            p = ik_score(*evidence[self._targets])
+            warnings = self.check_model(evidence, spec)
+            p = ik_score(*evidence[spec])
             return Score(p, f"The boundary model predicts {self.label} {p:.2f}.", warnings=warnings)
-        answers = evidence[self._samples]
-        texts = comparable([a.text for a in answers])
+        answers = evidence[spec]
+        texts = comparable([answer.text for answer in answers])
         counts = Counter(texts)
         p = certainty(list(counts.values()), self.normalisation)
-        draft = answers[texts.index(counts.most_common(1)[0][0])]
-        return Score(
-            p, f"{len(counts)} distinct answers in {len(answers)} samples: certainty {p:.2f}.", draft
-        )
+        most_frequent = answers[texts.index(counts.most_common(1)[0][0])]
+        reason = f"{len(counts)} distinct answers in {len(answers)} samples: certainty {p:.2f}."
+        return Score(p, reason, most_frequent)

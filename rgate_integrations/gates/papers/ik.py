@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.targets import TargetsSpec
-from rgate_integrations.gates.base import GateInfo, Score, Specs
-from rgate_integrations.gates.papers.adapter_gate import AdapterGate
+from rgate_integrations.gates.base import GateInfo
+from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 
 IK_QUESTION = PromptTemplate(
@@ -42,18 +37,7 @@ IK_FOLLOW_UP = PromptTemplate(
 )
 
 
-def ik_score(yes: float, no: float) -> float:
-    """Return the softmax over the two logits (or log-probabilities) of Yes and No, taken at Yes.
-
-    Args:
-        yes: Logit of "Yes".
-        no: Logit of "No".
-    """
-    difference = no - yes
-    return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
-
-
-class IKGate(AdapterGate):
+class IKGate(VerdictGate):
     """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
     The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
@@ -73,7 +57,6 @@ class IKGate(AdapterGate):
     )
 
     tokens: int = Field(default=32, ge=0, le=128)
-    source: DraftSource = "proxy"
     follow_up: bool = False
 
     @model_validator(mode="after")
@@ -83,25 +66,8 @@ class IKGate(AdapterGate):
         return self
 
     @property
-    def _draft_spec(self) -> DraftSpec | None:
-        return DraftSpec(self.tokens, self.source) if self.tokens else None
-
-    @property
-    def _targets(self) -> TargetsSpec:
-        drafted = IK_FOLLOW_UP if self.follow_up else IK_DRAFT
-        prompt = drafted if self.tokens else IK_QUESTION
-        return TargetsSpec(prompt, ("Yes", "No"), self._draft_spec, self.adapter)
-
-    @property
-    def specs(self) -> Specs:
-        """The Yes and No scores, and the draft they are read after."""
-        if self._draft_spec is None:
-            return (self._targets,)
-        return (self._draft_spec, self._targets)
-
-    def score(self, evidence: Evidence) -> Score:
-        """Score by the softmax over Yes and No."""
-        warnings = self.check_model(evidence, self._targets)
-        p = ik_score(*evidence[self._targets])
-        draft = None if self._draft_spec is None else evidence[self._draft_spec]
-        return Score(p, f"P(Yes) against P(No) is {p:.2f} after {self.tokens} draft tokens.", draft, warnings)
+    def prompt(self) -> PromptTemplate:
+        """The question alone, quoted with the draft, or a turn behind it."""
+        if not self.tokens:
+            return IK_QUESTION
+        return IK_FOLLOW_UP if self.follow_up else IK_DRAFT

@@ -30,17 +30,13 @@ class NeighboursGate(Gate):
     embedder: str = "all-minilm-l6-v2"
 
     @property
-    def _neighbours(self) -> NeighboursSpec:
-        return NeighboursSpec(self.k, self.examples, self.embedder)
-
-    @property
     def specs(self) -> Specs:
         """The nearest labelled questions."""
-        return (self._neighbours,)
+        return (NeighboursSpec(self.k, self.examples, self.embedder),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the votes for known over one more than the number of voters."""
-        near = evidence[self._neighbours]
+        near = evidence[self.specs[0]]
         known = sum(each.known for each in near)
         # The extra voter says unknown: a strict majority is at least 0.5, a tie is below it, so ties retrieve.
         p = known / (len(near) + 1)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.targets import TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.base import GateInfo
+from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import PromptTemplate
 
 NEED_SEARCH = PromptTemplate(
@@ -18,7 +16,7 @@ NEED_SEARCH = PromptTemplate(
 )
 
 
-class PromptGate(Gate):
+class PromptGate(VerdictGate):
     """The prompt baseline of the Knowledge Boundary Model (section 3.2): the model says whether it must search.
 
     P(known) is the softmax over the Yes and No logits, taken at No.
@@ -28,16 +26,5 @@ class PromptGate(Gate):
         "prompt", "KBM's prompt baseline (2024)", "question", "no", "one pass"
     )
 
-    @property
-    def _targets(self) -> TargetsSpec:
-        return TargetsSpec(NEED_SEARCH, ("No", "Yes"))
-
-    @property
-    def specs(self) -> Specs:
-        """The Yes and No scores after the question."""
-        return (self._targets,)
-
-    def score(self, evidence: Evidence) -> Score:
-        """Score by the probability of No, it need not search."""
-        p = ik_score(*evidence[self._targets])
-        return Score(p, f"Asked whether it must search, the model says no with {p:.2f}.")
+    verdicts = ("No", "Yes")
+    question = NEED_SEARCH

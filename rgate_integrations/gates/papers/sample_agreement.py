@@ -31,17 +31,13 @@ class SampleAgreementGate(Gate):
     seed: int = 0
 
     @property
-    def _samples(self) -> SamplesSpec:
-        return SamplesSpec(self.samples, self.temperature, self.tokens, self.seed)
-
-    @property
     def specs(self) -> Specs:
         """Sampled answers."""
-        return (self._samples,)
+        return (SamplesSpec(self.samples, self.temperature, self.tokens, self.seed),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score the agreement of the samples; the draft is the sample most like the others."""
-        answers = evidence[self._samples]
+        answers = evidence[self.specs[0]]
         texts = comparable([answer.text for answer in answers])
         alike = np.eye(len(texts))  # pairwise ROUGE-L
         for i, j in combinations(range(len(texts)), 2):

@@ -6,12 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rgate_integrations.decision import DraftSource
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.targets import TargetsSpec
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.base import GateInfo
+from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import PromptTemplate
 
 _ASK = "Question: {question}\nProposed answer: {draft}\nIs the proposed answer true or false?"
@@ -42,7 +38,7 @@ SELF_EVAL = PromptTemplate(
 )
 
 
-class SelfEvalGate(Gate):
+class SelfEvalGate(VerdictGate):
     """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
 
     Attributes:
@@ -54,27 +50,7 @@ class SelfEvalGate(Gate):
         "self_eval", "P(True) (Kadavath et al. 2022)", "question + own answer", "no", "draft + judgment"
     )
 
+    verdicts = ("True", "False")
+    question = SELF_EVAL
+
     tokens: int = Field(default=32, ge=1, le=1024)
-    source: DraftSource = "proxy"
-
-    @property
-    def _draft_spec(self) -> DraftSpec:
-        return DraftSpec(self.tokens, self.source)
-
-    @property
-    def _targets(self) -> TargetsSpec:
-        return TargetsSpec(SELF_EVAL, ("True", "False"), self._draft_spec)
-
-    @property
-    def specs(self) -> Specs:
-        """The answer, and the True and False scores on it."""
-        return (self._draft_spec, self._targets)
-
-    def score(self, evidence: Evidence) -> Score:
-        """Score by the softmax over True and False."""
-        p = ik_score(*evidence[self._targets])
-        return Score(
-            p,
-            f"Asked about its own answer, the model says true with {p:.2f}.",
-            evidence[self._draft_spec],
-        )

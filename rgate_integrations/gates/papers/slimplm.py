@@ -7,15 +7,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ScoreError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.completion import CompletionSpec
 from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.targets import TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
-from rgate_integrations.gates.papers.adapter_gate import AdapterGate
-from rgate_integrations.gates.papers.ik import ik_score
+from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import PromptTemplate
 
 JUDGMENT = PromptTemplate(
@@ -34,7 +31,7 @@ TARGETS = ("Known(True)", "Known(False)")
 _VERDICT = re.compile(r"^\s*Known\s*\(\s*(True|False)\s*\)")
 
 
-class SlimPLMGate(AdapterGate):
+class SlimPLMGate(VerdictGate):
     """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on question and heuristic answer.
 
     Attributes:
@@ -49,26 +46,19 @@ class SlimPLMGate(AdapterGate):
         "slimplm", "SlimPLM (Tan et al. 2024)", "question + heuristic answer", "optional", "draft + judgment"
     )
 
+    verdicts = TARGETS
+    question = JUDGMENT
+
     tokens: int = Field(default=64, ge=1, le=1024)
-    source: DraftSource = "proxy"
     mode: Literal["score", "generate"] = "score"
-
-    @property
-    def _draft_spec(self) -> DraftSpec:
-        return DraftSpec(self.tokens, self.source)
-
-    @property
-    def _targets(self) -> TargetsSpec:
-        return TargetsSpec(JUDGMENT, TARGETS, self._draft_spec, self.adapter)
-
-    @property
-    def _verdict(self) -> CompletionSpec:
-        return CompletionSpec(JUDGMENT, 12, self._draft_spec, self.adapter)
 
     @property
     def specs(self) -> Specs:
         """The heuristic answer and the verdict on it."""
-        return (self._draft_spec, self._targets if self.mode == "score" else self._verdict)
+        if self.mode == "score":
+            return super().specs
+        draft = DraftSpec(self.tokens, self.source)
+        return (draft, CompletionSpec(JUDGMENT, 12, draft, self.adapter))
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the verdicts' log-probabilities, or 1 and 0 by the written verdict.
@@ -76,13 +66,10 @@ class SlimPLMGate(AdapterGate):
         Raises:
             ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
         """
-        draft, judgment = self.specs
-        warnings = self.check_model(evidence, judgment)
         if self.mode == "score":
-            p = ik_score(*evidence[self._targets])
-            reason = f"Known(True) against Known(False) is {p:.2f} for the heuristic answer."
-            return Score(p, reason, evidence[draft], warnings)
-        text = evidence[self._verdict].text
+            return super().score(evidence)
+        draft, written = self.specs
+        warnings, text = self.check_model(evidence, written), evidence[written].text
         verdict = _VERDICT.match(text)
         if verdict is None:
             raise ScoreError(

@@ -30,13 +30,9 @@ class DraftTokensGate(Gate):
     source: DraftSource = "proxy"
 
     @property
-    def _draft(self) -> DraftSpec:
-        return DraftSpec(self.tokens, self.source, logprobs=True)
-
-    @property
     def specs(self) -> Specs:
         """A draft with log-probabilities."""
-        return (self._draft,)
+        return (DraftSpec(self.tokens, self.source, logprobs=True),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the draft's tokens.
@@ -44,7 +40,7 @@ class DraftTokensGate(Gate):
         Raises:
             EvidenceError: The draft is empty, or its source does not give what is read.
         """
-        draft = evidence[self._draft]
+        draft = evidence[self.specs[0]]
         if not draft.logprobs:
             raise EvidenceError("The draft is empty, so it has no token probabilities.")
         p, reason = self.certainty(draft, draft.logprobs)
