@@ -38,8 +38,8 @@ from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.tuning.asking import Answered
-from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.collection import Answered
+from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
 from rgate_integrations.tuning.labelling import agreeing
 from rgate_integrations.tuning.metrics import auc
 from rgate_integrations.tuning.policies import MaxLoss
@@ -199,8 +199,8 @@ def one(data: Recorded, n: int, seed: int, loss: float) -> dict[str, float] | No
         chosen = MaxLoss(loss).choose(held_out, data.known[fit], data.rag[fit], seed)
         skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
-        found |= {"promised": float(chosen.kept), "skipped": float(skipped.mean())}
-        if chosen.kept:
+        found |= {"promised": float(chosen.guaranteed), "skipped": float(skipped.mean())}
+        if chosen.guaranteed:
             found["held"] = float(lost <= loss)
     return found
 
@@ -230,7 +230,7 @@ def agreement(arguments: argparse.Namespace) -> None:
     for record in records:
         question = Question(record["question"].strip(), tuple(record["gold_answers"]))
         closed, rag = Draft(text=record["closed_book_answer"] or ""), Draft(text=record["rag_answer"] or "")
-        answered.append(Answered(question, closed, rag, {}))
+        answered.append(Answered(question, {"direct": closed, "retrieve": rag}, {}))
     gold = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
     agree = np.array(
         agreeing([each.direct.text for each in answered], [each.retrieve.text for each in answered], None)

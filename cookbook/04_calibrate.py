@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Calibrate a gate on your own data
 #
-# At the end you have a gate whose threshold keeps a promise on your own questions, and plots that show what it does.
+# At the end you have a gate whose threshold has a guarantee on your own questions, and plots that show what it does.
 # The LLM is SmolLM2-135M here, so that everything runs offline in a minute:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
 
@@ -16,8 +16,7 @@ import numpy as np
 from rgate_integrations import load_gate
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.models.local import shared_proxy
-from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
-from rgate_integrations.tuning.collect import collect
+from rgate_integrations.tuning import Budget, MaxLoss, calibrate, collect, evaluate, read_paired
 
 folder = Path(tempfile.mkdtemp())
 
@@ -79,16 +78,16 @@ print(
 )
 
 # %% [markdown]
-# ## 4. A threshold with a promise
+# ## 4. A threshold with a guarantee
 
 # %%
 budget = calibrate(gate, files, Budget(0.8, confidence=0.9))
 loss = calibrate(gate, files, MaxLoss(0.05))
 for found in (budget, loss):
-    print(f"{found.chosen.promise} Threshold {found.chosen.threshold:.2f}.")
+    print(f"{found.choice.guarantee} Threshold {found.choice.threshold:.2f}.")
 
 # %% [markdown]
-# "No threshold can promise that" is a proper answer: with few questions little can be promised.
+# "No threshold can guarantee that" is a proper answer: with few questions little can be guaranteed.
 
 # %%
 after, judged_after = evaluate(budget.gate, records, name="calibrated")

@@ -59,7 +59,7 @@ rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")
 # ## 2. One command
 #
 # It asks the LLM each question twice and keeps every answer: killed and started again, it goes on where it was. With
-# `--yes` it does not wait for your word. The promise is a retrieval rate here; `--max-loss 0.02`, which is the
+# `--yes` it does not wait for your word. The guarantee is a retrieval rate here; `--max-loss 0.02`, which is the
 # default, takes some hundred questions. The prices are those of a million tokens.
 
 # %%
@@ -99,7 +99,7 @@ for draft in (sure, unsure):
 # %% [markdown]
 # ## 4. The report
 #
-# `my-gate/report.html` needs no network: accuracy against retrieval rate, the promise, and the most wrong decisions.
+# `my-gate/report.html` needs no network: accuracy against retrieval rate, the guarantee, and the worst decisions.
 
 # %%
 report = Path("my-gate/report.html").read_text()
@@ -108,4 +108,4 @@ HTML(f"<pre>{Path('my-gate/README.md').read_text()}</pre>")
 
 # %% [markdown]
 # **Next:** take five hundred questions or more, of the kind that your users ask. `rgate tune --update` adds those of
-# another log; `04_calibrate` gives any gate another threshold with a promise.
+# another log; `04_calibrate` gives any gate another threshold with a guarantee.

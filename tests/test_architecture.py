@@ -134,4 +134,4 @@ def test_the_public_face_is_small():
         for node in TREES[file].body if file.name == "__init__.py" else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names += ast.literal_eval(node.value)
-    assert len(names) <= 48, sorted(names)
+    assert len(names) <= 50, sorted(names)

@@ -13,8 +13,8 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compare, evaluate, read_paired
-from rgate_integrations.tuning.break_even import StageTimes
-from rgate_integrations.tuning.evaluate import JudgedQuestions, measure
+from rgate_integrations.tuning.calibration import fit_map
+from rgate_integrations.tuning.evaluation import JudgedQuestions, StageTimes, measure
 from rgate_integrations.tuning.metrics import (
     area_between,
     expected_calibration_error,
@@ -23,7 +23,6 @@ from rgate_integrations.tuning.metrics import (
 )
 from rgate_integrations.tuning.paired import Paired
 from rgate_integrations.tuning.policies import ALWAYS, betting_p_value, upper_bound
-from rgate_integrations.tuning.probability import fit_map
 from tests.scripted_proxy import ScriptedProxy
 
 T, F = True, False
@@ -231,10 +230,12 @@ def test_promises_hold_as_often_as_they_say():
 def test_what_cannot_be_promised_is_not():
     p, closed, rag = np.full(30, 0.9), np.zeros(30, bool), np.ones(30, bool)
     chosen = MaxLoss(0.01).choose(p, closed, rag, 0)
-    assert (chosen.threshold, chosen.kept) == (ALWAYS, False)
-    assert "n = 30" in chosen.promise
-    assert not Budget(0.001).choose(p, closed, rag, 0).kept  # none of 30 is no proof of one in a thousand
-    assert Budget(0.1).choose(p, closed, rag, 0).kept
+    assert (chosen.threshold, chosen.guaranteed) == (ALWAYS, False)
+    assert "n = 30" in chosen.guarantee
+    assert (
+        not Budget(0.001).choose(p, closed, rag, 0).guaranteed
+    )  # none of 30 is no proof of one in a thousand
+    assert Budget(0.1).choose(p, closed, rag, 0).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag, 0).threshold < 0.01
     assert betting_p_value(np.zeros(5), 0.01, 0.05) > 0.05
     assert betting_p_value(np.ones(500), 0.01, 0.05) == 1.0

@@ -27,12 +27,13 @@ from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import cached_path
-from rgate_integrations.runtime.files import JsonlLog, write_folder
-from rgate_integrations.training import drafts, sampling
+from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.tuning.collect import DATASETS, from_rows, read_questions
+from rgate_integrations.tuning.arms import ModelArm
+from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.paired import read_paired
+from rgate_integrations.tuning.questions import DATASETS, Question, from_rows, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
 from tests.scripted_proxy import ScriptedProxy
 
@@ -185,7 +186,7 @@ def test_one_gold_answer_may_stand_alone(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({**RECORD, "gold_answers": "Shakespeare"}) + "\n")
     assert read_examples([path])[0].examples[0].gold == ("Shakespeare",)
-    assert read_questions(str(path))[0]["gold_answers"] == ["Shakespeare"]
+    assert read_questions(str(path))[0].gold == ("Shakespeare",)
 
 
 def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
@@ -200,7 +201,7 @@ def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
 @given(row=changed({"question": "q?", "answer": ["a"], "possible_answers": '["a"]', "s_pop": 3, "id": 7}))
 def test_rows_of_any_data_set_are_read_or_refused(row):
     for name in DATASETS:
-        message = refusal(lambda: list(from_rows([row], DATASETS[name], name)))  # noqa: B023  called at once
+        message = refusal(lambda: list(from_rows([row], name)))  # noqa: B023  called at once
         assert message is None or "Row 1" in message
 
 
@@ -481,19 +482,14 @@ def test_any_json_of_a_gate_is_a_gate_or_refused(config):
 
 
 @FUZZ
-@given(kept=st.lists(changed({"question": "q?", "draft": {"text": "x"}, "answers": ["x"]}), max_size=2))
-def test_kept_drafts_and_samples_of_any_kind_are_used_or_refused(kept, tmp_path):
+@given(kept=st.lists(changed({"arm": "direct", "question": "q?", "draft": {"text": "x"}}), max_size=2))
+def test_kept_answers_of_any_kind_are_used_or_refused(kept, tmp_path):
     path = tmp_path / "kept.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    for module in (drafts, sampling):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "JsonlLog", lambda _: JsonlLog(path))
-            patch.setattr(module, "cache_dir", lambda: tmp_path)
-            work = drafts.cached_drafts if module is drafts else sampling.sampled_answers
-            given_more = {"tokens": 8} if module is drafts else {"n": 2}
-            message = refusal(lambda: work(ScriptedProxy(), ["q?"], **given_more))  # noqa: B023  called at once
-        assert message is None or "kept.jsonl" in message
-        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    lines = [{"made_with": {}}, *kept]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = [Question("q?")]
+    message = refusal(lambda: Answers(path, {"direct": ModelArm(ScriptedProxy())}).ask(asked))
+    assert message is None or "kept.jsonl" in message
 
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])

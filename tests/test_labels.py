@@ -1,27 +1,111 @@
-"""Labels: one rule for "the answer is right", whoever asks; and what the papers make of it."""
+"""Questions, and the labels of their answers: by gold answers, a judge, agreement, or several samples."""
 
 import json
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import Draft
 from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.cli.main import app
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
+from rgate_integrations.models.base import TargetScores
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.sampling import read_sampled, to_be_sampled
-from rgate_integrations.tuning import read_paired
-from rgate_integrations.tuning.collect import collect
+from rgate_integrations.training.labels import match_ratio, sampled_accuracy, sampled_certainty, verdict
+from rgate_integrations.training.own import read_own, to_be_sampled
+from rgate_integrations.tuning import collect, read_paired
+from rgate_integrations.tuning.collection import STOP_AFTER, Answered
+from rgate_integrations.tuning.labelling import agreeing, label
+from rgate_integrations.tuning.questions import (
+    DATASETS,
+    Question,
+    from_rows,
+    read_questions,
+    sample_questions,
+)
+from tests.fake_server import Fake, answer, serving
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import Direct, N, Spread, by_number, known, questions, retrieve, shipped, tuned
 
-ANSWERS = [
-    ("I do not know the answer.", ["no"], False),  # "no" is in "not" and "know", but no word of the answer
-    ("No, he did not.", ["no"], True),
-    ("He was born in 1969.", ["9"], False),
-    ("It was the Beatles!", ["The Rolling Stones", "beatles"], True),
-    ("Anything.", ["the", "!"], False),  # gold answers that normalise to nothing
-]
+
+@pytest.fixture
+def prior(tmp_path):
+    return shipped(tmp_path)
+
+
+@pytest.fixture
+def served():
+    with serving() as make:
+        yield make
+
+
+# --- questions ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "no questions"),
+        ([{"question": " "}], "question 1: no question"),
+        ([{"q": "x"}], "question 1: no question"),
+        ([{"question": "x", "gold_answers": {}}], "gold_answers is neither"),
+        ([7], "question 1: no question"),
+        ("none.jsonl", "no file"),
+    ],
+)
+def test_a_log_that_cannot_be_used(given, said):
+    with pytest.raises(DataFormatError, match=said):
+        read_questions(given)
+
+
+def test_a_file_of_questions(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"question": "x", "answer": "y", "id": 0}\nnonsense\n')
+    assert read_questions(str(path), 1) == [Question("x", ("y",), "0", "log")]
+    with pytest.raises(DataFormatError, match="line 2: not JSON"):
+        read_questions(path)
+    path.write_text('{"question": "x"}\n')
+    with pytest.raises(DataFormatError, match="no gold_answers"):
+        read_questions(path, gold=True)
+
+
+def test_duplicates_are_asked_once_and_their_gold_answers_are_kept(tmp_path, prior):
+    direct = Direct()
+    twice = [*questions(), *[{"question": f" WHAT is number {i}? "} for i in range(N)]]
+    assert len(tuned(tmp_path, prior, twice, direct=direct).question.p) == N
+    assert len(direct.asked) == N
+    (question,) = read_questions(["who?", {"question": "who?", "answer": "me"}])
+    assert question.gold == ("me",)
+
+
+def test_columns_of_known_data_sets():
+    rows = {
+        "nq_open": {"question": "who?", "answer": ["me", "I"]},
+        "akariasai/PopQA": {"id": 7, "question": "who?", "possible_answers": '["me", "I"]', "s_pop": 12},
+        "trivia_qa": {"question_id": "t1", "question": "who?", "answer": {"aliases": ["me"], "value": "x"}},
+        "hotpotqa/hotpot_qa": {"id": "h", "question": "who?", "answer": "me"},
+    }
+    assert set(rows) == set(DATASETS)
+    for name, row in rows.items():
+        (found,) = from_rows([row], name)
+        assert (found.text, found.gold[0], found.dataset) == ("who?", "me", name)
+        assert found.popularity == row.get("s_pop")
+    with pytest.raises(DataFormatError, match="Row 1"):
+        list(from_rows([{"question": "x"}], "nq_open"))
+
+
+def test_a_sample_has_every_kind_in_its_share():
+    log = read_questions(questions(1_000))
+    for seed in range(5):
+        some = sample_questions(log, 50, Spread(), seed)
+        assert len({q.key for q in some}) == 50
+        assert 4 <= sum(int(q.text.split()[-1].rstrip("?")) >= 900 for q in some) <= 6
+    assert sample_questions(log, 50, Spread(), 1) == sample_questions(log, 50, Spread(), 1)
+    assert len(sample_questions(log, 5_000, None, 0)) == 1_000
+
+
+# --- one rule for "the answer is right" --------------------------------------------------------------------
 
 
 class Says(ScriptedProxy):
@@ -33,7 +117,16 @@ class Says(ScriptedProxy):
         return [Draft(text=self.text) for _ in values]
 
 
-@pytest.mark.parametrize(("text", "gold", "right"), ANSWERS)
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        ("I do not know the answer.", ["no"], False),  # "no" is in "not" and "know", but no word of it
+        ("No, he did not.", ["no"], True),
+        ("He was born in 1969.", ["9"], False),
+        ("It was the Beatles!", ["The Rolling Stones", "beatles"], True),
+        ("Anything.", ["the", "!"], False),  # gold answers that normalise to nothing
+    ],
+)
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     question = {"id": "1", "question": "Did he do it?", "gold_answers": gold, "dataset": "d"}
     collected = collect([question], Says(text), tmp_path / "collected.jsonl")
@@ -50,20 +143,221 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
 
 
 def test_answers_that_hold_line_separators_are_collected(tmp_path):
-    questions = [{"id": i, "question": f"q{i}?", "gold_answers": ["é"], "dataset": "d"} for i in "12"]
-    out = collect(questions[:1], Says("one\u2028é\x85two"), tmp_path / "p.jsonl")
-    whole = out.read_bytes()
-    out.write_bytes(whole + whole[: whole.index("é".encode()) + 1])  # a kill inside a character
-    collect(questions, Says("é"), out)
+    given = [{"id": i, "question": f"q{i}?", "gold_answers": ["é"], "dataset": "d"} for i in "12"]
+    collect(given[:1], Says("one\u2028é\x85two"), tmp_path / "p.jsonl")
+    kept = tmp_path / "p.answers.jsonl"
+    whole = kept.read_bytes()
+    kept.write_bytes(whole + whole[: whole.index("é".encode()) + 1])  # a kill inside a character
+    out = collect(given, Says("é"), tmp_path / "p.jsonl")
     (file,) = read_paired([out], rag=False)
     assert [r.closed_book_text for r in file.records] == ["one\u2028é\x85two", "é"]
 
 
-# --- labels of sampled answers (KBM, section 2.2) ----------------------------------------------------------
+def test_labels_of_the_papers_by_hand():
+    assert match_ratio("Paris and Rome.", ["Paris", "Rome", "Oslo"])
+    assert not match_ratio("Paris.", ["Paris", "Rome"])  # one half is not more than one half
+    assert not match_ratio("", ["Paris"])
+    assert sampled_accuracy(["Paris", "It is Paris.", "Rome", "rome"], ["Paris"]) == 0.5
+    assert sampled_accuracy([], ["Paris"]) == 0.0
+    assert sampled_certainty(["Paris"] * 29 + ["Rome"]) == pytest.approx(0.789, abs=1e-3)
+    assert sampled_certainty(["the Paris", "Paris."]) == 1.0
+
+
+@pytest.mark.parametrize(("fixed", "said"), [("nothing", "are wrong"), (None, "are right")])
+def test_one_class_has_nothing_to_tell_apart(tmp_path, prior, fixed, said):
+    with pytest.raises(DataFormatError, match=said):
+        tuned(tmp_path, prior, direct=lambda q: fixed or retrieve(q))
+    assert not (tmp_path / "my-gate").exists()
+    assert (tmp_path / "my-gate.answers.jsonl").exists()
+    with pytest.raises(DataFormatError, match="Only 10 questions"):
+        tuned(tmp_path / "few", prior, questions(10))
+
+
+# --- agreement ---------------------------------------------------------------------------------------------
+
+
+def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
+    bare = [q["question"] for q in questions()]
+    found = tuned(tmp_path, prior, bare)
+    assert found.labels.kind == "agreement"
+    assert list(found.labels.known) == [known(e.question.text) for e in found.labels.answered]
+    assert all(found.labels.rag)
+    assert "is not correctness" in (found.folder / "README.md").read_text()
+    with pytest.raises(DataFormatError, match="gold answer"):
+        tuned(tmp_path, prior, bare, update=True, options={"labels": "gold"})
+
+
+@pytest.mark.parametrize(
+    ("direct", "retrieve", "same"),
+    [
+        ("Paris", "The answer is Paris.", [True, True]),
+        ("no", "I do not know", [False, True]),
+        ("", "Paris", [False, False]),
+        ("", "", [False, False]),
+        ("Lyon", "Paris", [False, False]),
+        ("the French capital", "Paris", [False, True]),
+    ],
+)
+def test_agreement_by_words_and_by_meaning(direct, retrieve, same):
+    class Alike(Spread):
+        def embed(self, texts):
+            return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
+
+    found = [agreeing([direct], [retrieve], embedder) for embedder in (None, Alike())]
+    assert found == [[each] for each in same]
+
+
+# --- a judge -----------------------------------------------------------------------------------------------
+
+
+class Judge(ScriptedProxy):
+    """Says yes of one answer, no of another, and neither of a third."""
+
+    def score(self, prompt, values, targets, *, adapter=None):
+        self._called("score", values)
+        nan = float("nan")
+        verdicts = {"Paris": (-0.1, -3.0), "Oslo": (-3.0, -0.1), "Bonn": (nan, nan)}
+        return [TargetScores(verdicts[v["answer"]], 1) for v in values]
+
+
+def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
+    class Llm(ScriptedProxy):
+        def generate(self, prompt, values, **options):
+            return [Draft(text=v["question"].rstrip("?")) for v in values]
+
+    said = ["Paris?", "Oslo?", "Bonn?", "I don't know that?"]
+    given = [{"question": text, "gold_answers": ["Bonn"]} for text in said]
+    judge = Judge()
+    for _ in range(2):  # what was judged is not judged again
+        out = collect(given, Llm(), tmp_path / "out.jsonl", judge=judge)
+        (file,) = read_paired([out], rag=False)
+        # What the judge does not tell is judged by the gold answer; who refuses is not right.
+        assert [r.closed_book_correct for r in file.records] == [True, False, True, False]
+        assert judge.calls == ["score"]
+
+
+def test_a_judge_labels_and_is_needed(tmp_path, prior):
+    judge = ScriptedProxy()
+    found = tuned(tmp_path, prior, options={"judge": judge})
+    assert found.labels.kind == "judge"
+    assert set(judge.calls) == {"score"}
+    assert found.question.artifact.provenance["judge"]["name"] == "scripted"
+    asked = len(judge.calls)
+    tuned(tmp_path, prior, options={"judge": judge}, update=True)
+    assert len(judge.calls) == asked, "what was judged is not judged again"
+    with pytest.raises(ConfigurationError, match="judge"):
+        tuned(tmp_path, prior, update=True, options={"labels": "judge"})
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("Yes", True),
+        ("**Yes**, it agrees.", True),
+        (" no.", False),
+        ("No, Paris", False),
+        ("Not really", None),
+        ("yesterday", None),
+        ("<think> Yes", None),
+        ("", None),
+    ],
+)
+def test_what_a_reply_of_a_judge_says(reply, said):
+    assert verdict(reply) is said
+
+
+# --- samples while tuning ----------------------------------------------------------------------------------
+
+
+def drawn(body):
+    """Answer as `by_number`; of the samples of an even number, the one with seed 1 is wrong."""
+    return answer("who knows") if body.get("seed") == 1 else by_number(body)
+
+
+def sampled(*texts, gold=("Paris",)):
+    answers = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+    answers |= {f"sample {number}": Draft(text=text) for number, text in enumerate(texts)}
+    return Answered(Question("/".join(texts), gold), answers, {})
+
+
+def test_a_label_is_the_share_of_samples_that_are_right():
+    found = label([sampled("Paris", "Lyon", "In Paris."), sampled(), sampled("Lyon")])
+    assert found.shares == pytest.approx((2 / 3, 1.0, 0.0))
+    assert found.known == (True, True, True)
+    assert label([sampled("Paris", "Lyon", gold=())], "agreement").shares == (0.5,)
+    without = label([sampled()])
+    assert without.shares == ()
+    assert "samples" not in without.description
+
+
+def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, served):
+    found = tuned(tmp_path, prior, direct=served(drawn), options={"samples": 4})
+    bodies = [body for _, body, _ in Fake.seen if body["temperature"] > 0]
+    assert len(bodies) == 4 * N
+    assert {(body["temperature"], body["seed"]) for body in bodies} == {(1.0, seed) for seed in range(4)}
+    assert found.labels.shares == tuple(0.75 * known(each.question.text) for each in found.labels.answered)
+    assert found.question.artifact.provenance["samples"] == 4
+    assert found.question.auc > 0.95
+    for report in ("README.md", "report.html"):
+        text = (found.folder / report).read_text()
+        assert "up to 4 samples a question, which is neither 0 nor 1 for 50.0%" in text
+
+
+def test_more_samples_are_asked_for_and_fewer_are_read(tmp_path, prior, served):
+    for samples, asked, most in ((0, N, None), (1, N, 1.0), (3, 2 * N, 2 / 3), (1, 0, 1.0)):
+        before, told = len(Fake.seen), []
+        options = {"samples": samples}
+        given = {"direct": served(drawn), "options": options, "update": True, "before": told.append}
+        found = tuned(tmp_path, prior, **given)
+        calls = told[0].calls
+        assert len(Fake.seen) - before == calls["direct"] + calls.get("sample", 0) == asked
+        assert max(found.labels.shares, default=None) == (most if most is None else pytest.approx(most))
+
+
+def test_sampling_goes_on_where_it_stopped(tmp_path, prior, served):
+    turns = iter(range(10_000))
+
+    def stops(body):
+        return drawn(body) if next(turns) < 2 * N else (503, "gone")
+
+    options = {"samples": 4, "concurrency": 1}
+    with pytest.raises(ServerError, match="given up"):
+        tuned(tmp_path, prior, direct=served(stops, retries=0), options=options)
+    assert len(Fake.seen) <= 2 * N + 2 * STOP_AFTER
+    before = len(Fake.seen)
+    found = tuned(tmp_path, prior, direct=served(drawn), options={"samples": 4})
+    assert len(Fake.seen) - before == 5 * N - 2 * N
+    assert max(found.labels.shares) == 0.75
+
+
+def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, served):
+    def fails(body):
+        return (500, "oh") if body.get("seed") == 2 and "number 8?" in str(body) else drawn(body)
+
+    found = tuned(tmp_path, prior, direct=served(fails, retries=0), options={"samples": 4})
+    assert (found.failed, len(found.labels.shares)) == (1, N)
+    texts = [each.question.text for each in found.labels.answered]
+    assert found.labels.shares[texts.index("what is number 8?")] == pytest.approx(2 / 3)
+
+
+def test_an_object_of_the_application_samples_only_by_another(tmp_path, prior):
+    direct, sampling = Direct(), Direct()
+    with pytest.raises(ConfigurationError, match="at random") as error:
+        tuned(tmp_path, prior, direct=direct, options={"samples": 2})
+    assert "sampling=" in error.value.hint
+    assert direct.asked == []
+    tuned(tmp_path, prior, direct=direct, options={"samples": 2, "sampling": sampling})
+    assert (len(direct.asked), len(sampling.asked)) == (N, 2 * N)
+
+
+# --- labels of a model's own samples (KBM, section 2.2) ----------------------------------------------------
 
 
 class Samples(ScriptedProxy):
-    """Samples these answers, whatever is asked."""
+    """Samples these answers in turn, by the seed."""
+
+    num_layers = 30
+    fingerprint = "f" * 16
 
     def __init__(self, *texts):
         super().__init__()
@@ -71,14 +365,13 @@ class Samples(ScriptedProxy):
 
     def sample(self, prompt, values, *, n, tokens, temperature, seed):
         self._called("sample", values)
-        assert (n, temperature) == (30, 1.0)
-        each = [Draft(text=self.texts[i % len(self.texts)]) for i in range(n)]
-        return [tuple(each) for _ in values]
+        assert (n, temperature) == (1, 1.0)
+        return [(Draft(text=self.texts[seed % len(self.texts)]),) for _ in values]
 
 
 @pytest.fixture
-def questions(tmp_path, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.training.sampling.cache_dir", lambda: tmp_path)
+def forty(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     path = tmp_path / "q.jsonl"
     lines = ({"question": f"q{i}? ", "gold_answers": ["Paris"], "dataset": "d"} for i in range(40))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -89,61 +382,55 @@ def targets(files):
     return {example.target for file in files for example in file.examples}
 
 
-def test_accuracy_is_the_share_of_right_samples(questions):
-    proxy = Samples("Paris", "It is Paris.", "Rome")
-    (file,) = read_sampled([questions], "accuracy", proxy)
+def test_accuracy_is_the_share_of_right_samples(forty):
+    (file,) = read_own([forty], Samples("Paris", "It is Paris.", "Rome"), "accuracy")
     assert targets([file]) == {2 / 3}
     assert all(example.known for example in file.examples)
     assert file.examples[0].question == "q0?"
 
 
-def test_certainty_needs_no_gold_answers(questions):
-    questions.write_text('{"question": "q?"}\n')
-    assert targets(read_sampled([questions], "certainty", Samples("Paris"))) == {1.0}
-    assert targets(read_sampled([questions], "certainty", Samples("a1", "b1"), seed=1)) == {0.0}
-    assert targets(read_sampled([questions], "certainty", Samples(""), seed=2)) == {0.0}
+def test_certainty_needs_no_gold_answers(forty):
+    forty.write_text('{"question": "q?"}\n')
+    for seed, (texts, certainty) in enumerate(((("Paris",), 1.0), (("a1", "b1"), 0.0), (("",), 0.0))):
+        assert targets(read_own([forty], Samples(*texts), "certainty", seed=seed)) == {certainty}
     with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
-        read_sampled([questions], "accuracy", Samples("Paris"))
-    questions.write_text('["q?"]\n')
+        read_own([forty], Samples("Paris"), "accuracy")
+    forty.write_text('["q?"]\n')
     with pytest.raises(DataFormatError, match="line 1: not a JSON object"):
-        read_sampled([questions], "certainty", Samples("Paris"))
+        read_own([forty], Samples("Paris"), "certainty")
 
 
-def test_sampling_goes_on_where_it_was_stopped(questions):
-    proxy = Samples("Paris")
-    read_sampled([questions], "accuracy", proxy)
-    assert proxy.calls == ["sample"] * 2  # 40 questions, 32 at a time
-    (kept,) = questions.parent.glob("samples/*.jsonl")
+def test_a_model_is_asked_on_where_it_was_stopped(forty):
+    first, again, seen = Samples("Paris"), Samples("Paris"), []
+    read_own([forty], first, "accuracy")
+    assert len(first.calls) == 30 * 3  # 40 questions, 16 at a time
+    (kept,) = forty.parent.glob("samples/*.jsonl")
     whole = kept.read_bytes()
     kept.write_bytes(whole[: len(whole) * 9 // 10])  # a kill in the middle of a line
-    again, seen = Samples("Paris"), []
-    read_sampled([questions], "certainty", again, progress=lambda *at: seen.append(at))
-    assert again.calls == ["sample"]
-    assert seen == [("sampling answers", 40, 40)]
-    assert kept.read_bytes() == whole
+    read_own([forty], again, "certainty", progress=lambda *at: seen.append(at))
+    assert 0 < len(again.calls) < 40
+    assert seen[-1][0] == "writing samples"
+    assert len(kept.read_bytes().splitlines()) == len(whole.splitlines())
 
 
-def test_labels_that_are_in_the_data_are_not_sampled(questions):
-    assert to_be_sampled([questions], "accuracy")
-    assert not to_be_sampled([questions], "closed_book_correct")
-    questions.write_text('{"question": "a?"}\n{"question": "b?", "certainty": 0.5}\n')
-    assert not to_be_sampled([questions], "certainty")
+def test_labels_that_are_in_the_data_are_not_sampled(forty):
+    assert to_be_sampled([forty], "accuracy")
+    assert not to_be_sampled([forty], "closed_book_correct")
+    forty.write_text('{"question": "a?"}\n{"question": "b?", "certainty": 0.5}\n')
+    assert not to_be_sampled([forty], "certainty")
 
 
-def test_training_on_sampled_labels_from_the_command_line(questions, tmp_path, monkeypatch):
+def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monkeypatch):
     class Half(Samples):
-        num_layers = 30
-        fingerprint = "f" * 16
-
         def sample(self, prompt, values, **options):
-            right, wrong = (super(Half, self).sample(prompt, values, **options)[0] for _ in range(2))
-            wrong = tuple(Draft(text="Rome") for _ in wrong)
-            return [right if int(v["question"][1:-1]) % 2 else wrong for v in values]
+            super().sample(prompt, values, **options)
+            numbers = [int(v["question"][1:-1]) for v in values]
+            return [(Draft(text="Paris" if number % 2 else "Rome"),) for number in numbers]
 
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Half("Paris"))
     out = tmp_path / "g"
     options = ["--label", "accuracy", "--draft", "none", "--model", "tiny", "--out", str(out)]
-    done = CliRunner().invoke(app, ["train", "--data", str(questions), *options])
+    done = CliRunner().invoke(app, ["train", "--data", str(forty), *options])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "40 questions, 50% known" in done.output
     trained = read_gate(out)

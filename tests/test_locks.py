@@ -13,7 +13,7 @@ from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.index.building import build_resumable
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.drafts import cached_drafts
-from rgate_integrations.tuning.collect import collect
+from rgate_integrations.tuning import collect
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import Words
@@ -112,7 +112,7 @@ def test_two_that_collect_at_once_write_each_row_once(tmp_path):
 
 
 def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     questions, slow, waits = [f"What is {i}?" for i in range(5)], Slow(), []
 
     def told(what, done, total):

@@ -9,92 +9,13 @@ from typer.testing import CliRunner
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.models.base import TargetScores
-from rgate_integrations.tuning import read_paired
-from rgate_integrations.tuning.collect import DATASETS, collect, from_rows, read_questions
-from rgate_integrations.tuning.drift import drift
+from rgate_integrations.tuning.evaluation import measure_drift
 from rgate_integrations.tuning.report import read_results, report_page
-from tests.scripted_proxy import ScriptedProxy
-from tests.test_hybrid import TEXTS, Words
 
 
 def write(path, *lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
-
-
-# --- collecting --------------------------------------------------------------------------------------------
-
-
-def test_questions_that_lack_something_are_named(tmp_path):
-    for bad, why in (({"question": "a?"}, "no gold_answers"), ({"gold_answers": ["x"]}, "no question")):
-        path = write(tmp_path / "q.jsonl", {"question": "a?", "answer": "x"}, bad)
-        with pytest.raises(DataFormatError, match=f"line 2: {why}"):
-            read_questions(str(path))
-    with pytest.raises(DataFormatError, match="no file"):
-        read_questions("no_such_set")
-    (found,) = read_questions(str(path), limit=1)
-    assert found == {"id": "1", "question": "a?", "gold_answers": ["x"], "dataset": "q"}
-
-
-def test_columns_of_known_data_sets():
-    rows = {
-        "nq_open": {"question": "who?", "answer": ["me", "I"]},
-        "akariasai/PopQA": {"id": 7, "question": "who?", "possible_answers": '["me", "I"]', "s_pop": 12},
-        "trivia_qa": {
-            "question_id": "t1",
-            "question": "who?",
-            "answer": {"aliases": ["me", "I"], "value": "x"},
-        },
-        "hotpotqa/hotpot_qa": {"id": "h", "question": "who?", "answer": "me"},
-    }
-    assert set(rows) == set(DATASETS)
-    for name, row in rows.items():
-        (found,) = from_rows([row, row], DATASETS[name], name, limit=1)
-        assert found["gold_answers"][0] == "me"
-        assert found["question"] == "who?"
-    assert next(from_rows([rows["akariasai/PopQA"]], DATASETS["akariasai/PopQA"], "p"))["popularity"] == 12.0
-    with pytest.raises(DataFormatError, match="Row 1"):
-        list(from_rows([{"question": "x"}], DATASETS["nq_open"], "nq_open"))
-
-
-def test_collecting_resumes_after_a_kill(tmp_path):
-    questions = [
-        {"id": str(i), "question": f"What is {t}?", "gold_answers": ["Answer"], "dataset": "d"}
-        for i, t in enumerate([*TEXTS, *"abcdefghijklmnopqrst"])
-    ]
-    index = PassageIndex.build([Passage(i, t) for i, t in TEXTS.items()], Words())
-    whole = collect(questions, ScriptedProxy(), tmp_path / "whole.jsonl", index=index)
-    (file,) = read_paired([whole])
-    assert [r.id for r in file.records] == [q["id"] for q in questions]
-    assert all(r.closed_book_correct and r.closed_book_logprobs for r in file.records)
-    text = whole.read_text()
-    cut = tmp_path / "cut.jsonl"
-    cut.write_text(text[: len(text) * 2 // 3])  # a kill in the middle of a line
-    proxy = ScriptedProxy()
-    collect(questions, proxy, cut, index=index)
-    assert cut.read_text() == text
-    assert len(proxy.calls) < 6
-    again = ScriptedProxy()
-    collect(questions, again, cut, index=index)
-    assert again.calls == []
-    alone = collect(questions[:2], ScriptedProxy(), tmp_path / "alone.jsonl")
-    assert "rag_answer" not in json.loads(alone.read_text().splitlines()[0])
-
-
-def test_a_model_can_judge_the_answers(tmp_path):
-    class Judge(ScriptedProxy):
-        def score(self, prompt, values, targets, *, adapter=None):
-            assert all(v["answer"].startswith("Answer") for v in values)
-            return [TargetScores((-0.1, -3.0) if "a" in v["question"] else (-3.0, -0.1), 1) for v in values]
-
-    questions = [
-        {"id": q, "question": f"{q}?", "gold_answers": ["nothing like it"], "dataset": "d"}
-        for q in ("a", "b")
-    ]
-    out = collect(questions, ScriptedProxy(), tmp_path / "p.jsonl", judge=Judge())
-    (file,) = read_paired([out], rag=False)
-    assert [r.closed_book_correct for r in file.records] == [True, False]
 
 
 @pytest.mark.model
@@ -198,17 +119,17 @@ def test_the_slider_moves_every_number(browser, tmp_path):
 def test_drift_by_hand_and_by_simulation():
     rng = np.random.default_rng(0)
     before = np.quantile(rng.beta(2, 3, 2000), np.linspace(0, 1, 101))
-    same = drift(before, rng.beta(2, 3, 2000), 0.4)
+    same = measure_drift(before, rng.beta(2, 3, 2000), 0.4)
     assert same.psi < 0.1
     assert "like that" in same.advice
-    assert same.threshold_rate == pytest.approx(same.expected_rate, abs=0.05)
-    other = drift(before, rng.beta(5, 2, 500), 0.4)
+    assert same.retrieval_rate == pytest.approx(same.expected_rate, abs=0.05)
+    other = measure_drift(before, rng.beta(5, 2, 500), 0.4)
     assert other.psi > 0.25
     assert other.advice.endswith("calibrate again.")
-    constant = drift([0.5] * 101, [0.5] * 60, 0.4)
+    constant = measure_drift([0.5] * 101, [0.5] * 60, 0.4)
     assert constant.psi == 0
     with pytest.raises(DataFormatError, match="too few"):
-        drift(before, [0.5] * 10, 0.5)
+        measure_drift(before, [0.5] * 10, 0.5)
 
 
 def test_monitoring_from_the_command_line(tmp_path):

@@ -10,54 +10,15 @@ import pytest
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.papers.adapt import RET
-from rgate_integrations.models.base import TargetScores
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
-from rgate_integrations.training.labels import (
-    judge_answers,
-    match_ratio,
-    sampled_accuracy,
-    sampled_certainty,
-)
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
 from rgate_integrations.training.trainer import RECIPES, Recipe
-from tests.scripted_proxy import ScriptedProxy
 
 
 def example(question="who?", known=True, **more):
     return Example(question, known, "", "set", more.pop("target", float(known)), **more)
-
-
-def test_the_matching_ratio_label_needs_more_than_half_on_token_boundaries():
-    assert match_ratio("Paris and Rome.", ["Paris", "Rome", "Oslo"])
-    assert not match_ratio("Paris.", ["Paris", "Rome"])  # one half is not more than one half
-    assert not match_ratio("I do not know.", ["no"])
-    assert not match_ratio("", ["Paris"])
-
-
-def test_sampled_labels_by_hand():
-    assert sampled_accuracy(["Paris", "It is Paris.", "Rome", "rome"], ["Paris"]) == 0.5
-    assert sampled_accuracy([], ["Paris"]) == 0.0
-    assert sampled_certainty(["Paris"] * 29 + ["Rome"]) == pytest.approx(0.789, abs=1e-3)
-    assert sampled_certainty(["the Paris", "Paris."]) == 1.0
-
-
-def test_the_judge_leaves_refusals_and_nonsense_without_a_label():
-    class Judge(ScriptedProxy):
-        def score(self, prompt, values, targets, *, adapter=None):
-            assert [v["gold"] for v in values] == ["Paris; Paname", "Rome", "Oslo"]
-            nan = float("nan")
-            return [TargetScores(s, 1) for s in ((-0.1, -3.0), (-3.0, -0.1), (nan, nan))]
-
-    found = judge_answers(
-        Judge(),
-        ["a?", "b?", "c?", "d?", "e?"],
-        [["Paris", "Paname"], ["Rome"], ["x"], ["x"], ["Oslo"]],
-        ["Paris", "Oslo", "I don't know that.", " ", "Oslo"],
-    )
-    assert found.labels == (True, False, None, None, None)
-    assert (found.refused, found.unparsable) == (2, 1)
 
 
 def test_pairs_of_each_gate():

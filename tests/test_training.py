@@ -147,7 +147,7 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
 
     from rgate_integrations.cli.main import app
 
-    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
     options = ["train", "--data", str(data), "--folds", "2", "--tokens", "4", "--model", tiny]
@@ -177,7 +177,7 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
 
 
 def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
 
     def drafted(words, weights):
         proxy = type("Model", (ScriptedProxy,), {"fingerprint": weights})(fixed=words)
@@ -198,7 +198,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     from rgate_integrations.prompts import answering
     from rgate_integrations.training.own import ANSWER_TOKENS, read_own
 
-    monkeypatch.setattr("rgate_integrations.training.drafts.cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     questions = [f"What is {i} plus {i}?" for i in range(12)]
     prompt = answering("Be brief.")
     answers = shared_proxy(tiny).generate(prompt, [{"question": q} for q in questions], tokens=ANSWER_TOKENS)

@@ -1,4 +1,4 @@
-"""Tuning: the gates that come out, and how they are saved and loaded."""
+"""Tuning: the gates that come out, how they are saved and loaded, and what is told about them."""
 
 import json
 import shutil
@@ -6,28 +6,19 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import (
-    ConfigurationError,
-    EvidenceError,
-    ModelLoadError,
-)
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.tuned import TunedGate
-from rgate_integrations.tuning import Budget, MaxLoss, MinCost
-from rgate_integrations.tuning.tune import TuneOptions, tune
-from tests.tuning_parts import (
-    Direct,
-    Reader,
-    questions,
-    retrieve,
-    shipped,
-    tuned,
-)
+from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tune
+from rgate_integrations.tuning.collection import Answered
+from rgate_integrations.tuning.evaluation import StageTimes
+from rgate_integrations.tuning.questions import Question
+from rgate_integrations.tuning.report import report_page
+from rgate_integrations.tuning.summary import Costs, Prices, mean_tokens, topics_of
+from tests.tuning_parts import Direct, Reader, Spread, questions, retrieve, shipped, tuned
 
 
 @pytest.fixture
@@ -36,13 +27,15 @@ def prior(tmp_path):
 
 
 def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
-    found = tuned(tmp_path, prior)
+    found = tuned(tmp_path / "a" / "b", prior)  # folders that are missing are made
     assert found.question.auc > 0.95
     assert found.question.auc_before == 0.5
-    assert found.question.chosen.kept
+    assert found.question.choice.guaranteed
     assert found.failed == 0
+    assert str(found).splitlines()[1] == f"question alone: {found.question.choice.guarantee}"
+    shutil.rmtree(tmp_path / "shipped")  # the shipped gate is kept in the folder
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
-    assert gate.threshold == found.question.chosen.threshold
+    assert gate.threshold == found.question.choice.threshold
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
     assert even.p_known > 0.5 > odd.p_known
     assert even.gate == "tuned"
@@ -65,42 +58,25 @@ def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(t
     assert lenient.decide_batch([question], drafts=[Draft(text="x")])[0].retrieve
 
 
-def test_without_log_probabilities_there_is_no_answer_first_gate(tmp_path, prior):
-    found = tuned(tmp_path, prior, direct=lambda q: Direct()(q).text)
-    assert found.answer_first is None
-    assert not (found.folder / "answer-first").exists()
-
-
-def test_the_saved_gate_scores_as_the_fit_did(tmp_path, prior):
+def test_the_saved_gate_scores_as_the_fit_did(tmp_path, prior, monkeypatch):
     found = tuned(tmp_path, prior)
     artifact = found.question.artifact
-    gate = load_gate(str(found.folder), proxy=Reader())
-    (decision,) = gate.decide_batch(["what is number 8?"])
+    decision = load_gate(str(found.folder), proxy=Reader()).decide("what is number 8?")
     (state,) = Reader().hidden(None, [{"question": "what is number 8?"}], None, artifact.layers)
     logit = float((artifact.weight * state.states).sum()) + artifact.bias  # the prior's logit is 0
     assert decision.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
 
-
-def test_what_the_shipped_gate_says_of_the_kind_is_passed_on(tmp_path, prior, monkeypatch):
     class Private(Gate):
-        """Everything is about the user's own documents."""
+        """Everything is about the user's own documents: what the shipped gate says of that is passed on."""
 
         specs: ClassVar = ()
 
         def score(self, evidence):
             return Score(0.5, "private", signals={"private": 0.9})
 
-    folder = str(tuned(tmp_path, prior).folder)
     monkeypatch.setattr("rgate_integrations.gates.registry.make_gate", lambda name, **options: Private())
-    gate = load_gate(TunedGate(artifact=folder), proxy=Reader(), on_error="raise")
+    gate = load_gate(TunedGate(artifact=str(found.folder)), proxy=Reader(), on_error="raise")
     assert gate.decide("what is number 8?").signals == {"private": 0.9}
-
-
-def test_the_shipped_gate_is_kept_in_the_folder(tmp_path, prior):
-    found = tuned(tmp_path, prior)
-    for file in (tmp_path / "shipped").iterdir():
-        file.unlink()
-    assert load_gate(str(found.folder), proxy=Reader(), on_error="raise").decide("what is number 4?")
 
 
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior):
@@ -111,90 +87,120 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     (tmp_path / "my-gate" / "gate.json").write_text(json.dumps({"format": 1, "method": "calibrated"}))
     with pytest.raises(ConfigurationError, match="no tuned gate"):
         tuned(tmp_path, prior, direct=direct, update=True)
+    for out in (".", "..", "/"):
+        with pytest.raises(ConfigurationError):
+            tune(questions(), direct=direct, retrieve=retrieve, out=out, options=TuneOptions(prior=prior))
     assert direct.asked == []
 
 
-def test_folders_that_are_missing_are_made(tmp_path, prior):
-    assert load_gate(str(tuned(tmp_path / "a" / "b", prior).folder)).gate.name == "tuned"
+@pytest.mark.parametrize("name", ["concurrency", "tokens", "folds", "sample"])
+def test_options_out_of_range_are_refused(name):
+    with pytest.raises(ConfigurationError, match=name):
+        TuneOptions(**{name: 0})
 
 
-@pytest.mark.parametrize("out", [".", "..", "/"])
-def test_a_folder_that_cannot_be_named(out, prior):
-    with pytest.raises(ConfigurationError):
-        tune(questions(), direct=Direct(), retrieve=retrieve, out=out, options=TuneOptions(prior=prior))
+def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
+    choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
+    assert not choice.guaranteed
+    assert choice.threshold > 1
+    assert "questions like these would do" in choice.guarantee
 
 
-def test_options_out_of_range_are_refused():
-    for name in ("concurrency", "tokens", "folds", "sample"):
-        with pytest.raises(ConfigurationError, match=name):
-            TuneOptions(**{name: 0})
+def test_other_policies_and_the_users_own_times(tmp_path, prior):
+    found = tuned(tmp_path, prior, options={"policy": MinCost(retrieval=2.0, answer=1.0)})
+    assert found.question.artifact.provenance["policy"]["name"] == "cost"
+    costs = Costs(times=StageTimes(gate=0.0, direct=100.0, rag=500.0))
+    found = tuned(tmp_path, prior, update=True, options={"policy": Budget(0.9), "costs": costs})
+    assert found.question.choice.guaranteed
+    rate = float(found.question.retrieves.mean())
+    spent = f"{rate * 500 + (1 - rate) * 100:.3g}"
+    assert f"{spent} (your figures) a question instead of 500" in (found.folder / "README.md").read_text()
 
 
-def test_too_small_for_a_promise_says_how_many_would_do(tmp_path, prior):
-    found = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)})
-    assert not found.question.chosen.kept
-    assert found.question.chosen.threshold > 1
-    assert "questions like these would do" in found.question.chosen.promise
-
-
-@pytest.mark.parametrize("policy", [Budget(0.9), MinCost(retrieval=2.0, answer=1.0)])
-def test_other_policies(tmp_path, prior, policy):
-    found = tuned(tmp_path, prior, options={"policy": policy})
-    assert found.question.chosen.kept
-    assert found.question.artifact.provenance["policy"]["name"] == policy.name
-
-
-def test_a_damaged_gate_is_refused(tmp_path, prior):
+def test_a_damaged_gate_is_refused(tmp_path, prior, monkeypatch):
     folder = tuned(tmp_path, prior).folder
     weights = folder / "weights.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + b"x")
     with pytest.raises(ModelLoadError, match="damaged"):
         load_gate(str(folder))
-
-
-def test_a_gate_without_its_prior_is_refused(tmp_path, prior, monkeypatch):
-    tuned(tmp_path, prior)
-    shutil.rmtree(tmp_path / "my-gate" / "prior")
+    weights.write_bytes(whole)
+    decision = load_gate(str(folder), proxy=type("Other", (Reader,), {"fingerprint": "other"})()).decide(
+        "number 4?"
+    )
+    assert decision.retrieve
+    assert decision.error.type == "ModelLoadError"
+    shutil.rmtree(folder / "prior")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelLoadError, match="no trained gate"):
         load_gate("my-gate")
 
 
-def test_a_gate_for_another_model_is_refused(tmp_path, prior):
-    folder = tuned(tmp_path, prior).folder
-
-    class Other(Reader):
-        fingerprint = "other"
-
-    decision = load_gate(str(folder), proxy=Other()).decide("what is number 4?")
-    assert decision.retrieve
-    assert decision.error.type == "ModelLoadError"
+# --- what is told ------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_monitored(tmp_path, prior):
-    folder = tuned(tmp_path, prior).folder
-    log = tmp_path / "decided.jsonl"
-    log.write_text("".join(json.dumps({"question": "q", "p_known": i / 100}) + "\n" for i in range(100)))
-    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert "100 decisions" in done.output
+def test_the_report_is_one_page_that_fetches_nothing_and_runs_nothing_of_the_log(tmp_path, prior):
+    given = [
+        *questions(),
+        {"question": "</script><script>alert(1)</script> number 62?", "gold_answers": ["n62"]},
+    ]
+    found = tuned(tmp_path, prior, given)
+    page = (found.folder / "report.html").read_text()
+    for name in ("src=", "href=", "@import", "https:", "<script>alert"):
+        assert name not in page
+    assert json.dumps(found.question.choice.guarantee) in page
+    assert "tuned, answer first" in page
+    assert '"gate": "shipped"' in page
+
+
+@pytest.mark.parametrize("notes", [None, 5, "text", {"a": 1}])
+def test_notes_that_are_none_are_not_shown(notes):
+    result = {"gate": "g", "threshold": 0.5, "questions": [], "notes": notes}
+    assert '"notes": []' in report_page([result])
+
+
+def test_topics_are_named_by_their_words():
+    class Kinds(Spread):
+        def embed(self, texts):
+            return np.array([[1.0, 0.0] if "river" in t else [0.0, 1.0] for t in texts])
+
+    asked = [f"how long is the river {i}?" for i in range(40)]
+    asked += [f"who painted number {i}?" for i in range(40)]
+    topics = topics_of(asked, Kinds())
+    assert "river" in topics[0]
+    assert "painted" in topics[-1]
+    assert set(topics_of(asked, None)) == {"all questions"}
+
+
+def test_tokens_by_hand():
+    short = Draft(text="x", tokens=("a",) * 4, prompt_tokens=10)
+    long = Draft(text="x" * 40, prompt_tokens=100)  # whose tokens are not listed: about ten
+    answered = [Answered(Question("?"), {"direct": short, "retrieve": long}, {})] * 2
+    yes, no = np.array([True, True]), np.array([False, False])
+    one = np.array([True, False])
+    assert mean_tokens(answered, yes, no).tolist() == [100, 10]
+    assert mean_tokens(answered, no, no).tolist() == [10, 4]
+    assert mean_tokens(answered, one, no).tolist() == [55, 7]
+    assert mean_tokens(answered, one, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
+    unknown = [Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})]
+    assert mean_tokens(unknown, one[:1], no[:1]) is None
+
+
+@pytest.mark.parametrize("prices", [(-1, 1), (1, float("nan"))])
+def test_prices_below_nothing_are_refused(prices):
+    with pytest.raises(ConfigurationError, match="price"):
+        Prices(*prices)
 
 
 @pytest.mark.model
 def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
-    found = tune(
-        questions(24),
-        direct=Direct(),
-        retrieve=retrieve,
-        out=tmp_path / "my-gate",
-        options=TuneOptions(policy=Budget(0.9)),
-    )
+    options = TuneOptions(policy=Budget(0.9))
+    arms = {"direct": Direct(), "retrieve": retrieve}
+    found = tune(questions(24), out=tmp_path / "my-gate", options=options, **arms)
     assert found.question.artifact.weight.shape == (3, 576)
     gate = load_gate(str(found.folder), on_error="raise")
     asked = [each.question.text for each in found.labels.answered]
     assert np.isfinite([decision.p_known for decision in gate.decide_batch(asked)]).all()
     begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
-    (decision,) = load_gate(f"{found.folder}/answer-first", on_error="raise").decide_batch(
-        asked[:1], drafts=[begun]
-    )
-    assert decision.draft == begun
+    gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
+    assert gate.decide_batch(asked[:1], drafts=[begun])[0].draft == begun

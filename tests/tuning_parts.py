@@ -5,8 +5,7 @@ import numpy as np
 from rgate_integrations.artifacts.folder import save_gate
 from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.decision import Draft
-from rgate_integrations.tuning import MaxLoss
-from rgate_integrations.tuning.tune import TuneOptions, tune
+from rgate_integrations.tuning import MaxLoss, TuneOptions, tune
 from tests.fake_server import answer
 from tests.scripted_proxy import ScriptedProxy
 
@@ -72,14 +71,13 @@ def retrieve(question):
 
 
 def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, options=None, **more):
-    options = options or {}
+    fixed = {"prior": prior, "policy": MaxLoss(0.2), "proxy": Reader()}
     return tune(
         questions() if given is None else given,
         direct=direct or Direct(),
         retrieve=retrieve,
         out=tmp_path / "my-gate",
-        options=TuneOptions(**{"prior": prior, "policy": MaxLoss(0.2), **options}),
-        proxy=Reader(),
+        options=TuneOptions(**fixed | (options or {})),
         **more,
     )
 

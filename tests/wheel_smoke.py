@@ -240,7 +240,7 @@ def train():
     p = np.linspace(0, 1, 400)
     known = p > 0.5
     chosen = Budget(0.4).choose(p, known, known, 0)
-    assert chosen.kept
+    assert chosen.guaranteed
     assert (p < chosen.threshold).mean() <= 0.4
     assert len(set(clusters(np.eye(4), 2, 0))) == 2
     assert "--num-samples" in command("tune", "--help")

@@ -85,10 +85,10 @@ def calibrate(
         found = calibrate_threshold(loaded, files, policy, report=report, **options)
     save_gate(saved_gate(found.gate.gate, found.provenance), out)
     console = Terminal()
-    console.print(found.chosen.promise, style="bold" if found.chosen.kept else "bold yellow")
+    console.print(found.choice.guarantee, style="bold" if found.choice.guaranteed else "bold yellow")
     facts = found.provenance
     console.print(
-        f"threshold {found.chosen.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
+        f"threshold {found.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
     name = loadable(out)

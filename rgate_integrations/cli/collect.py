@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from rich.progress import Progress
 
 from rgate_integrations.cli.opening import open_index
 from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
-from rgate_integrations.cli.output import Terminal, advance
+from rgate_integrations.cli.output import Terminal
 from rgate_integrations.runtime.files import read_jsonl
 
 
@@ -67,13 +66,13 @@ def collect(
 
 def _collect(options: CollectOptions, notices: Terminal) -> None:
     from rgate_integrations.models.local import shared_proxy
-    from rgate_integrations.tuning.collect import collect as run
-    from rgate_integrations.tuning.collect import read_questions
+    from rgate_integrations.tuning import collect as run
+    from rgate_integrations.tuning.questions import read_questions
 
-    asked = read_questions(options.questions, options.limit)
+    asked = read_questions(options.questions, options.limit, gold=True)
     searched = None if options.closed_book else open_index(options.index, notices)
     with Progress(console=notices, transient=True) as progress:
-        task = progress.add_task(f"asking {options.llm}", total=len(asked))
+        task = progress.add_task(f"asking {options.llm}")
         run(
             asked,
             shared_proxy(options.llm),
@@ -82,7 +81,7 @@ def _collect(options: CollectOptions, notices: Terminal) -> None:
             k=options.k,
             tokens=options.tokens,
             judge=shared_proxy(options.judge) if options.judge else None,
-            report=partial(advance, progress, task),
+            report=lambda done, total: progress.update(task, completed=done, total=total),
         )
 
 

@@ -17,7 +17,7 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.runtime.files import json_text, write_atomically
 
 if TYPE_CHECKING:
-    from rgate_integrations.tuning.evaluate import JudgedQuestions
+    from rgate_integrations.tuning.evaluation import JudgedQuestions
     from rgate_integrations.tuning.paired import Paired
 
 
@@ -51,7 +51,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""
-    from rgate_integrations.tuning.evaluate import compare
+    from rgate_integrations.tuning.evaluation import compare
     from rgate_integrations.tuning.paired import read_paired
 
     options = _Options(draft, threshold, proxy, seed)
@@ -77,7 +77,7 @@ def evaluate(
 def _evaluated(
     name: str, questions: Sequence[Paired], options: _Options
 ) -> tuple[dict[str, Any], JudgedQuestions]:
-    from rgate_integrations.tuning.evaluate import evaluate as evaluate_gate
+    from rgate_integrations.tuning.evaluation import evaluate as evaluate_gate
 
     loaded = gate_for(name, options.draft, options.proxy)
     with QuestionBar(f"gate {name}", len(questions)) as report:
@@ -109,7 +109,7 @@ def _each_question(questions: Sequence[Paired], judged: JudgedQuestions) -> list
 
 
 def _break_even(result: dict[str, Any], stages: dict[str, float], console: Terminal) -> dict[str, Any]:
-    from rgate_integrations.tuning.break_even import StageTimes
+    from rgate_integrations.tuning.evaluation import StageTimes
 
     times = StageTimes(**{"gate": result["gate_ms"], **stages})
     rate = result["pooled"]["retrieval_rate"]

@@ -34,7 +34,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
     from rgate_integrations.artifacts.folder import read_gate
-    from rgate_integrations.tuning.drift import drift
+    from rgate_integrations.tuning.evaluation import measure_drift
 
     saved = read_gate(str(gate))
     if saved.method not in ("calibrated", "tuned"):
@@ -47,10 +47,10 @@ def monitor(
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
     calibration = Record(f"the calibration of {str(gate)!r}", 1, saved.provenance, hint="Calibrate it again.")
-    found = drift(calibration.numbers("scores"), logged, saved.threshold)
+    found = measure_drift(calibration.numbers("scores"), logged, saved.threshold)
     console = Terminal()
     console.print(
-        f"{found.n} decisions: retrieval rate {found.threshold_rate:.1%}, {found.expected_rate:.1%} at calibration; "
+        f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
         f"population stability index {found.psi:.3f}",
         soft_wrap=True,
     )

@@ -132,9 +132,8 @@ def _train_gate(
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
-    from rgate_integrations.training.own import OWN_LABEL, read_own
+    from rgate_integrations.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
     from rgate_integrations.training.probe import train_probe
-    from rgate_integrations.training.sampling import SAMPLES, read_sampled, to_be_sampled
 
     if own:
         proxy = shared_proxy(model)
@@ -142,7 +141,7 @@ def _train_gate(
         options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
     elif to_be_sampled(paths, options.label):
         proxy = shared_proxy(model)
-        files = read_sampled(paths, options.label, proxy, seed=options.seed, progress=bar)  # type: ignore[arg-type]  # it is one
+        files = read_own(paths, proxy, options.label, seed=options.seed, progress=bar)
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
     else:

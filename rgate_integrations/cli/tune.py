@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import Proxy
-    from rgate_integrations.tuning.break_even import StageTimes
-    from rgate_integrations.tuning.costs import Prices
-    from rgate_integrations.tuning.gates import FittedGate
+    from rgate_integrations.tuning.evaluation import StageTimes
+    from rgate_integrations.tuning.fitting import FittedGate
     from rgate_integrations.tuning.labelling import LabelKind
     from rgate_integrations.tuning.policies import Policy
-    from rgate_integrations.tuning.tune import Plan, Tuned, TuneOptions
+    from rgate_integrations.tuning.summary import Prices
+    from rgate_integrations.tuning.tuner import Plan, Tuned, TuneOptions
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 
@@ -111,8 +111,8 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
-    from rgate_integrations.tuning.costs import Costs
-    from rgate_integrations.tuning.tune import TuneOptions
+    from rgate_integrations.tuning import TuneOptions
+    from rgate_integrations.tuning.summary import Costs
 
     stage_times = _stage_times(latency)
     options = TuneOptions(
@@ -150,14 +150,11 @@ def tune(
 
 
 def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
-    from itertools import islice
-
+    from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
-    from rgate_integrations.tuning.questions import read_log
-    from rgate_integrations.tuning.tune import tune as run
+    from rgate_integrations.tuning.questions import read_questions
 
-    log = list(islice(read_log(asked.questions), asked.limit))
-    given = [{"question": each.text, "gold_answers": list(each.gold)} for each in log]
+    log = read_questions(asked.questions, asked.limit)
     answering = answering_llm(asked.llm, asked.model, options.concurrency)
     notices = Terminal(stderr=True)
     index = open_index(asked.index, notices)
@@ -170,14 +167,16 @@ def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
             shown.enter_context(bar)  # not before: a bar would run over the question
 
         return run(
-            given,
+            log,
             direct=ModelArm(answering, tokens=asked.answer_tokens),
             retrieve=ModelArm(answering, index=index, k=asked.k, tokens=asked.answer_tokens),
             out=asked.out,
-            options=options,
-            judge=_judge(asked, options.concurrency),
-            embedder=_embedder(notices),
-            answers=asked.answers,
+            options=replace(
+                options,
+                judge=_judge(asked, options.concurrency),
+                embedder=_embedder(notices),
+                answers=asked.answers,
+            ),
             update=asked.update,
             before=before,
             progress=bar,
@@ -249,7 +248,7 @@ def _policy(
 
 
 def _stage_times(text: str | None) -> StageTimes | None:
-    from rgate_integrations.tuning.break_even import StageTimes
+    from rgate_integrations.tuning.evaluation import StageTimes
 
     if text is None:
         return None
@@ -258,7 +257,7 @@ def _stage_times(text: str | None) -> StageTimes | None:
 
 
 def _prices(read: float | None, written: float | None) -> Prices | None:
-    from rgate_integrations.tuning.costs import Prices
+    from rgate_integrations.tuning.summary import Prices
 
     if read is None and written is None:
         return None
@@ -298,8 +297,8 @@ def _print(tuned: Tuned, console: Terminal) -> None:
 
 
 def _print_gate(name: str, gate: FittedGate | None, notes: Sequence[str], console: Terminal) -> None:
-    """Print what is said of a gate; the first sentence is its promise."""
-    kept = gate is not None and gate.chosen.kept
+    """Print what is said of a gate; the first sentence is its guarantee."""
+    kept = gate is not None and gate.choice.guaranteed
     console.print(f"{name}: {notes[0]}", style="bold" if kept else "bold yellow", soft_wrap=True)
     for note in notes[1:]:
         console.print(note, soft_wrap=True)

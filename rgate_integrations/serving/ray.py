@@ -125,7 +125,7 @@ def collect_files(
     """Record an LLM's answers without and with retrieval, as ``rgate collect`` does, a file on each worker.
 
     Args:
-        paths: What `rgate_integrations.tuning.collect.read_questions` reads.
+        paths: What `rgate_integrations.tuning.questions.read_questions` reads.
         out: Folder for the paired data.
         llm: Catalogue name, folder or Hub id; a folder must be there on every machine.
         index: Folder of an index, or None for answers without retrieval only.
@@ -188,12 +188,14 @@ class _Collects:
         self.index = None if index is None else PassageIndex.load(index)
 
     def run(self, path: str, result: str) -> None:
-        from rgate_integrations.tuning.collect import collect, read_questions
+        from rgate_integrations.tuning import collect
+        from rgate_integrations.tuning.paired import answers_file
 
         # A run that is killed leaves its answers here and goes on from them; the name of the result stays free.
         unfinished = Path(result).with_name(f".{Path(result).name}.unfinished")
-        collect(read_questions(path), self.llm, unfinished, index=self.index, k=self.k, tokens=self.tokens)
+        collect(path, self.llm, unfinished, index=self.index, k=self.k, tokens=self.tokens)
         unfinished.replace(result)
+        answers_file(unfinished).unlink()
 
 
 def _over_files(

@@ -14,13 +14,12 @@ from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.training.linear import ridge_logistic
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
 _STEPS = 100  # more change no decision
-_NEWTON_STEPS = 30
-_CONVERGED = 1e-4
 
 
 @dataclass(frozen=True)
@@ -271,14 +270,5 @@ def logistic(
     """
     columns = np.hstack([features, free])
     ridge = np.concatenate([np.full(features.shape[1], penalty), np.full(free.shape[1], 1e-3)])
-    coefficients = np.zeros(columns.shape[1])
-    for _ in range(_NEWTON_STEPS):
-        p = 1 / (1 + np.exp(-np.clip(columns @ coefficients + offset, -30, 30)))
-        gradient = columns.T @ (weights * (p - target)) + ridge * coefficients
-        curvature = weights * np.maximum(p * (1 - p), 1e-4)
-        hessian = (columns * curvature[:, None]).T @ columns + np.diag(ridge)
-        step = np.linalg.solve(hessian, gradient)
-        coefficients -= step
-        if np.abs(step).max() < _CONVERGED:
-            break
+    coefficients = ridge_logistic(columns, target, ridge, offset, weights)
     return coefficients[: features.shape[1]], coefficients[features.shape[1] :]

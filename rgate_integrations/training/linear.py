@@ -19,6 +19,9 @@ REGULARISATION = 0.005
 
 _HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
+_NEWTON_STEPS = 30
+_CONVERGED = 1e-4
+_FLATTEST = 1e-4  # curvature that a row has at least: where all is certain, a step would be endless
 
 
 @dataclass(frozen=True)
@@ -111,3 +114,49 @@ def combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, float
 
     model = LogisticRegression(C=1e6).fit(logits, known)
     return model.coef_[0], float(model.intercept_[0])
+
+
+def ridge_logistic(
+    columns: Float64Array,
+    target: Float64Array,
+    penalty: Sequence[float] | Float64Array,
+    offset: Float64Array,
+    weights: Float64Array | None = None,
+) -> Float64Array:
+    """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
+
+    scikit-learn's logistic regression has neither an offset nor a penalty for each column.
+
+    Args:
+        columns: Shape (n, d).
+        target: Probabilities in [0, 1], shape (n,).
+        penalty: Shape (d,).
+        offset: Shape (n,).
+        weights: How much each row counts, shape (n,); alike when None.
+
+    Returns:
+        The weights of the columns, shape (d,).
+    """
+    ridge = np.asarray(penalty, dtype=float)
+    counts = np.ones(len(target)) if weights is None else weights
+    target = target.astype(np.float64)
+
+    def loss_at(w: Float64Array) -> float:
+        logits = offset + columns @ w
+        return float(counts @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
+
+    found = np.zeros(columns.shape[1])
+    loss = loss_at(found)
+    for _ in range(_NEWTON_STEPS):
+        p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
+        gradient = columns.T @ (counts * (p - target)) + ridge * found
+        curvature = counts * np.maximum(p * (1 - p), _FLATTEST)
+        step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
+        # A full step may overshoot where labels are separable.
+        while loss_at(found - step) > loss and np.abs(step).max() > _CONVERGED:
+            step = step / 2
+        found = found - step
+        loss = loss_at(found)
+        if np.abs(step).max() < _CONVERGED:
+            break
+    return found

@@ -4,49 +4,92 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, get_args
 
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import DataFormatError, EvidenceError
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.records import read_records
-from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.training.drafts import Progress, cached_drafts, silent
 from rgate_integrations.training.examples import DataFile, read_examples
+from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
+from rgate_integrations.tuning.arms import Arm, ModelArm
+from rgate_integrations.tuning.collection import Progress, cached_answers, silent
+from rgate_integrations.tuning.questions import Question
 
-ANSWER_TOKENS = 64
-"""Maximum length of an answer that is labelled."""
+SampledLabel = Literal["accuracy", "certainty"]
+"""``accuracy``: the share of right answers, which needs gold answers; ``certainty``: their agreement."""
 
 OWN_LABEL = "own_answer_correct"
+"""Whether the likeliest answer holds a gold one."""
+
+ANSWER_TOKENS = 64
+"""Maximum length of the likeliest answer."""
+
+SAMPLES = 30
+"""Sampled answers to each question, at temperature 1: KBM's numbers (section 2.2)."""
+
+_SAMPLE_TOKENS = 16
+
+
+def to_be_sampled(paths: Sequence[Path], label: str) -> bool:
+    """Whether a label is one of sampled answers, and the files do not hold it."""
+    if label not in get_args(SampledLabel):
+        return False
+    records = (record for path in paths for record in read_records(path))
+    return not any(label in record.fields for record in records)
 
 
 def read_own(
-    paths: Sequence[Path], proxy: Proxy, *, prompt: PromptTemplate = ANSWER, progress: Progress = silent
+    paths: Sequence[Path],
+    proxy: Proxy,
+    label: str = OWN_LABEL,
+    *,
+    prompt: PromptTemplate = ANSWER,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> list[DataFile]:
-    """Read questions, let the model answer them greedily, and label each by whether its answer holds a gold one.
+    """Read questions, let the model answer them, and label each by its answers.
 
-    The answers are kept in a file of the cache: a restart continues where it was.
+    The answers are kept in a file of the cache: a restart continues where it was. Samples are drawn with the prompt,
+    the temperature and the length with which the ``boundary`` gate samples.
 
     Args:
-        paths: JSONL files, also gzipped, with ``question`` and ``gold_answers`` a line.
-        proxy: The model that answers.
-        prompt: What it is asked.
+        paths: JSONL files, also gzipped, with ``question`` and, unless the label is the certainty, ``gold_answers``.
+        proxy: The model whose knowledge is labelled.
+        label: `OWN_LABEL`, or a `SampledLabel`.
+        prompt: What it is asked for its likeliest answer.
+        seed: Seed of the samples.
         progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
         DataFormatError: A line lacks a key; the message names file and line.
     """
-    gold: dict[str, tuple[str, ...]] = {}
+    questions = []
     for path in paths:
         for record in read_records(path):
-            answers = record.texts("gold_answers")
-            if not answers:
-                raise DataFormatError(
-                    f"{record.where}: no gold_answers.",
-                    hint="The model's own answers are compared with them.",
-                )
-            gold[record.text("question")] = tuple(answers)
-    drafts = cached_drafts(proxy, list(gold), ANSWER_TOKENS, progress, prompt)
+            question = Question.of(record)
+            if not question.gold and label != "certainty":
+                hint = "The model's own answers are compared with them; --label certainty needs none."
+                raise DataFormatError(f"{record.where}: no gold_answers.", hint=hint)
+            questions.append(question)
+    arms: dict[str, Arm] = {"direct": ModelArm(proxy, tokens=ANSWER_TOKENS, prompt=prompt)}
+    what = "answers"
+    if label != OWN_LABEL:
+        what = "samples"
+        arms = {}
+        for number in range(SAMPLES):
+            arm = ModelArm(proxy, tokens=_SAMPLE_TOKENS, prompt=SHORT_ANSWER, seed=seed * SAMPLES + number)
+            arms[f"sample {number + 1}"] = arm
+    answers = cached_answers(what, arms, questions, progress)
     targets = {}
-    for (question, answers), draft in zip(gold.items(), drafts, strict=True):
-        targets[question] = float(is_correct(draft.text, answers))
-    return read_examples(paths, OWN_LABEL, targets)
+    for question in questions:
+        drafts = [answers.answer_of(question, arm) for arm in arms]
+        texts = [draft.text for draft in drafts if draft is not None]
+        if label != "certainty":
+            targets[question.text] = sampled_accuracy(texts, question.gold)
+            continue
+        try:
+            targets[question.text] = sampled_certainty(texts)
+        except EvidenceError:  # all samples are empty: nothing is known
+            targets[question.text] = 0.0
+    return read_examples(paths, label, targets)

@@ -13,7 +13,7 @@ from rgate_integrations.models.base import PooledLayer, Pooling, Span
 from rgate_integrations.models.base import middle_layers as middle_layers  # where it was before
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.training.drafts import DraftKind, Progress, drafts_for, silent
+from rgate_integrations.training.drafts import DraftKind, drafts_for
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.folds import fold_metrics, question_folds
 from rgate_integrations.training.linear import (
@@ -25,6 +25,7 @@ from rgate_integrations.training.linear import (
     fit_probe,
 )
 from rgate_integrations.training.options import TrainingOptions
+from rgate_integrations.tuning.collection import Progress, silent
 
 _CHUNK = 256
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {

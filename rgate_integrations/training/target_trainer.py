@@ -13,7 +13,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from rgate_integrations.models.decoding import pad_left
 from rgate_integrations.training.checkpoints import seal
-from rgate_integrations.training.drafts import Progress
+from rgate_integrations.tuning.collection import Progress
 
 _NO_LABEL = -100
 

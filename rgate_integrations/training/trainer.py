@@ -18,7 +18,7 @@ from rgate_integrations.models.download import resolve_model
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.files import check_replaceable, rename_folder
 from rgate_integrations.training.checkpoints import prepare
-from rgate_integrations.training.drafts import Progress, silent
+from rgate_integrations.tuning.collection import Progress, silent
 
 if TYPE_CHECKING:
     from rgate_integrations.training.target_trainer import Row

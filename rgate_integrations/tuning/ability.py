@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import existing_folder, parsed_json
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.tuning.arms import Arm
-from rgate_integrations.tuning.asking import Answers
+from rgate_integrations.tuning.collection import Answers, Progress, silent
+from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.questions import Question
 
 ANSWER_TOKENS = 64
@@ -33,7 +34,6 @@ LEAST_ANSWERS = 20
 
 _LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned further
 _STEPS = 100
-_DIRECT = "direct"
 
 
 @dataclass(frozen=True)
@@ -124,34 +124,35 @@ def measure_ability(
             f"{str(out)!r} exists, and has no ability in it.", hint="Name another folder."
         )
     chosen = read_anchors() if anchors is None else list(anchors)
-    kept = folder.with_name(f"{folder.name}.answers.jsonl")
+    kept = answers_file(folder)
     with locked(kept):
-        log = Answers(kept, {_DIRECT: arm})
-        log.ask(
-            [anchor.question for anchor in chosen],
-            concurrency=concurrency,
-            report=lambda done, total: progress("asking the LLM", done, total),
-        )
-        answers = log.answers_of(_DIRECT)
-        answered = [anchor for anchor in chosen if anchor.question.key in answers]
+        answers = Answers(kept, {"direct": arm})
+        questions = [anchor.question for anchor in chosen]
+        failed = answers.ask(questions, concurrency=concurrency, report=partial(progress, "asking the LLM"))
+        answered: list[Anchor] = []
+        right: list[bool] = []
+        for anchor in chosen:
+            answer = answers.answer_of(anchor.question, "direct")
+            if answer is not None:
+                answered.append(anchor)
+                right.append(is_correct(answer.text, anchor.question.gold))
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
                 f"{len(answered)} of {len(chosen)} questions were answered; {LEAST_ANSWERS} are needed.",
                 hint="Run the same again: only what failed is asked.",
             )
-        right = np.array([is_correct(answers[a.question.key].text, a.question.gold) for a in answered])
         easiness, slope = anchor_logits(gate or load_gate(), [a.question.text for a in answered])
         llm = name or arm.name
         prior, _ = resolve_ability(llm)
         prior = replace(prior, llm=llm, sd=max(prior.sd, _LEAST_SD))
-        ability = estimate_ability(prior, easiness, slope, right)
+        ability = estimate_ability(prior, easiness, slope, np.array(right, dtype=float))
         counts: dict[str, tuple[int, int]] = {}
         for anchor, is_right in zip(answered, right, strict=True):
             hits, asked = counts.get(anchor.kind, (0, 0))
-            counts[anchor.kind] = (hits + int(is_right), asked + 1)
-        source = f"measured: {int(right.sum())} of {len(answered)} anchor questions answered rightly"
+            counts[anchor.kind] = (hits + is_right, asked + 1)
+        source = f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly"
         ability = replace(ability, source=source)
-        return Measured(ability, prior, counts, len(log.failed), save_measured(ability, folder))
+        return Measured(ability, prior, counts, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:

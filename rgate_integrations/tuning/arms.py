@@ -1,4 +1,4 @@
-"""The two arms of an application: how it answers without, and how it answers with retrieval."""
+"""What answers questions: a model without or with passages, or an object of the application."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, told_apart
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.logprobs import message_logprobs
 
 TEMPERATURE = 1.0
@@ -55,6 +55,7 @@ class ModelArm:
         k: Passages a question.
         tokens: Maximum length of an answer.
         seed: Answers are sampled with it, at `TEMPERATURE`; None for the likeliest answer.
+        prompt: What the model is asked without passages; it has the field ``question``.
     """
 
     llm: Proxy
@@ -62,6 +63,7 @@ class ModelArm:
     k: int = 3
     tokens: int = 64
     seed: int | None = None
+    prompt: PromptTemplate = ANSWER
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class ModelArm:
     @property
     def batch(self) -> int:
         """A server makes its own batches."""
-        return 1 if isinstance(self.llm, ServedProxy) else 8
+        return 1 if isinstance(self.llm, ServedProxy) else 16
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class ModelArm:
         facts: dict[str, Any] = {
             "llm": self.llm.name,
             "weights": self.llm.fingerprint,
-            "prompt": ANSWER.hash,
+            "prompt": self.prompt.hash,
             "tokens": self.tokens,
         }
         if isinstance(self.llm, ServedProxy):
@@ -92,23 +94,22 @@ class ModelArm:
 
     def answer(self, questions: Sequence[str]) -> list[Draft]:
         """Search, if there is an index, and answer."""
-        if self.seed is not None:
-            return self._sampled(questions, self.seed)
-        requests = []
-        hits = [[] for _ in questions] if self.index is None else self.index.search(list(questions), self.k)
-        for question, found in zip(questions, hits, strict=True):
-            passages = [hit.passage for hit in found]
-            if passages:
-                requests.append(AnswerRequest.with_passages(question, passages, self.tokens))
-            else:
-                requests.append(AnswerRequest.closed_book(question, self.tokens))
-        return write_answers(self.llm, requests)
-
-    def _sampled(self, questions: Sequence[str], seed: int) -> list[Draft]:
-        """Answer without passages, at random."""
         values = [{"question": question} for question in questions]
-        drawn = self.llm.sample(ANSWER, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=seed)
-        return [drafts[0] for drafts in drawn]
+        if self.seed is not None:
+            drawn = self.llm.sample(
+                self.prompt, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=self.seed
+            )
+            return [drafts[0] for drafts in drawn]
+        if self.index is None:
+            return self.llm.generate(self.prompt, values, tokens=self.tokens)
+        requests = []
+        for question, hits in zip(questions, self.index.search(list(questions), self.k), strict=True):
+            passages = [hit.passage for hit in hits]
+            request = AnswerRequest(self.prompt, {"question": question}, self.tokens)
+            if passages:
+                request = AnswerRequest.with_passages(question, passages, self.tokens)
+            requests.append(request)
+        return write_answers(self.llm, requests)
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,18 @@ def as_arm(given: Any, what: str) -> Arm:
         return ModelArm(given)
     if isinstance(given, Arm):
         return given
+    call = given
     for method in _METHODS:
         if callable(getattr(given, method, None)):
-            return _object_arm(getattr(given, method), given)
-    if callable(given):
-        return _object_arm(given, given)
-    raise ConfigurationError(
-        f"{what}= cannot answer questions: it is a {type(given).__name__}.",
-        hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
-    )
+            call = getattr(given, method)
+            break
+    if not callable(call):
+        raise ConfigurationError(
+            f"{what}= cannot answer questions: it is a {type(given).__name__}.",
+            hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
+        )
+    name = str(getattr(given, "model_name", "") or getattr(given, "__name__", "") or type(given).__name__)
+    return ObjectArm(call, name, facts={"object": name})
 
 
 def sampling_arms(given: Any, direct: Arm, n: int) -> list[Arm]:
@@ -180,11 +184,6 @@ def sampling_arms(given: Any, direct: Arm, n: int) -> list[Arm]:
     return [arm] * n
 
 
-def _object_arm(call: Callable[[str], Any], given: Any) -> ObjectArm:
-    name = str(getattr(given, "model_name", "") or getattr(given, "__name__", "") or type(given).__name__)
-    return ObjectArm(call, name, facts={"object": name})
-
-
 def read_answer(given: Any) -> Draft:
     """Return what an application's object gave as an answer, with OpenAI's log-probabilities if they are with it.
 
@@ -197,12 +196,14 @@ def read_answer(given: Any) -> Draft:
     if text is None:
         raise EvidenceError(f"The answer is a {type(given).__name__}, in which there is no text.")
     tokens, logprobs = message_logprobs(getattr(given, "response_metadata", None))
+    usage = getattr(given, "usage_metadata", None)
+    length = usage.get("input_tokens") if isinstance(usage, Mapping) else None
     return Draft(
         text=text.strip(),
         tokens=tokens,
         logprobs=logprobs or None,
         source="llm",
-        prompt_tokens=_prompt_tokens(given),
+        prompt_tokens=max(length, 0) if isinstance(length, int) else 0,
     )
 
 
@@ -212,18 +213,9 @@ def _text(given: Any) -> str | None:
         return given
     for name in _TEXTS:
         found = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
-        if isinstance(found, str):
-            return found
         if isinstance(found, list):  # a message's blocks
-            parts = [part if isinstance(part, str) else part.get("text", "") for part in found]
-            return "".join(parts)
-        if found is not None and not callable(found) and _text(found) is not None:
-            return _text(found)
+            return "".join(part if isinstance(part, str) else part.get("text", "") for part in found)
+        text = None if found is None or callable(found) else _text(found)
+        if text is not None:
+            return text
     return None
-
-
-def _prompt_tokens(given: Any) -> int:
-    """Return the length of the prompt where LangChain's messages have it; 0 where they do not."""
-    usage = getattr(given, "usage_metadata", None)
-    found = usage.get("input_tokens") if isinstance(usage, Mapping) else None
-    return max(found, 0) if isinstance(found, int) else 0

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
-from rgate_integrations.training.labels import judge_answers, refuses
-from rgate_integrations.tuning.asking import Answered
+from rgate_integrations.training.labels import JUDGE, refuses, verdict
+from rgate_integrations.tuning.collection import (
+    JUDGE_ARM,
+    SAMPLE,
+    Answered,
+    Answers,
+    ArmName,
+    Progress,
+    kind_of,
+    silent,
+)
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
 """How answers are labelled; ``"auto"`` is gold where every question has a gold answer, else agreement."""
 
 LABEL_KINDS: tuple[LabelKind, ...] = ("auto", "gold", "judge", "agreement")
 
+Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
+"""What a judge says of the answer of an arm to a question, by `Question.key`; None where it does not tell."""
+
 SAME_MEANING = 0.85
 """Cosine similarity from which on two answers say the same."""
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
+_VERDICT_TOKENS = 8  # of a judge's reply: it is asked for a word
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,8 @@ class Labels:
         rag: Whether the answer with retrieval is right, one each.
         unknown: How many questions have no label.
         judge: Name of the model that judged them; empty if none did.
-        shares: Which share of a question's samples is right, in [0, 1], one each; none without samples.
+        shares: Which share of a question's samples is right, in [0, 1], one each; none without samples (KBM,
+            section 2.2). A question without a sample that has a label counts as its answer does.
     """
 
     kind: str
@@ -51,27 +69,20 @@ class Labels:
     @property
     def description(self) -> str:
         """What the labels are, and what they are not."""
-        return f"{self._of_answers} {self._of_samples}".strip()
-
-    @property
-    def _of_answers(self) -> str:
-        return {
+        text = {
             "gold": "An answer is right if it contains a gold answer, word by word.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
             "one with retrieval, which always does. That stands in for correctness and is not correctness.",
         }[self.kind]
-
-    @property
-    def _of_samples(self) -> str:
         if not self.shares:
-            return ""
-        most = max(len(each.samples) for each in self.answered)
+            return text
+        most = max(each.samples for each in self.answered)
         between = float(np.mean([0 < share < 1 for share in self.shares]))
         return (
-            f"The gates were fitted to the share of right answers among up to {most} samples a question, which is "
-            f"neither 0 nor 1 for {between:.1%} of the questions. Threshold, promise and every figure here are about "
-            "the answer itself."
+            f"{text} The gates were fitted to the share of right answers among up to {most} samples a question, "
+            f"which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all figures here "
+            "are about the answer itself."
         )
 
 
@@ -79,93 +90,82 @@ def label(
     answered: Sequence[Answered],
     kind: LabelKind = "auto",
     *,
-    judge: Proxy | None = None,
+    verdicts: Verdicts | None = None,
+    judge: str = "",
     embedder: Embedder | None = None,
 ) -> Labels:
-    """Label the answers of both arms.
+    """Label the answers of all arms.
 
     Args:
-        answered: Questions with both answers.
+        answered: Questions with their answers.
         kind: How.
-        judge: The model that judges, for ``"judge"``.
+        verdicts: What the judge says, for ``"judge"``; see `ask_judge`.
+        judge: Name of the judge.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
 
     Raises:
         ConfigurationError: There is no judge, or the kind is not known.
         DataFormatError: Gold answers are needed, and no question has some.
     """
-    has_gold = [bool(each.question.gold) for each in answered]
     if kind == "auto":
-        kind = "gold" if answered and all(has_gold) else "agreement"
-    if kind not in ("agreement", "gold", "judge"):
+        all_gold = answered and all(each.question.gold for each in answered)
+        kind = "gold" if all_gold else "agreement"
+    if kind not in LABEL_KINDS:
         raise ConfigurationError(f"Labels {kind!r} are not known.", hint="gold, judge or agreement")
     usable = [each for each in answered if kind == "agreement" or each.question.gold]
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
-    if kind == "judge" and judge is None:
+    if kind == "judge" and verdicts is None:
         raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    rule = _Rule(kind, judge, embedder)
-    return _labelled(usable, rule, len(answered) - len(usable))
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """Says of some texts whether each is a right answer to its question; None where it cannot tell."""
-
-    kind: str
-    judge: Proxy | None
-    embedder: Embedder | None
-
-    def __call__(self, answered: Sequence[Answered], texts: Sequence[str]) -> list[bool | None]:
-        if self.judge is not None and self.kind == "judge":
-            return _verdicts(answered, texts, self.judge)
-        if self.kind == "gold":
-            return [is_correct(text, each.question.gold) for each, text in zip(answered, texts, strict=True)]
-        return [*agreeing(texts, [each.retrieve.text for each in answered], self.embedder)]
-
-
-def _labelled(answered: Sequence[Answered], rule: _Rule, unknown: int) -> Labels:
-    direct = rule(answered, [each.direct.text for each in answered])
-    retrieve: list[bool | None] = [True] * len(answered)  # for agreement, it is what the others agree with
-    if rule.kind != "agreement":
-        retrieve = rule(answered, [each.retrieve.text for each in answered])
+    arms = dict.fromkeys(arm for each in usable for arm in each.answers)
+    right = {}
+    for arm in arms:
+        having = [each for each in usable if arm in each.answers]
+        labels = _labels_of(arm, having, kind, verdicts or {}, embedder)
+        right[arm] = {each.question.key: said for each, said in zip(having, labels, strict=True)}
     kept: list[Answered] = []
     known: list[bool] = []
     rag: list[bool] = []
-    for each, of_direct, of_retrieve in zip(answered, direct, retrieve, strict=True):
-        if of_direct is not None and of_retrieve is not None:
-            kept.append(each)
-            known.append(of_direct)
-            rag.append(of_retrieve)
-    unknown += len(answered) - len(kept)
-    judge = rule.judge.name if rule.kind == "judge" and rule.judge is not None else ""
-    shares = _shares(kept, known, rule)
-    return Labels(rule.kind, tuple(kept), tuple(known), tuple(rag), unknown, judge, shares)
-
-
-def _shares(answered: Sequence[Answered], known: Sequence[bool], rule: _Rule) -> tuple[float, ...]:
-    """Return which share of each question's samples is right (KBM, section 2.2); none if nothing was sampled.
-
-    A question without a sample that has a label counts as its answer does.
-    """
-    owners: list[int] = []
-    texts: list[str] = []
-    for place, each in enumerate(answered):
-        for sample in each.samples:
-            owners.append(place)
-            texts.append(sample.text)
-    if not owners:
-        return ()
-    right: list[list[bool]] = [[] for _ in answered]
-    verdicts = rule([answered[place] for place in owners], texts)
-    for place, said in zip(owners, verdicts, strict=True):
-        if said is not None:
-            right[place].append(said)
-    shares = []
-    for of_samples, of_answer in zip(right, known, strict=True):
-        counted = of_samples or [of_answer]
+    shares: list[float] = []
+    for each in usable:
+        key = each.question.key
+        of_direct, of_retrieve = right["direct"][key], right["retrieve"][key]
+        if of_direct is None or of_retrieve is None:
+            continue
+        kept.append(each)
+        known.append(of_direct)
+        rag.append(of_retrieve)
+        drawn = [right[arm].get(key) for arm in arms if kind_of(arm) == SAMPLE]
+        counted = [said for said in drawn if said is not None] or [of_direct]
         shares.append(sum(counted) / len(counted))
-    return tuple(shares)
+    has_samples = any(kind_of(arm) == SAMPLE for arm in arms)
+    return Labels(
+        kind=kind,
+        answered=tuple(kept),
+        known=tuple(known),
+        rag=tuple(rag),
+        unknown=len(answered) - len(kept),
+        judge=judge if kind == "judge" else "",
+        shares=tuple(shares) if has_samples else (),
+    )
+
+
+def _labels_of(
+    arm: ArmName,
+    answered: Sequence[Answered],
+    kind: LabelKind,
+    verdicts: Verdicts,
+    embedder: Embedder | None,
+) -> list[bool | None]:
+    """Say of one arm's answers whether each is right; None where that cannot be told."""
+    if kind == "judge":
+        return [verdicts.get((arm, each.question.key)) for each in answered]
+    texts = [each.answers[arm].text for each in answered]
+    if kind == "gold":
+        return [is_correct(text, each.question.gold) for text, each in zip(texts, answered, strict=True)]
+    if arm == "retrieve":  # it is what the others agree with
+        return [True for _ in answered]
+    return [*agreeing(texts, [each.retrieve.text for each in answered], embedder)]
 
 
 def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | None) -> list[bool]:
@@ -174,31 +174,104 @@ def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | N
     They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
     nothing agrees with none.
     """
-    pairs = list(zip(texts, others, strict=True))
-    found = [_same_words(text, other) for text, other in pairs]
-    open_ones = []
-    for place, (text, other) in enumerate(pairs):
-        if not found[place] and normalise(text) and normalise(other):
-            open_ones.append(place)
-    if embedder is None or not open_ones:
+    found = []
+    unsure = []  # they differ in words, and may mean the same
+    for place, (text, other) in enumerate(zip(texts, others, strict=True)):
+        short, long = sorted((text, other), key=lambda each: len(normalise(each)))
+        same = len(normalise(short).split()) <= _SHORT and contains_answer(long, short)
+        found.append(same)
+        if not same and normalise(short):
+            unsure.append(place)
+    if embedder is None or not unsure:
         return found
-    first = embedder.embed([texts[place] for place in open_ones])
-    second = embedder.embed([others[place] for place in open_ones])
+    first = embedder.embed([texts[place] for place in unsure])
+    second = embedder.embed([others[place] for place in unsure])
     lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    nearness = (first * second).sum(axis=1) / np.maximum(lengths, 1e-12)
-    for place, near in zip(open_ones, nearness, strict=True):
-        found[place] = bool(near >= SAME_MEANING)
+    cosines = (first * second).sum(axis=1) / np.maximum(lengths, 1e-12)
+    for place, cosine in zip(unsure, cosines, strict=True):
+        found[place] = bool(cosine >= SAME_MEANING)
     return found
 
 
-def _same_words(first: str, second: str) -> bool:
-    short, long = sorted((first, second), key=lambda text: len(normalise(text)))
-    return len(normalise(short).split()) <= _SHORT and contains_answer(long, short)
+@dataclass(frozen=True)
+class JudgeArm:
+    """A judge as an arm, so that its verdicts are kept as answers are (IK, section 3.1).
+
+    A local model judges by its Yes and No logits, binarised at 0.5; a served one by what it writes.
+
+    Attributes:
+        judge: The model.
+        values: What it is asked about each question: fields of `JUDGE` by the question's text.
+    """
+
+    judge: Proxy
+    values: Mapping[str, Mapping[str, str]]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.judge.name
+
+    @property
+    def batch(self) -> int:
+        """A server makes its own batches."""
+        return 1 if isinstance(self.judge, ServedProxy) else 16
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Model and prompt."""
+        return {"llm": self.judge.name, "weights": self.judge.fingerprint, "prompt": JUDGE.hash}
+
+    def answer(self, questions: Sequence[str]) -> list[Draft]:
+        """Judge the answers to some questions."""
+        values = [self.values[question] for question in questions]
+        if isinstance(self.judge, ServedProxy):
+            return self.judge.generate(JUDGE, values, tokens=_VERDICT_TOKENS)
+        found = []
+        for scores in self.judge.score(JUDGE, values, ("Yes", "No")):
+            p = ik_score(*scores.logprobs)
+            text = ("Yes" if p >= 0.5 else "No") if 0 <= p <= 1 else ""  # NaN is neither
+            found.append(Draft(text=text))
+        return found
 
 
-def _verdicts(answered: Sequence[Answered], texts: Sequence[str], judge: Proxy) -> list[bool | None]:
-    """Return whether each text is right; None where the judge does not say. Who refuses to answer is not right."""
-    questions = [each.question.text for each in answered]
-    gold = [each.question.gold for each in answered]
-    judged = judge_answers(judge, questions, gold, texts).labels
-    return [False if refuses(text) else label for text, label in zip(texts, judged, strict=True)]
+def ask_judge(
+    answers: Answers, judge: Proxy, *, concurrency: int = 4, progress: Progress = silent
+) -> Verdicts:
+    """Let a model judge every answer to a question with gold answers, and keep what it says.
+
+    Who refuses to answer ("I do not know", or nothing at all) is not right, and is not judged. A reply that is
+    neither Yes nor No, and a request that fails, is no verdict.
+
+    Args:
+        answers: The answers; verdicts are kept in the same file.
+        judge: The judge.
+        concurrency: Calls at a time.
+        progress: Told how far it is.
+
+    Raises:
+        ServerError: The judge could not be asked.
+    """
+    answered = [each for each in answers.whole() if each.question.gold]
+    found: dict[tuple[ArmName, str], bool | None] = {}
+    for arm in dict.fromkeys(arm for each in answered for arm in each.answers):
+        values: dict[str, dict[str, str]] = {}
+        asked = []
+        for each in answered:
+            question, given = each.question, each.answers.get(arm)
+            if given is None:
+                continue
+            if refuses(given.text):
+                found[arm, question.key] = False
+                continue
+            asked.append(question)
+            gold = "; ".join(question.gold)
+            values[question.text] = {"question": question.text, "gold": gold, "answer": given.text.strip()}
+        name = f"{JUDGE_ARM} {judge.name} of {arm}"
+        answers.add({name: JudgeArm(judge, values)})
+        report = partial(progress, f"judging {arm}")
+        answers.ask(asked, arms=[name], concurrency=concurrency, report=report)
+        for question in asked:
+            said = answers.answer_of(question, name)
+            found[arm, question.key] = None if said is None else verdict(said.text)
+    return found

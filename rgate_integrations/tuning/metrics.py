@@ -13,7 +13,8 @@ from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
-    Ties count one half (the Mann-Whitney statistic with mid-ranks).
+    Ties count one half (the Mann-Whitney statistic with mid-ranks). It needs NumPy alone, and is quick enough to be
+    computed for each sample of a bootstrap.
 
     Args:
         scores: One score an item; higher should mean positive.
@@ -23,29 +24,22 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
         DataFormatError: The lengths differ, a score is not a number, or all labels are the same.
     """
     values, positive = np.asarray(scores, dtype=float), np.asarray(labels, dtype=bool)
-    if values.shape != positive.shape or values.ndim != 1:
-        raise DataFormatError(f"{values.size} scores do not match {positive.size} labels.")
-    if np.isnan(values).any():
-        raise DataFormatError("A score is not a number.")
-    n_positive, n_negative = int(positive.sum()), int((~positive).sum())
-    if not n_positive or not n_negative:
+    if values.shape != positive.shape or np.isnan(values).any():
+        raise DataFormatError(f"{values.size} scores do not match {positive.size} labels, or are no numbers.")
+    if positive.all() or not positive.any():
         raise DataFormatError(f"All {positive.size} labels are the same.", hint="AUC needs both.")
-    unique, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    midranks = np.cumsum(counts) - (counts - 1) / 2
-    ranks = midranks[inverse] if unique.size else midranks
-    u = ranks[positive].sum() - n_positive * (n_positive + 1) / 2
-    return float(u / (n_positive * n_negative))
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    n = int(positive.sum())
+    above = ranks[positive].sum() - n * (n + 1) / 2
+    return float(above / (n * (len(positive) - n)))
 
 
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the mean distance between probability and share of positives over equally wide bins, in [0, 1]."""
     place = np.minimum((p * bins).astype(int), bins - 1)
-    distance = 0.0
-    for b in range(bins):
-        inside = place == b
-        if inside.any():
-            distance += inside.mean() * abs(float(p[inside].mean()) - float(labels[inside].mean()))
-    return float(distance)
+    distances = np.bincount(place, weights=p - labels, minlength=bins)
+    return float(np.abs(distances).sum() / len(p))
 
 
 def paired_interval(differences: Float64Array, samples: int = 2_000, seed: int = 0) -> tuple[float, float]:
@@ -79,8 +73,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
     order = np.argsort(p, kind="stable")
     gain = rag[order].astype(float) - closed_book[order]
     _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
-    means = np.add.reduceat(gain, start) / counts
-    steps = np.repeat(means, counts)
+    steps = np.repeat(np.add.reduceat(gain, start) / counts, counts)
     curve: Float64Array = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
     return curve
 
@@ -92,12 +85,7 @@ def area_between(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> flo
     """
     gain = rag.astype(float) - closed_book
     line = np.linspace(closed_book.mean(), rag.mean(), len(p) + 1)
-    mine = retrieval_curve(p, closed_book, rag) - line
-    best = retrieval_curve(-gain, closed_book, rag) - line
-    area = _under(best)
-    return _under(mine) / area if area > 1e-12 else float("nan")
-
-
-def _under(curve: Float64Array) -> float:
-    """Return the area under a curve of points at distance 1; NumPy's own rule has another name in every version."""
-    return float((curve[:-1] + curve[1:]).sum() / 2)
+    # Both curves meet the line at its ends, so the sum of the distances is the area under them.
+    mine = float((retrieval_curve(p, closed_book, rag) - line).sum())
+    best = float((retrieval_curve(-gain, closed_book, rag) - line).sum())
+    return mine / best if best > 1e-12 else float("nan")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.runtime.files import json_line, write_atomically
+from rgate_integrations.runtime.locks import locked
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import Correctness, is_correct
+from rgate_integrations.tuning.arms import Arm, ModelArm
+from rgate_integrations.tuning.collection import Answered, Answers, ArmName
+from rgate_integrations.tuning.labelling import Verdicts, ask_judge
+from rgate_integrations.tuning.questions import Questions, read_questions
+
+_COLUMNS = {"direct": "closed_book", "retrieve": "rag"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,90 @@ class PairedFile:
     records: tuple[Paired, ...]
 
 
+def collect(
+    questions: Questions,
+    llm: Proxy,
+    out: str | Path,
+    *,
+    index: Retriever | None = None,
+    k: int = 3,
+    tokens: int = 64,
+    judge: Proxy | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.
+
+    Answers are kept as they come, in `answers_file`; run again, it goes on, and no call that was answered is made
+    again. ``out`` is written at the end, whole, with all questions that were answered so far.
+
+    Args:
+        questions: What `rgate_integrations.tuning.questions.read_questions` reads; each with gold answers.
+        llm: Answers.
+        out: The file.
+        index: Finds passages; None asks without retrieval only.
+        k: Passages a question.
+        tokens: Maximum length of an answer.
+        judge: A model that judges answers against the gold ones; what it does not tell, and everything without a
+            judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
+        report: Told how many calls are done, and how many there are.
+
+    Returns:
+        ``out``; `read_paired` reads it.
+
+    Raises:
+        ConfigurationError: Earlier answers were made otherwise, such as by another LLM.
+        DataFormatError: A question has no gold answers, or ``out`` holds something else.
+        ServerError: The LLM could not be asked.
+        LockedError: Another process is writing to the file.
+        WriteError: A file could not be written, such as on a full disk; what was answered is kept.
+    """
+    out, kept = Path(out), answers_file(out)
+    arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
+    if index is not None:
+        arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
+    with locked(out):
+        asked = read_questions(questions, gold=True)
+        if out.exists() and not kept.exists():
+            raise DataFormatError(
+                f"{str(out)!r} holds something else than what is collected now.", hint="Name another file."
+            )
+        answers = Answers(kept, arms)
+        answers.ask(asked, report=report)
+        verdicts = {} if judge is None else ask_judge(answers, judge)
+        lines = [json_line(_record(each, llm.name, verdicts)) for each in answers.whole()]
+        write_atomically(out, "".join(lines))
+    return out
+
+
+def answers_file(out: str | Path) -> Path:
+    """Return where the answers for a file of paired data, or for a folder, are kept: beside it."""
+    path = Path(out)
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
+
+
+def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
+    """Return a question with its answers and whether they are right, as `read_paired` reads it."""
+    question = answered.question
+    record: dict[str, Any] = {
+        "id": question.id or question.key,
+        "question": question.text,
+        "gold_answers": [*question.gold],
+        "llm": llm,
+    }
+    if question.dataset:
+        record["dataset"] = question.dataset
+    if question.popularity is not None:
+        record["popularity"] = question.popularity
+    for arm, column in _COLUMNS.items():
+        if arm in answered.answers:
+            text, said = answered.answers[arm].text, verdicts.get((arm, question.key))
+            record[f"{column}_answer"] = text
+            record[f"{column}_correct"] = is_correct(text, question.gold) if said is None else said
+    record["closed_book_text"] = answered.direct.text
+    record["closed_book_logprobs"] = answered.direct.logprobs
+    return record
+
+
 def read_paired(
     paths: Sequence[str | Path], *, correctness: Correctness = "contained", rag: bool = True
 ) -> list[PairedFile]:
@@ -83,7 +177,7 @@ def read_paired(
     for path in map(Path, paths):
         found: dict[str, Paired] = {}
         for record in read_records(path, hint='Each line is {"question": "…", …}.'):
-            item = _paired(record, path, correctness, rag)
+            item = _paired(record, path.name.split(".")[0], correctness, rag)
             if item.id in found and found[item.id] != item:
                 raise record.wrong(f"the id {item.id!r} occurs twice with different contents")
             found[item.id] = item
@@ -94,45 +188,34 @@ def read_paired(
     return files
 
 
-def _paired(record: Record, path: Path, correctness: Correctness, rag: bool) -> Paired:
+def _paired(record: Record, dataset: str, correctness: Correctness, rag: bool) -> Paired:
     question = record.text("question")
-    closed = _correct(record, "closed_book", correctness)
-    if closed is None:
-        raise DataFormatError(
-            f"{record.where}: no closed_book_correct.",
-            hint="Give it, or closed_book_answer and gold_answers.",
-        )
-    with_retrieval = _correct(record, "rag", correctness)
-    if rag and with_retrieval is None:
-        raise DataFormatError(
-            f"{record.where}: no rag_correct.", hint="Give it, or rag_answer and gold_answers."
-        )
+    correct: dict[str, bool | None] = {}
+    for column in _COLUMNS.values():
+        correct[column] = _correct(record, column, correctness)
+        if correct[column] is None and (rag or column == "closed_book"):
+            raise DataFormatError(
+                f"{record.where}: no {column}_correct.", hint=f"Give it, or {column}_answer and gold_answers."
+            )
+    text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
     return Paired(
-        id=record_id(record.fields, record.number),
+        id=record.optional_text("id") or str(record.number),
         question=question,
-        dataset=record.optional_text("dataset") or path.name.split(".")[0],
-        closed_book_correct=closed,
-        rag_correct=with_retrieval,
-        closed_book_text=record.optional_text("closed_book_text")
-        or record.optional_text("closed_book_answer"),
+        dataset=record.optional_text("dataset") or dataset,
+        closed_book_correct=bool(correct["closed_book"]),
+        rag_correct=correct["rag"],
+        closed_book_text=text,
         closed_book_logprobs=record.logprobs("closed_book_logprobs"),
         popularity=record.optional_number("popularity"),
     )
 
 
-def record_id(record: Mapping[str, Any], number: int) -> str:
-    """Return the id of a record, or its line number; 0 is an id, too."""
-    given = record.get("id")
-    return str(number if given is None or given == "" else given)
-
-
 def _correct(record: Record, arm: str, correctness: Correctness) -> bool | None:
+    """Return what a record says of an arm's answer, or what its gold answers say; None if neither does."""
     given = record.fields.get(f"{arm}_correct")
-    if given is not None:
-        if not isinstance(given, bool):
-            raise record.wrong(f"{arm}_correct is {repr(given)[:40]}, not true or false")
-        return given
+    if given is not None and not isinstance(given, bool):
+        raise record.wrong(f"{arm}_correct is {repr(given)[:40]}, not true or false")
     answer, gold = record.fields.get(f"{arm}_answer"), record.texts("gold_answers")
-    if not isinstance(answer, str) or not gold:
-        return None
+    if given is not None or not isinstance(answer, str) or not gold:
+        return given
     return is_correct(answer, gold, correctness)

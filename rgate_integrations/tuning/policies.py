@@ -1,6 +1,6 @@
 """Policies that choose a threshold on held-out questions: a budget, a bound on the loss, or the least cost.
 
-The first two make a promise that holds with the given confidence over the draw of the calibration questions, for
+The first two give a guarantee that holds with the given confidence over the draw of the calibration questions, for
 new questions from the same source. Both test the thresholds in a fixed order and stop at the first that fails
 (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
 "Learn then Test", proposition 3 and section 2.3.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -22,26 +23,26 @@ ALWAYS = 1.01
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a policy chose.
+class ThresholdChoice:
+    """The threshold that a policy chose.
 
     Attributes:
         threshold: Retrieve iff p_known is below it.
-        promise: One sentence: what is promised, or why nothing can be.
-        kept: Whether the promise is made.
+        guarantee: One sentence: what is guaranteed, or why nothing can be.
+        guaranteed: Whether it is.
         facts: Numbers behind it, as JSON values.
     """
 
     threshold: float
-    promise: str
-    kept: bool
+    guarantee: str
+    guaranteed: bool
     facts: dict[str, Any]
 
 
 class Policy(Protocol):
     """Chooses a threshold from P(known) and the correctness of both arms, each of shape (n,).
 
-    ``thresholds`` are tried besides a fixed grid. For a promise to hold they must come from other questions.
+    ``thresholds`` are tried besides a fixed grid. For a guarantee to hold they must come from other questions.
     """
 
     name: ClassVar[str]
@@ -53,8 +54,24 @@ class Policy(Protocol):
         rag: BoolArray,
         seed: int,
         thresholds: Float64Array | None = None,
-    ) -> Chosen:
+    ) -> ThresholdChoice:
         """Choose."""
+
+
+def provenance_of(policy: Any, choice: ThresholdChoice, p: Float64Array, seed: int) -> dict[str, Any]:
+    """Return where a threshold comes from, as JSON values.
+
+    ``scores`` are the quantiles of P(known) that `rgate_integrations.tuning.evaluation.measure_drift` compares with.
+    """
+    return {
+        "policy": {"name": policy.name, **vars(policy)},
+        "guarantee": choice.guarantee,
+        "guaranteed": choice.guaranteed,
+        **choice.facts,
+        "seed": seed,
+        "date": date.today().isoformat(),
+        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
+    }
 
 
 def _grid(thresholds: Float64Array | None) -> Float64Array:
@@ -73,7 +90,10 @@ class Budget:
 
     Attributes:
         rate: The greatest retrieval rate, in [0, 1].
-        confidence: Of the promise, in (0, 1).
+        confidence: Of the guarantee, in (0, 1).
+
+    Raises:
+        ConfigurationError: A number is out of its range.
     """
 
     rate: float
@@ -81,8 +101,8 @@ class Budget:
     name: ClassVar[str] = "budget"
 
     def __post_init__(self) -> None:
-        _in_range("rate", self.rate, 0, 1)
-        _in_range("confidence", self.confidence, 1e-9, 1 - 1e-9)
+        if not (0 <= self.rate <= 1 and 0 < self.confidence < 1):
+            raise ConfigurationError(f"{self} is out of range.", hint="rate in [0, 1], confidence in (0, 1)")
 
     def choose(
         self,
@@ -91,7 +111,7 @@ class Budget:
         rag: BoolArray,
         seed: int,
         thresholds: Float64Array | None = None,
-    ) -> Chosen:
+    ) -> ThresholdChoice:
         """Choose the greatest threshold whose retrieval rate is surely within the budget."""
         n, threshold, bound = len(p), 0.0, 0.0
         for candidate in [*_grid(thresholds), ALWAYS]:
@@ -101,14 +121,15 @@ class Budget:
             if upper > self.rate:
                 break
             threshold, bound = float(candidate), upper
-        rate = float((p < threshold).mean())
-        kept = threshold > 0
-        promise = (
+        guarantee = (
             f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}."
-            if kept
-            else f"No threshold above 0 can promise at most {self.rate:.1%} with n = {n}: it never retrieves."
         )
-        return Chosen(threshold, promise, kept, {"n": n, "retrieval_rate": rate, "upper_bound": bound})
+        if threshold == 0:
+            guarantee = (
+                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves."
+            )
+        facts = {"n": n, "retrieval_rate": float((p < threshold).mean()), "upper_bound": bound}
+        return ThresholdChoice(threshold, guarantee, threshold > 0, facts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +144,10 @@ class MaxLoss:
 
     Attributes:
         loss: The greatest loss of in-accuracy, in (0, 1].
-        confidence: Of the promise, in (0, 1).
+        confidence: Of the guarantee, in (0, 1).
+
+    Raises:
+        ConfigurationError: A number is out of its range.
     """
 
     loss: float
@@ -131,8 +155,8 @@ class MaxLoss:
     name: ClassVar[str] = "max-loss"
 
     def __post_init__(self) -> None:
-        _in_range("loss", self.loss, 1e-9, 1)
-        _in_range("confidence", self.confidence, 1e-9, 1 - 1e-9)
+        if not (0 < self.loss <= 1 and 0 < self.confidence < 1):
+            raise ConfigurationError(f"{self} is out of range.", hint="loss in (0, 1], confidence in (0, 1)")
 
     def choose(
         self,
@@ -141,29 +165,30 @@ class MaxLoss:
         rag: BoolArray,
         seed: int,
         thresholds: Float64Array | None = None,
-    ) -> Chosen:
-        """Choose the least threshold down to which every test rejects."""
-        n = len(p)
+    ) -> ThresholdChoice:
+        """Choose the least threshold whose loss is surely within the bound."""
+        n, level = len(p), 1 - self.confidence
         order = np.random.default_rng(seed).permutation(n)
         p, gain = p[order], (rag.astype(float) - closed_book)[order]
-        threshold, found = ALWAYS, False
+        threshold = ALWAYS
         for candidate in _grid(thresholds)[::-1]:
-            losses = np.where(p >= candidate, gain, 0.0)
-            if betting_p_value(losses, self.loss, 1 - self.confidence) > 1 - self.confidence:
+            if betting_p_value(np.where(p >= candidate, gain, 0.0), self.loss, level) > level:
                 break
-            threshold, found = float(candidate), True
+            threshold = float(candidate)
         skipped = p >= threshold
-        kept = found and bool(skipped.any())
-        loss = float(np.where(skipped, gain, 0.0).mean())
-        promise = (
+        guaranteed = bool(skipped.any())
+        guarantee = (
             f"Loses at most {self.loss:.1%} in-accuracy against always retrieving, with confidence "
             f"{self.confidence:.0%}."
-            if kept
-            else f"No threshold that skips can promise a loss of at most {self.loss:.1%} with confidence "
-            f"{self.confidence:.0%} and n = {n}: it always retrieves."
         )
+        if not guaranteed:
+            guarantee = (
+                f"No threshold that skips can guarantee a loss of at most {self.loss:.1%} with confidence "
+                f"{self.confidence:.0%} and n = {n}: it always retrieves."
+            )
+        loss = float(np.where(skipped, gain, 0.0).mean())
         facts = {"n": n, "retrieval_rate": float(1 - skipped.mean()), "loss": loss}
-        return Chosen(threshold if kept else ALWAYS, promise, kept, facts)
+        return ThresholdChoice(threshold if guaranteed else ALWAYS, guarantee, guaranteed, facts)
 
 
 @dataclass(frozen=True)
@@ -171,13 +196,16 @@ class MinCost:
     """The cheapest threshold for given costs, in any one unit (say milliseconds).
 
     With a price for a wrong answer the expected cost a question is minimised; without one, the cost for each
-    right answer. This is an estimate, not a promise.
+    right answer. This is an estimate, not a guarantee.
 
     Attributes:
         retrieval: Extra cost of answering with retrieval.
         draft: Cost of the gate's decision.
         answer: Cost of an answer without retrieval.
         wrong: Price of a wrong answer, or None.
+
+    Raises:
+        ConfigurationError: A cost is below 0.
     """
 
     retrieval: float
@@ -197,23 +225,25 @@ class MinCost:
         rag: BoolArray,
         seed: int,
         thresholds: Float64Array | None = None,
-    ) -> Chosen:
+    ) -> ThresholdChoice:
         """Choose the threshold with the least cost; of equal ones that which retrieves least."""
-        best: tuple[float, float] | None = None
+        least, threshold = math.inf, ALWAYS
         for candidate in [*_grid(thresholds), ALWAYS]:
             retrieve = p < candidate
             right = float(np.where(retrieve, rag, closed_book).mean())
-            spent = self.draft + self.answer + float(retrieve.mean()) * self.retrieval
-            priced = spent / right if right else math.inf
-            value = priced if self.wrong is None else spent + (1 - right) * self.wrong
-            if best is None or value < best[0] - 1e-12:
-                best = (value, float(candidate))
-        value, threshold = best or (math.inf, ALWAYS)
+            cost = self.draft + self.answer + float(retrieve.mean()) * self.retrieval
+            if self.wrong is not None:
+                cost += (1 - right) * self.wrong
+            else:
+                cost = cost / right if right else math.inf
+            if cost < least - 1e-12:
+                least, threshold = cost, float(candidate)
         rate = float((p < threshold).mean())
         per = "question" if self.wrong is not None else "right answer"
-        promise = f"The least cost on these questions: {value:.4g} a {per}, retrieving for {rate:.1%}."
-        facts = {"n": len(p), "retrieval_rate": rate, "cost": value}
-        return Chosen(threshold, promise, True, facts)
+        estimate = f"The least cost on these questions: {least:.4g} a {per}, retrieving for {rate:.1%}."
+        return ThresholdChoice(
+            threshold, estimate, True, {"n": len(p), "retrieval_rate": rate, "cost": least}
+        )
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:
@@ -247,8 +277,3 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     bets = np.minimum(np.sqrt(2 * math.log(1 / level) / (n * before)), 0.9 / (1 - m))
     capital = np.cumsum(np.log1p(bets * (m - x)))
     return float(min(1.0, math.exp(-max(float(capital.max()), 0.0))))
-
-
-def _in_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigurationError(f"{name} is {value}, outside of what it can be.")

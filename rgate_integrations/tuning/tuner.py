@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +15,25 @@ from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.models.base import PooledLayer, Proxy
+from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, write_folder
 from rgate_integrations.runtime.locks import locked
-from rgate_integrations.training.drafts import Progress, silent
 from rgate_integrations.training.labels import JUDGE
-from rgate_integrations.training.probe import middle_layers
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
-from rgate_integrations.tuning.asking import SAMPLE, Answers, ArmName
-from rgate_integrations.tuning.costs import Costs, held_out_of
+from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
 from rgate_integrations.tuning.first_look import FirstLook, choose_first_look
-from rgate_integrations.tuning.gates import (
+from rgate_integrations.tuning.fitting import (
     LEAST,
     FittedGate,
-    Readings,
     check_labels,
     fit_gate,
-    prior_logits,
-    read_states,
+    read_questions_with,
 )
-from rgate_integrations.tuning.labelling import LabelKind, Labels, label
-from rgate_integrations.tuning.page import Notes, page, summary
+from rgate_integrations.tuning.labelling import LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.policies import MaxLoss, Policy
-from rgate_integrations.tuning.questions import Question, read_log, sampled
+from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
+from rgate_integrations.tuning.summary import Costs, Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
 _CARD = "README.md"
@@ -51,17 +48,22 @@ class TuneOptions:
 
     Attributes:
         policy: Chooses the threshold: `MaxLoss`, `Budget` or `MinCost`.
-        labels: What the labels are made from.
+        labels: What the labels are made from; ``"auto"`` is the judge if there is one.
+        judge: A model that judges answers against gold ones.
         sample: How many questions are asked, drawn so that they stand for all; all when None.
+        embedder: Embeds questions and answers: for the sample, agreement and topics. They do without when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
         samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
             them that is right is what the gates are fitted to (KBM, section 2.2).
+        sampling: What draws them; the model of ``direct`` when None.
         folds: Folds of the cross-fitting, at least 2.
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
+        proxy: The proxy model, instead of the shipped gate's own.
         costs: What answers and tokens cost, for the report: ``times`` of an answer without (``direct``) and with
             retrieval (``rag``), in any unit, and ``prices`` of a million tokens.
+        answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -69,14 +71,19 @@ class TuneOptions:
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
     labels: LabelKind = "auto"
+    judge: Proxy | None = None
     sample: int | None = None
+    embedder: Embedder | None = None
     concurrency: int = 4
     tokens: int = 32
     samples: int = 0
+    sampling: Any = None
     folds: int = 5
     seed: int = 0
     prior: str = DEFAULT_GATE
+    proxy: Proxy | str | None = None
     costs: Costs = Costs()  # noqa: RUF009  it is frozen
+    answers: str | Path | None = None
 
     def __post_init__(self) -> None:
         least = {"concurrency": 1, "tokens": 1, "samples": 0, "folds": 2, "sample": 1}
@@ -101,7 +108,7 @@ class Plan:
     tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tuned:
     """What came of it.
 
@@ -125,19 +132,25 @@ class Tuned:
     first_look: FirstLook | None
     notes: Notes
 
+    def __repr__(self) -> str:
+        return "\n".join(
+            [
+                f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
+                f"{self.labels.unknown} have no label, {self.failed} calls failed.",
+                f"question alone: {self.notes.question[0]}",
+                f"answer first: {self.notes.answer_first[0]}",
+                f"More is in {self.folder / REPORT}.",
+            ]
+        )
+
 
 def tune(
-    questions: str | Path | Iterable[str | Mapping[str, Any]],
+    questions: Questions,
     *,
     direct: Any,
     retrieve: Any,
     out: str | Path,
     options: TuneOptions | None = None,
-    judge: Proxy | None = None,
-    embedder: Embedder | None = None,
-    proxy: Proxy | str | None = None,
-    answers: str | Path | None = None,
-    sampling: Any = None,
     update: bool = False,
     before: Callable[[Plan], None] | None = None,
     progress: Progress = silent,
@@ -149,17 +162,13 @@ def tune(
     say so; its threshold is chosen on scores from fits that have not seen the question.
 
     Args:
-        questions: The log: a JSONL file, or texts and objects; see `rgate_integrations.tuning.questions.read_log`.
+        questions: The log: a JSONL file, or texts and objects; see
+            `rgate_integrations.tuning.questions.read_questions`.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
             `rgate_integrations.models.Proxy`, or a function of the question.
         retrieve: Answers with retrieval, likewise.
         out: Folder for the gate.
         options: How; the defaults when None.
-        judge: A model that judges answers against gold ones, for ``labels="judge"``.
-        embedder: Embeds questions and answers: for the sample, agreement and topics. They do without when None.
-        proxy: The proxy model, instead of the shipped gate's own.
-        answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
-        sampling: Answers without retrieval at random, likewise, for ``samples``; the model of ``direct`` when None.
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
         before: Told what will be asked before it is; what it raises ends the run.
         progress: Told what is being done, how far it is, and how far it goes.
@@ -174,31 +183,25 @@ def tune(
     options = options or TuneOptions()
     folder = Path(out)
     _check_out(folder, update)
-    kept = Path(answers) if answers is not None else folder.with_name(f"{folder.name}.answers.jsonl")
+    kept = answers_file(folder) if options.answers is None else Path(options.answers)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
     }
-    for number, arm in enumerate(sampling_arms(sampling, arms["direct"], options.samples), start=1):
+    for number, arm in enumerate(sampling_arms(options.sampling, arms["direct"], options.samples), start=1):
         arms[f"{SAMPLE} {number}"] = arm
-    asked = read_log(questions)
+    asked = read_questions(questions)
     if options.sample is not None:
-        asked = sampled(asked, options.sample, embedder, options.seed)
+        asked = sample_questions(asked, options.sample, options.embedder, options.seed)
     with locked(folder), locked(kept):
         _check_out(folder, update)  # again: another run may have made it meanwhile
-        log = Answers(kept, arms)
+        answers = Answers(kept, arms)
         if before is not None:
-            before(_plan(asked, log))
-        log.ask(
-            asked,
-            concurrency=options.concurrency,
-            report=lambda done, total: progress("asking the LLM", done, total),
-        )
-        labels = label(log.whole(), options.labels, judge=judge, embedder=embedder)
-        check_labels(labels)
-        return _fitted(
-            labels, arms["direct"].name, folder, options, embedder, proxy, len(log.failed), progress
-        )
+            before(_plan(asked, answers))
+        report = partial(progress, "asking the LLM")
+        failed = answers.ask(asked, concurrency=options.concurrency, report=report)
+        labels = _label(answers, options, progress)
+        return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
 
 
 def _check_out(folder: Path, update: bool) -> None:
@@ -218,14 +221,13 @@ def _check_out(folder: Path, update: bool) -> None:
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
 
 
-def _plan(questions: Sequence[Question], log: Answers) -> Plan:
+def _plan(questions: Sequence[Question], answers: Answers) -> Plan:
     """Count the calls that are left; a token is about four characters."""
     calls: dict[str, int] = {}
     tokens, counted = 0, True
-    for name, arm in log.arms.items():
-        missing = log.missing(questions, name)
-        kind = name.partition(" ")[0]
-        calls[kind] = calls.get(kind, 0) + len(missing)
+    for name, arm in answers.arms.items():
+        missing = answers.missing(questions, name)
+        calls[kind_of(name)] = calls.get(kind_of(name), 0) + len(missing)
         if not isinstance(arm, ModelArm):
             counted = False
             continue
@@ -235,63 +237,64 @@ def _plan(questions: Sequence[Question], log: Answers) -> Plan:
     return Plan(len(questions), calls, tokens if counted else 0)
 
 
-def _fitted(
-    labels: Labels,
-    llm: str,
-    folder: Path,
-    options: TuneOptions,
-    embedder: Embedder | None,
-    proxy: Proxy | str | None,
-    failed: int,
-    progress: Progress,
+def _label(answers: Answers, options: TuneOptions, progress: Progress) -> Labels:
+    """Label what was answered, and refuse what nothing can be learned from."""
+    kind, judge = options.labels, options.judge
+    if kind == "auto" and judge is not None:
+        kind = "judge"
+    verdicts = None
+    if kind == "judge" and judge is not None:
+        verdicts = ask_judge(answers, judge, concurrency=options.concurrency, progress=progress)
+    name = "" if judge is None else judge.name
+    labels = label(answers.whole(), kind, verdicts=verdicts, judge=name, embedder=options.embedder)
+    check_labels(labels)
+    return labels
+
+
+def _fit_and_write(
+    labels: Labels, folder: Path, llm: str, failed: int, options: TuneOptions, progress: Progress
 ) -> Tuned:
     """Read the questions, fit both gates, and write them."""
-    gate = load_gate(options.prior, proxy=proxy)
-    model = gate.get_proxy()
-    texts = [each.question.text for each in labels.answered]
-    layers = tuple(PooledLayer(layer, "question", "mean") for layer in _layers_of(model))
-    readings = Readings(
-        prior_logits(gate, texts, progress), read_states(model, texts, layers, progress), layers, model
-    )
+    gate = load_gate(options.prior, proxy=options.proxy)
+    readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
     if labels.judge:
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
+    fit = partial(
+        fit_gate,
+        labels,
+        readings,
+        options.policy,
+        folds=options.folds,
+        seed=options.seed,
+        facts=facts,
+        llm=llm,
+    )
     progress("fitting", 0, 2)
-    common: dict[str, Any] = {"folds": options.folds, "seed": options.seed, "facts": facts, "llm": llm}
-    question = fit_gate(labels, readings, options.policy, **common)
+    question = fit()
     progress("fitting", 1, 2)
-    answer_first = fit_gate(labels, readings, options.policy, tokens=options.tokens, **common)
+    begun = fit(tokens=options.tokens)
     progress("fitting", 2, 2)
     if question is None:
         raise AssertionError("labels were checked")
+    first_look = None
+    if begun is not None and len(begun.places) >= 2 * LEAST:
+        places = begun.places
+        first_look = choose_first_look(
+            question.p[np.searchsorted(question.places, places)],
+            begun.p,
+            begun.choice.threshold,
+            np.array(labels.known, dtype=bool)[places],
+            np.array(labels.rag, dtype=bool)[places],
+            options.seed,
+        )
+        begun.artifact.provenance["first_look"] = asdict(first_look)
+    notes = write_notes(labels, question, begun, first_look, options.costs)
     files = tuned_files(question.artifact, options.prior)
-    first_look = _first_look(labels, question, answer_first, options.seed)
-    notes = Notes.of(labels, question, answer_first, first_look, options.costs)
-    if answer_first is not None:
-        if first_look is not None:
-            answer_first.artifact.provenance["first_look"] = asdict(first_look)
-        for name, content in tuned_files(answer_first.artifact, options.prior).items():
+    if begun is not None:
+        for name, content in tuned_files(begun.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
-    files[REPORT] = page(labels, question, answer_first, readings.prior, notes, embedder)
-    files[_CARD] = summary(folder.name, labels, llm, notes, failed)
+    files[REPORT] = write_page(labels, question, begun, readings.prior, notes, options.embedder)
+    files[_CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return Tuned(folder, question, answer_first, labels, failed, first_look, notes)
-
-
-def _first_look(
-    labels: Labels, question: FittedGate, answer_first: FittedGate | None, seed: int
-) -> FirstLook | None:
-    """Return which questions a first look may send to retrieval before an answer is begun."""
-    if answer_first is None or len(answer_first.places) < 2 * LEAST:
-        return None
-    places = answer_first.places
-    direct, rag = np.array(labels.known, dtype=bool)[places], np.array(labels.rag, dtype=bool)[places]
-    threshold = answer_first.chosen.threshold
-    return choose_first_look(
-        held_out_of(question, answer_first), answer_first.p, threshold, direct, rag, seed
-    )
-
-
-def _layers_of(proxy: Proxy) -> tuple[int, ...]:
-    """Return the layers that question probes read best."""
-    return middle_layers(getattr(proxy, "num_layers"), "question")  # noqa: B009  only models with states have it
+    return Tuned(folder, question, begun, labels, failed, first_look, notes)

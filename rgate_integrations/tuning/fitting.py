@@ -1,10 +1,9 @@
-"""From labelled answers to the two gates: what they read, how they are fitted, and what they promise."""
+"""From labelled answers to the two gates: what they read, how they are fitted, and what they guarantee."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.models.base import PooledLayer, Proxy
+from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
-from rgate_integrations.training.drafts import Progress
-from rgate_integrations.tuning.fit import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.collection import Progress
+from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.metrics import auc, expected_calibration_error
-from rgate_integrations.tuning.policies import Chosen, Policy
+from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
 
 LEAST = 20
 """Fewer labelled questions are not fitted to."""
@@ -54,7 +53,7 @@ class FittedGate:
 
     Attributes:
         artifact: The gate.
-        chosen: Its threshold and promise.
+        choice: Its threshold and guarantee.
         places: Which of the labelled questions it was fitted to, shape (n,).
         p: P(known) of these, held out, shape (n,).
         auc: Of `p` for "right without retrieval".
@@ -62,37 +61,36 @@ class FittedGate:
     """
 
     artifact: TunedArtifact
-    chosen: Chosen
+    choice: ThresholdChoice
     places: PositionArray
     p: Float64Array
     auc: float
     auc_before: float
 
+    @property
+    def retrieves(self) -> BoolArray:
+        """For which of its questions it retrieves, shape (n,)."""
+        return self.p < self.choice.threshold
 
-def prior_logits(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Float64Array:
-    """Return the logit of a gate's P(known) for each question, shape (n,): what tuning starts from.
+
+def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
+    """Ask the gate that is to be corrected, and read the states that probes of a question read best.
 
     Raises:
         RGateError: The gate failed; here nothing is gained by going on.
     """
-    strict = gate.with_options(on_error="raise")
-    found: list[float] = []
+    strict, proxy = gate.with_options(on_error="raise"), gate.get_proxy()
+    depths = middle_layers(getattr(proxy, "num_layers"), "question")  # noqa: B009  only models with states have it
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
+    p_known: list[float] = []
+    states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
-        found += [d.p_known for d in strict.decide_batch(questions[start : start + _CHUNK])]
-        progress("asking the shipped gate", len(found), len(questions))
-    return logits(np.array(found))
-
-
-def read_states(
-    proxy: Proxy, questions: Sequence[str], layers: Sequence[PooledLayer], progress: Progress
-) -> Float32Array:
-    """Return hidden states of the questions, shape (n, layers, hidden size), exactly as the gate reads them."""
-    found: list[Float32Array] = []
-    for start in range(0, len(questions), _CHUNK):
-        values = [{"question": question} for question in questions[start : start + _CHUNK]]
-        found += [each.states for each in proxy.hidden(ANSWER, values, None, layers)]
-        progress("reading hidden states", len(found), len(questions))
-    return np.stack(found)
+        chunk = questions[start : start + _CHUNK]
+        p_known += [decision.p_known for decision in strict.decide_batch(chunk)]
+        read = proxy.hidden(ANSWER, [{"question": question} for question in chunk], None, layers)
+        states += [each.states for each in read]
+        progress("reading the questions", len(states), len(questions))
+    return Readings(logits(np.array(p_known)), np.stack(states), layers, proxy)
 
 
 def check_labels(labels: Labels) -> None:
@@ -105,7 +103,7 @@ def check_labels(labels: Labels) -> None:
     if n < LEAST:
         raise DataFormatError(
             f"Only {n} questions have answers of both arms and a label.",
-            hint=f"At least {LEAST} are needed, and hundreds for a promise worth having.",
+            hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
         )
     if right in (0, n):
         what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")
@@ -145,10 +143,13 @@ def fit_gate(
     places = np.arange(len(answers))
     features = np.zeros((len(answers), 0))
     if tokens:
-        places = np.array([i for i in places if answers[i].logprobs is not None], dtype=int)
-        if len(places) < LEAST:
+        readable = [
+            i for i, answer in enumerate(answers) if answer.logprobs is not None and not answer.scored_by
+        ]
+        if len(readable) < LEAST:
             return None
-        features = np.stack([features_of(answers[i].head(tokens)) for i in places])
+        places = np.array(readable)
+        features = np.stack([features_of(answers[i].head(tokens)) for i in readable])
     known = np.array(labels.known, dtype=bool)[places]
     rag = np.array(labels.rag, dtype=bool)[places]
     if known.all() or not known.any():
@@ -158,18 +159,17 @@ def fit_gate(
     table = Table(readings.prior[places], basis(readings.states[places]), features, known, shares)
     held_out = crossfit(table, folds, seed)
     p = 1 / (1 + np.exp(-held_out))
-    # Thresholds come from a fixed grid, not from these scores: the promise needs that.
-    chosen = with_advice(policy.choose(p, known, rag, seed), policy, p, known, rag, seed)
+    # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
+    choice = policy.choose(p, known, rag, seed)
+    if not choice.guaranteed:
+        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag, seed)}")
     correction = fit_correction(table, seed)
     weight = (correction.weight @ basis.components) / basis.scale
     before, after = auc(table.prior, known), auc(held_out, known)
     provenance = {
-        "policy": {"name": policy.name, **policy.__dict__},
-        "guarantee": chosen.promise,
-        "guaranteed": chosen.kept,
-        **chosen.facts,
+        **provenance_of(policy, choice, p, seed),
         "labels": labels.kind,
-        "samples": max(len(each.samples) for each in labels.answered),
+        "samples": max(each.samples for each in labels.answered),
         "unlabelled": labels.unknown,
         "known": round(float(known.mean()), 4),
         "auc": round(after, 4),
@@ -177,9 +177,6 @@ def fit_gate(
         "ece": round(expected_calibration_error(p, known), 4),
         "shrinkage": correction.strength,
         "folds": folds,
-        "seed": seed,
-        "date": date.today().isoformat(),
-        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
         **(facts or {}),
     }
     artifact = TunedArtifact(
@@ -192,29 +189,20 @@ def fit_gate(
         base_model=readings.proxy.name,
         fingerprint=readings.proxy.fingerprint,
         llm=llm,
-        threshold=chosen.threshold,
+        threshold=choice.threshold,
         provenance=provenance,
     )
-    return FittedGate(artifact, chosen, places, p, after, before)
+    return FittedGate(artifact, choice, places, p, after, before)
 
 
-def with_advice(
-    chosen: Chosen, policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray, seed: int
-) -> Chosen:
-    """Say, where a promise cannot be made, how many questions like these would do.
-
-    Questions are drawn with replacement from these, and the policy chooses on them.
-    """
-    if chosen.kept:
-        return chosen
+def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray, seed: int) -> str:
+    """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
     rng = np.random.default_rng(seed)
     for times in _TIMES_MORE:
-        kept = 0
+        guaranteed = 0
         for _ in range(_DRAWS):
             drawn = rng.integers(0, len(p), times * len(p))
-            kept += policy.choose(p[drawn], known[drawn], rag[drawn], seed).kept
-        if 2 * kept > _DRAWS:
-            advice = f"About {times * len(p)} questions like these would do."
-            return replace(chosen, promise=f"{chosen.promise} {advice}")
-    advice = f"{_TIMES_MORE[-1] * len(p)} questions like these would not do either: allow for more."
-    return replace(chosen, promise=f"{chosen.promise} {advice}")
+            guaranteed += policy.choose(p[drawn], known[drawn], rag[drawn], seed).guaranteed
+        if 2 * guaranteed > _DRAWS:
+            return f"About {times * len(p)} questions like these would do."
+    return f"{_TIMES_MORE[-1] * len(p)} questions like these would not do either: allow for more."

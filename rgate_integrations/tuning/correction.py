@@ -6,13 +6,13 @@ gate's order as it is. How much of it gives way is chosen by cross-validation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.training.folds import question_folds
+from rgate_integrations.training.linear import ridge_logistic
 
 COMPONENTS = 64
 """Principal components of the hidden states that are kept."""
@@ -26,7 +26,6 @@ HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 
 _SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not turn its order around
 _INTERCEPT = 1e-3  # keeps the intercept finite where all labels are the same
-_STEPS = 25
 _FOLDS = 5
 _BASIS = 2_000  # questions that the principal components are computed from
 _TINY = 1e-6
@@ -141,19 +140,25 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
     losses: list[Float64Array] = []
     for head_strength in head_strengths:
         for strength in STRENGTHS:
+            loss = np.zeros(len(table.known))
+            for train, test in folds:
+                held_out = table.part(test)
+                logits = _fitted(table.part(train), strength, head_strength)(held_out)
+                loss[test] = np.logaddexp(0.0, logits) - held_out.labels * logits
             tried.append((strength, head_strength))
-            losses.append(_held_out_losses(table, folds, strength, head_strength))
-    strength, head_strength = tried[_clearly_best(np.stack(losses))]
-    return _level_with_answers(_fitted(table, strength, head_strength), table)
-
-
-def _level_with_answers(fitted: Correction, table: Table) -> Correction:
-    """Move the intercept to where it fits the answers themselves: samples are right less often than they are."""
+            losses.append(loss)
+    # The first, unless another is better by one standard error.
+    best = int(np.stack(losses).mean(axis=1).argmin())
+    difference = losses[0] - losses[best]
+    if difference.mean() <= difference.std() / np.sqrt(len(difference)):
+        best = 0
+    strength, head_strength = tried[best]
+    fitted = _fitted(table, strength, head_strength)
     if table.shares is None:
         return fitted
-    one = np.ones((len(table.known), 1))
-    labels = table.known.astype(np.float64)
-    (moved,) = ridge_logistic(one, labels, [_INTERCEPT], offset=fitted(table))
+    # The intercept must fit the answers themselves: samples are right less often than they are.
+    one, labels = np.ones((len(table.known), 1)), table.known.astype(np.float64)
+    (moved,) = ridge_logistic(one, labels, [_INTERCEPT], fitted(table))
     return replace(fitted, bias=fitted.bias + float(moved))
 
 
@@ -165,30 +170,6 @@ def crossfit(table: Table, folds: int, seed: int) -> Float64Array:
     return found
 
 
-def _held_out_losses(
-    table: Table, folds: Sequence[tuple[PositionArray, PositionArray]], strength: float, head_strength: float
-) -> Float64Array:
-    """Return the log loss of each question by a fit without its fold, shape (n,)."""
-    losses = np.zeros(len(table.known))
-    for train, test in folds:
-        held_out = table.part(test)
-        fitted = _fitted(table.part(train), strength, head_strength)
-        losses[test] = _log_losses(fitted(held_out), held_out.labels)
-    return losses
-
-
-def _clearly_best(losses: Float64Array) -> int:
-    """Return the row of the least mean loss; the first row if that is not better by one standard error.
-
-    Args:
-        losses: Shape (tried, n).
-    """
-    best = int(losses.mean(axis=1).argmin())
-    difference = losses[0] - losses[best]
-    clearly = difference.mean() > difference.std() / np.sqrt(len(difference))
-    return best if clearly else 0
-
-
 def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
     """Fit with given shrinkage. The columns are: the prior, the components, the features, a one."""
     mean = table.features.mean(axis=0)
@@ -197,7 +178,7 @@ def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
     columns = np.hstack([table.prior[:, None], table.states, (table.features - mean) / scale, one])
     many, few = table.states.shape[1], table.features.shape[1]
     penalty = np.array([_SLOPE, *[strength] * many, *[head_strength] * few, _INTERCEPT])
-    solved = ridge_logistic(columns, table.labels, penalty, offset=table.prior)
+    solved = ridge_logistic(columns, table.labels, penalty, table.prior)
     head = solved[1 + many : 1 + many + few] / scale
     return Correction(
         slope=1.0 + float(solved[0]),
@@ -206,55 +187,3 @@ def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
         head=head,
         strength=strength,
     )
-
-
-def ridge_logistic(
-    columns: Float64Array, labels: Float64Array, penalty: Sequence[float] | Float64Array, offset: Float64Array
-) -> Float64Array:
-    """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
-
-    Args:
-        columns: Shape (n, d).
-        labels: Numbers in [0, 1], shape (n,).
-        penalty: Above 0, shape (d,).
-        offset: Shape (n,).
-
-    Returns:
-        The weights, shape (d,).
-    """
-    ridge = np.asarray(penalty, dtype=float)
-    weights = np.zeros(columns.shape[1])
-    loss = _penalised_loss(columns, labels, ridge, offset, weights)
-    for _ in range(_STEPS):
-        p = 1 / (1 + np.exp(-np.clip(offset + columns @ weights, -30, 30)))
-        gradient = columns.T @ (p - labels) + ridge * weights
-        curvature = columns.T @ (columns * (p * (1 - p))[:, None]) + np.diag(ridge)
-        step = np.linalg.solve(curvature, gradient)
-        size = 1.0
-        while True:  # a full step may overshoot where labels are separable
-            tried = weights - size * step
-            new_loss = _penalised_loss(columns, labels, ridge, offset, tried)
-            if new_loss <= loss or size < 1e-4:
-                break
-            size /= 2
-        if not loss - new_loss > 1e-7 * max(loss, 1.0):
-            break
-        weights, loss = tried, new_loss
-    return weights
-
-
-def _penalised_loss(
-    columns: Float64Array,
-    labels: Float64Array,
-    ridge: Float64Array,
-    offset: Float64Array,
-    weights: Float64Array,
-) -> float:
-    losses = _log_losses(offset + columns @ weights, labels)
-    return float(losses.sum() + ridge @ weights**2 / 2)
-
-
-def _log_losses(logits: Float64Array, labels: Float64Array) -> Float64Array:
-    """Return the log loss of each question, shape (n,); labels are in [0, 1]."""
-    found: Float64Array = np.logaddexp(0.0, logits) - labels * logits
-    return found

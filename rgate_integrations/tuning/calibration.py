@@ -1,26 +1,24 @@
-"""Calibrates a gate on paired data: a probability map on one part, a threshold with a promise on the other."""
+"""Calibrates a gate on paired data: a probability map on one part, a threshold with a guarantee on the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.calibrated import CalibratedGate
-from rgate_integrations.gates.probability import Method
-from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.training.drafts import DraftKind
-from rgate_integrations.tuning.evaluate import JudgedQuestions, judge
+from rgate_integrations.tuning.evaluation import judge
 from rgate_integrations.tuning.metrics import expected_calibration_error
 from rgate_integrations.tuning.paired import PairedFile
-from rgate_integrations.tuning.policies import Chosen, Policy
-from rgate_integrations.tuning.probability import fit_map
+from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
 
 LEAST = 20
 
@@ -31,12 +29,12 @@ class Calibration:
 
     Attributes:
         gate: The gate, with its threshold.
-        chosen: What the policy chose and promises.
+        choice: What the policy chose and guarantees.
         provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
     """
 
     gate: DecisionEngine
-    chosen: Chosen
+    choice: ThresholdChoice
     provenance: dict[str, Any]
 
 
@@ -54,14 +52,14 @@ def calibrate(
     """Calibrate a gate on paired data.
 
     The questions are split: on one part the probability map is fitted, on the other the threshold is chosen, so
-    that the policy's promise is about scores that have not seen its questions.
+    that the policy's guarantee is about scores that have not seen its questions.
 
     Args:
         gate: The gate.
         files: Paired data, from the traffic the gate will see.
         policy: Chooses the threshold.
         method: The probability map.
-        draft: What the gate reads, see `rgate_integrations.tuning.evaluate.judge`.
+        draft: What the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         share: Share of the questions that fit the map; 0 with ``method="none"``.
         seed: Seed of the split and of the policy.
         report: Told how many questions are done.
@@ -75,7 +73,7 @@ def calibrate(
     if len(questions) - fitting < LEAST:
         raise DataFormatError(
             f"{len(questions) - fitting} of {len(questions)} questions are left to choose a threshold on.",
-            hint=f"At least {LEAST} are needed, and hundreds for a promise worth having.",
+            hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
         )
     judged = judge(gate, questions, draft=draft, report=report)
     fit, choose = order[:fitting], order[fitting:]
@@ -83,41 +81,51 @@ def calibrate(
     p = np.array([fitted(score) for score in judged.p])
     # Thresholds are tried at the scores of the questions that fitted the map: those that choose must not name them.
     seen = np.quantile(p[fit], np.linspace(0, 1, 101)) if fitting else None
-    chosen = policy.choose(p[choose], judged.closed_book[choose], judged.rag[choose], seed, seen)
     known = judged.closed_book[choose]
+    choice = policy.choose(p[choose], known, judged.rag[choose], seed, seen)
     provenance = {
-        "policy": {"name": policy.name, **policy.__dict__},
-        "guarantee": chosen.promise,
-        "guaranteed": chosen.kept,
-        **chosen.facts,
+        **provenance_of(policy, choice, p[choose], seed),
         "probability": fitted.method,
         "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
         "ece": round(expected_calibration_error(p[choose], known), 4),
-        **origin(files, draft, seed, p[choose]),
+        "draft": draft,
+        "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
     }
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    called = any(decision.cost.model_calls for decision in judged.decisions)
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
-        threshold=chosen.threshold,
+        threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=_fingerprint(gate, judged),
+        fingerprint=gate.get_proxy().fingerprint if may_read and called else "",
     )
-    return Calibration(gate.with_options(gate=calibrated), chosen, provenance)
+    return Calibration(gate.with_options(gate=calibrated), choice, provenance)
 
 
-def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:
-    """Return the fingerprint of the model that a gate was calibrated with; empty if none read the questions."""
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    called = any(decision.cost.model_calls for decision in judged.decisions)
-    return gate.get_proxy().fingerprint if may_read and called else ""
+def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:
+    """Fit a map of P(known) that makes it a probability; it never turns the order of scores around.
 
+    Args:
+        p: Scores in [0, 1], shape (n,).
+        known: Labels, shape (n,). With one class only nothing can be fitted, and the scores stay as they are.
+        method: Which map: Platt scaling, temperature, or isotonic regression.
 
-def origin(files: Sequence[PairedFile], draft: DraftKind, seed: int, p: Float64Array) -> dict[str, Any]:
-    """Return where a calibration comes from, and the quantiles of P(known) that drift is measured against."""
-    return {
-        "draft": draft,
-        "seed": seed,
-        "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
-        "date": date.today().isoformat(),
-        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
-    }
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    if method == "none" or known.all() or not known.any():
+        return ProbabilityMap()
+    try:
+        from sklearn.isotonic import IsotonicRegression
+        from sklearn.linear_model import LogisticRegression
+    except ImportError as error:
+        raise missing_dependency("sklearn", "train") from error
+    if method == "isotonic":
+        model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, known)
+        x, y = model.X_thresholds_.tolist(), model.y_thresholds_.tolist()
+        return ProbabilityMap(method="isotonic", x=tuple(x), y=tuple(y))
+    fitted = LogisticRegression(C=1e4, fit_intercept=method == "platt").fit(logits(p)[:, None], known)
+    slope = max(float(fitted.coef_[0, 0]), 0.0)
+    intercept = float(fitted.intercept_[0]) if method == "platt" else 0.0
+    return ProbabilityMap(method=method, slope=slope, intercept=intercept)

@@ -1,0 +1,320 @@
+"""Collects answers: asks every arm every question, several at a time, and keeps each answer at once.
+
+One file of answers serves `collect`, `tune`, `measure_ability` and the trainings. A line is an answer, or a failure,
+which is asked again next time. So a run that was killed goes on, and no call that was answered is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
+from rgate_integrations.models.download import cache_dir
+from rgate_integrations.runtime.files import JsonlLog, json_line
+from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.records import Record
+from rgate_integrations.tuning.arms import Arm
+from rgate_integrations.tuning.questions import Question
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told what is being done, how far it is, and how far it goes."""
+
+ArmName: TypeAlias = str
+"""``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
+
+SAMPLE = "sample"
+JUDGE_ARM = "judge"
+STOP_AFTER = 10
+"""So many failures in a row of one kind of arm mean that there is no use in asking on."""
+
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_SHORTEST_SECRET = 6
+
+_Outcome: TypeAlias = tuple[Draft | Exception, float]
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Tell nobody: the `Progress` of who wants none."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question with its answers.
+
+    Attributes:
+        question: The question.
+        answers: What each arm answered, by its name; samples that failed are not among them.
+        seconds: How long each took, by arm.
+    """
+
+    question: Question
+    answers: Mapping[ArmName, Draft]
+    seconds: Mapping[ArmName, float]
+
+    @property
+    def direct(self) -> Draft:
+        """The answer without retrieval."""
+        return self.answers["direct"]
+
+    @property
+    def retrieve(self) -> Draft:
+        """The answer with retrieval."""
+        return self.answers["retrieve"]
+
+    @property
+    def samples(self) -> int:
+        """How many further answers without retrieval there are, drawn at random."""
+        return sum(kind_of(arm) == SAMPLE for arm in self.answers)
+
+
+class Answers:
+    """The file of answers.
+
+    Args:
+        path: The file; an existing one is continued.
+        arms: What answers, by name.
+
+    Raises:
+        ConfigurationError: Something else gave the answers that are in it.
+        DataFormatError: It holds something else than answers.
+        WriteError: It cannot be written to.
+    """
+
+    def __init__(self, path: Path, arms: Mapping[ArmName, Arm]) -> None:
+        self.path = path
+        self.arms: dict[ArmName, Arm] = {}
+        self._log = JsonlLog(path)
+        self._made_with: dict[ArmName, Any] = {}
+        self._questions: dict[str, Question] = {}
+        self._answers: dict[ArmName, dict[str, tuple[Draft, float]]] = {}
+        self._failed: set[tuple[str, ArmName]] = set()
+        for number, line in enumerate(self._log.values(), start=1):
+            fields = line if isinstance(line, dict) else {}
+            if isinstance(fields.get("made_with"), dict):
+                self._made_with |= fields["made_with"]
+            elif number == 1:
+                raise DataFormatError(
+                    f"{str(path)!r} holds something else than answers.", hint="Name another file."
+                )
+            else:
+                self._take(Record(f"{path}, line {number}", number, fields))
+        self.add(arms)
+
+    def add(self, arms: Mapping[ArmName, Arm]) -> None:
+        """Add what answers; a later run may ask for samples, or for a judge.
+
+        Raises:
+            ConfigurationError: Another arm of that name gave the answers in the file.
+        """
+        new = {}
+        for name, arm in arms.items():
+            facts, theirs = dict(arm.facts), self._made_with.get(name)
+            if theirs is None:
+                new[name] = facts
+            elif theirs != facts:
+                raise ConfigurationError(
+                    f"The answers in {str(self.path)!r} were made with {theirs}; now it is {facts}.",
+                    hint="Write to another place: mixed answers would train a wrong gate.",
+                )
+        if new:
+            self._log.append([{"made_with": new}])
+        self._made_with |= new
+        self.arms |= arms
+
+    def whole(self) -> list[Answered]:
+        """Return the questions that both arms answered (or the one there is), in the order of asking."""
+        found = []
+        needed = {"direct", "retrieve"} & self.arms.keys()
+        for key, question in self._questions.items():
+            drafts, seconds = {}, {}
+            for arm in self.arms:
+                given = self._answers.get(arm, {}).get(key)
+                if given is not None and kind_of(arm) != JUDGE_ARM:
+                    drafts[arm], seconds[arm] = given
+            if needed <= drafts.keys():
+                found.append(Answered(question, drafts, seconds))
+        return found
+
+    def answer_of(self, question: Question, arm: ArmName) -> Draft | None:
+        """Return what an arm answered, or None if it has not."""
+        given = self._answers.get(arm, {}).get(question.key)
+        return None if given is None else given[0]
+
+    def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
+        """Return the questions that an arm has not answered yet; those that it failed at before come last."""
+        left = [question for question in questions if self.answer_of(question, arm) is None]
+        return sorted(left, key=lambda question: (question.key, arm) in self._failed)
+
+    def ask(
+        self,
+        questions: Sequence[Question],
+        *,
+        arms: Sequence[ArmName] | None = None,
+        concurrency: int = 4,
+        report: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Ask what is missing. A failure is kept as one, and the others go on.
+
+        The first call is made alone: a server that cannot be used at all is found by one call.
+
+        Args:
+            questions: The questions.
+            arms: Whom to ask; everyone when None.
+            concurrency: Calls at a time.
+            report: Told how many calls are done, and how many there are.
+
+        Returns:
+            How many calls failed.
+
+        Raises:
+            ServerError: The server cannot be used, ten calls in a row failed, or all did; what was answered is kept.
+            WriteError: An answer could not be kept, such as on a full disk.
+        """
+        if arms is None:  # results do not depend on whose answer came first
+            known, self._questions = self._questions, {}
+            for question in (*questions, *known.values()):
+                self._know(question)
+        jobs = self._jobs(questions, self.arms if arms is None else arms)
+        total = sum(len(some) for _, some in jobs)
+        done = failures = 0
+        in_a_row: dict[str, int] = {}
+        for arm, question, outcome, seconds in self._asked(jobs, concurrency):
+            failed = isinstance(outcome, Exception)
+            line = _line(arm, question, outcome, seconds)
+            self._log.append([line])
+            self._take(Record(str(self.path), 0, line))
+            done, failures = done + 1, failures + failed
+            in_a_row[kind_of(arm)] = in_a_row.get(kind_of(arm), 0) + 1 if failed else 0
+            if report is not None:
+                report(done, total)
+            hopeless = done == 1 and isinstance(outcome, ServerError)
+            if failed and (hopeless or in_a_row[kind_of(arm)] == STOP_AFTER or failures == total):
+                raise ServerError(
+                    f"Asking was given up: {failures} calls failed, the last with: {line['error']}",
+                    hint=f"What was answered is kept in {str(self.path)!r}: repair it, and run the same again.",
+                )
+        return failures
+
+    def _jobs(
+        self, questions: Sequence[Question], arms: Sequence[ArmName] | Mapping[ArmName, Arm]
+    ) -> list[tuple[ArmName, list[Question]]]:
+        """Return what is to be asked, the arms of a question close to each other."""
+        jobs: list[tuple[int, ArmName, list[Question]]] = []
+        for name in arms:
+            missing, batch = self.missing(questions, name), self.arms[name].batch
+            for start in range(0, len(missing), batch):
+                jobs.append((start, name, missing[start : start + batch]))
+        jobs.sort(key=lambda job: job[0])
+        return [(name, some) for _, name, some in jobs]
+
+    def _asked(
+        self, jobs: Sequence[tuple[ArmName, list[Question]]], concurrency: int
+    ) -> Iterator[tuple[ArmName, Question, Draft | Exception, float]]:
+        """Yield the outcome of each call as it ends; no more calls are begun than are waited for."""
+        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rgate-collect")
+        running: dict[Future[list[_Outcome]], tuple[ArmName, list[Question]]] = {}
+        left = iter(jobs)
+        at_once = 1
+        try:
+            while True:
+                for arm, some in islice(left, at_once - len(running)):
+                    running[pool.submit(self._answer, arm, some)] = (arm, some)
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    arm, some = running.pop(future)
+                    for question, (outcome, seconds) in zip(some, future.result(), strict=True):
+                        yield arm, question, outcome, seconds
+                at_once = concurrency
+        finally:
+            # Those that are under way are waited for: their threads must not outlive the call.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _answer(self, arm: ArmName, some: Sequence[Question]) -> list[_Outcome]:
+        """Answer some questions; with an error, one by one, so that only those fail that must."""
+        start = perf_counter()
+        try:
+            drafts = self.arms[arm].answer([question.text for question in some])
+        except Exception as error:  # whatever the user's own object raises
+            if len(some) == 1:
+                return [(error, 0.0)]
+            return [self._answer(arm, [question])[0] for question in some]
+        seconds = (perf_counter() - start) / len(some)
+        return [(draft, seconds) for draft in drafts]
+
+    def _know(self, question: Question) -> None:
+        known = self._questions.get(question.key)
+        if known is None or (question.gold and not known.gold):
+            self._questions[question.key] = question
+
+    def _take(self, record: Record) -> None:
+        """Take a line of the file into memory."""
+        question, arm = Question.of(record), record.text("arm")
+        self._know(question)
+        if "error" in record.fields:
+            self._failed.add((question.key, arm))
+            return
+        try:
+            draft = Draft.model_validate(record.fields.get("draft"))
+        except ValueError as error:
+            raise record.wrong("no answer that could have been kept") from error
+        seconds = record.optional_number("seconds") or 0.0
+        self._answers.setdefault(arm, {})[question.key] = (draft, seconds)
+
+
+def kind_of(arm: ArmName) -> str:
+    """Return what an arm is: all samples are of one kind."""
+    return arm.partition(" ")[0]
+
+
+def cached_answers(
+    what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = silent
+) -> Answers:
+    """Ask a local model, and keep its answers in the cache: a training that is started again continues.
+
+    Args:
+        what: What is asked for, such as ``"drafts"``.
+        arms: What answers; another model, even of the same name, has a file of its own.
+        questions: The questions.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        ServerError: A question could not be answered; the others are kept.
+    """
+    made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
+    name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
+    path = cache_dir() / what / f"{name}.jsonl"
+    waiting = f"waiting for another training that writes the same {what}"
+    with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
+        answers = Answers(path, arms)
+        failed = answers.ask(questions, concurrency=1, report=partial(progress, f"writing {what}"))
+    if failed:
+        raise ServerError(f"{failed} {what} could not be written.", hint="Run the same again.")
+    return answers
+
+
+def _line(arm: ArmName, question: Question, outcome: Draft | Exception, seconds: float) -> dict[str, Any]:
+    line: dict[str, Any] = {"arm": arm, "question": question.text, "gold_answers": [*question.gold]}
+    line |= {"id": question.id, "dataset": question.dataset, "popularity": question.popularity}
+    if isinstance(outcome, Exception):
+        return line | {"error": without_secrets(f"{type(outcome).__name__}: {outcome}")}
+    draft = outcome.model_dump(mode="json", exclude_defaults=True, exclude={"response_id"})
+    return line | {"draft": {"text": outcome.text, **draft}, "seconds": round(seconds, 4)}
+
+
+def without_secrets(text: str) -> str:
+    """Return a text without the secrets of the environment, whoever quotes them."""
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and name.upper().endswith(_SECRET):
+            text = text.replace(value, "***")
+    return text
