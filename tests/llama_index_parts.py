@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+from contextlib import contextmanager
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
@@ -14,10 +15,13 @@ from llama_index.core.base.llms.types import (
     LogProb,
 )
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from pydantic import Field
 
 from rgate_integrations import Decision, Draft
+from rgate_integrations.llama_index import RetrievalGateEvent
 from tests.patience import PATIENCE
 from tests.test_hybrid import TEXTS
 
@@ -62,6 +66,32 @@ async def aask(engine, question, style):
         return str(response), response
     tokens = response.async_response_gen() if chats else response.response_gen
     return "".join([token async for token in tokens]), response
+
+
+class Handler(BaseEventHandler):
+    found: list = Field(default_factory=list)
+
+    def handle(self, event, **kwargs):
+        self.found.append(event)
+
+
+@contextmanager
+def hearing():
+    """The events of LlamaIndex that are sent inside."""
+    handler, dispatcher = Handler(), get_dispatcher()
+    dispatcher.add_event_handler(handler)
+    try:
+        yield handler.found
+    finally:
+        dispatcher.event_handlers.remove(handler)
+
+
+def decisions_in(events):
+    return [event.decision for event in events if isinstance(event, RetrievalGateEvent)]
+
+
+def names_of(events):
+    return [event.class_name() for event in events]
 
 
 def runs_meanwhile(loop):

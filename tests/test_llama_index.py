@@ -1,18 +1,23 @@
-"""LlamaIndex: what engines, retrievers, the selector and claims do, each called and awaited by the same test."""
+"""LlamaIndex: what query engines promise, called and awaited by the same test."""
 
+import copy
 import logging
+import pickle
 import threading
+import time
 
 import pytest
-from llama_index.core import Settings
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
-from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core import PromptTemplate, Settings
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    RetrieverQueryEngine,
+    RouterQueryEngine,
+    TransformQueryEngine,
+)
 from llama_index.core.retrievers import VectorIndexRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
@@ -20,13 +25,10 @@ from llama_index.core.tools import QueryEngineTool, ToolMetadata
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
-    ClaimQueryTransform,
     GatedQueryEngine,
     GatedRetriever,
-    IndexRetriever,
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
@@ -34,12 +36,18 @@ from tests.llama_index_parts import (
     ScriptedGate,
     ask,
     both_ways,
+    decisions_in,
     every_style,
+    hearing,
+    names_of,
     vector_index,
 )
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
-from tests.test_hybrid import TEXTS, Words
+from tests.test_llama_index_once import Same
+
+KNOWN, UNKNOWN = "a thing", "unknown thing"
+PASSAGES = "Context information"  # in LlamaIndex's prompt for passages, which MockLLM repeats
 
 
 @pytest.fixture
@@ -47,107 +55,136 @@ def gate():
     return ScriptedGate()
 
 
-# --- engines and the selector -------------------------------------------------------------------------------
+def plain(**options):
+    return vector_index().as_query_engine(llm=MockLLM(), **options)
 
 
-def engine_of(gate, **options):
-    streaming = options.get("streaming", False)
-    inner = vector_index().as_query_engine(llm=MockLLM(), streaming=streaming)
-    return GatedQueryEngine.from_defaults(inner, gate, llm=MockLLM(), **options)
-
-
-def router_of(gate, **options):
-    engine = engine_of(gate, **options)
-    tools = [
-        QueryEngineTool.from_defaults(engine.direct, name="direct", description="d"),
-        QueryEngineTool.from_defaults(engine.query_engine, name="docs", description="r"),
-    ]
-    return RouterQueryEngine(RetrievalGateSelector(gate, retrieve="docs"), tools, llm=MockLLM())
-
-
-@pytest.mark.parametrize("make", [engine_of, router_of])
-@every_style
-def test_both_arms_answer(gate, make, style):
-    streaming = style.endswith("stream")
-    engine = make(gate, streaming=streaming)
-    for question, retrieves in (("unknown thing", True), ("a thing", False)):
-        text, response = ask(engine, question, style)
-        assert isinstance(response, StreamingResponse | AsyncStreamingResponse) is streaming
-        assert question in text
-        assert "Empty Response" not in text
-        assert bool(response.source_nodes) is retrieves
-        if make is engine_of:
-            assert response.metadata["rgate"]["retrieve"] is retrieves
-    assert gate.questions == [["unknown thing"], ["a thing"]]
-
-
-@both_ways
-def test_a_failing_gate_retrieves(gate, call):
-    response = call(engine_of(gate), "query", "RAISE")
-    assert response.source_nodes
-    assert response.metadata["rgate"]["error"]["message"] == "gate down"
-
-
-def test_without_an_llm_that_of_the_settings_answers(gate, monkeypatch):
-    inner = vector_index().as_query_engine(llm=MockLLM())
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("IS_TESTING", raising=False)
-    monkeypatch.setattr(Settings, "_llm", None)
-    with pytest.raises(ConfigurationError, match="no LLM for known questions") as caught:
-        GatedQueryEngine.from_defaults(inner, gate)
-    assert "llm=llm" in caught.value.hint
-    monkeypatch.setattr(Settings, "_llm", MockLLM())
-    assert "a thing" in str(GatedQueryEngine.from_defaults(inner, gate).query("a thing"))
+def gated(gate, inner=None, **options):
+    return GatedQueryEngine.from_defaults(inner or plain(), gate, llm=MockLLM(), **options)
 
 
 def tools_named(*names):
     return [ToolMetadata(name=name, description=name) for name in names]
 
 
-@both_ways
-def test_tools_are_selected_by_name(gate, call):
-    selector = RetrievalGateSelector(gate, retrieve="docs")
-    tools = tools_named("other", "docs", "direct")
-    assert call(selector, "select", tools, "unknown?").ind == 1
-    assert call(selector, "select", tools, "known?").ind == 2
-    assert call(selector, "select", tools, "known?").reason == "because"
+def routed(streaming):
+    tools = [QueryEngineTool.from_defaults(plain(streaming=streaming), name="docs", description="d")]
+    selector = RetrievalGateSelector("constant:always", direct="docs", retrieve="docs")
+    return RouterQueryEngine(selector, tools, llm=MockLLM())
+
+
+# --- kinds of responses, two steps, thresholds -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda streaming: plain(streaming=streaming),
+        lambda streaming: TransformQueryEngine(plain(streaming=streaming), Same()),
+        lambda streaming: CitationQueryEngine.from_args(vector_index(), llm=MockLLM(), streaming=streaming),
+        routed,
+        lambda streaming: gated("constant:always", plain(streaming=streaming)),
+    ],
+    ids=["retriever", "transform", "citation", "router", "gated"],
+)
+@every_style
+def test_both_arms_give_the_kind_of_response_that_the_engine_gives(gate, make, style):
+    engine = gated(gate, make(style.endswith("stream")))
+    kinds = {"stream": StreamingResponse, "astream": AsyncStreamingResponse}
+    for question in (KNOWN, UNKNOWN):
+        text, response = ask(engine, question, style)
+        assert type(response) is kinds.get(style, Response)
+        assert (PASSAGES in text or "Source" in text) is (question == UNKNOWN)
+        assert response.metadata["rgate"]["retrieve"] is (question == UNKNOWN)
+    assert gate.questions == [[KNOWN], [UNKNOWN]]
 
 
 @both_ways
-def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, call):
-    for tools in (tools_named("docs", "other"), tools_named("direct", "other")):
-        with pytest.raises(ConfigurationError, match=r"no tool named 'd\w+'; the tools are: 'd\w+', 'other'"):
-            call(RetrievalGateSelector(gate, retrieve="docs"), "select", tools, "known?")
-    assert gate.questions == []
-
-
-class Last(BaseSelector):
-    """Selects the last of the tools it is shown."""
-
-    def _select(self, choices, query):
-        self.shown = [choice.name for choice in choices]
-        return SelectorResult(selections=[SingleSelection(index=len(choices) - 1, reason="last")])
-
-    async def _aselect(self, choices, query):
-        return self._select(choices, query)
-
-    def _get_prompts(self):
-        return {}
-
-    def _update_prompts(self, prompts):
-        pass
+def test_streaming_can_be_said_too(gate, call):
+    streams = call(gated(gate, streaming=True), "query", KNOWN)
+    assert isinstance(streams, StreamingResponse | AsyncStreamingResponse)
+    assert type(call(gated(gate, plain(streaming=True), streaming=False), "query", KNOWN)) is Response
 
 
 @both_ways
-def test_an_inner_selector_selects_among_several_retrieve_tools(gate, call):
-    inner = Last()
-    selector = RetrievalGateSelector(gate, retrieve=["b", "a"], inner=inner)
-    tools = tools_named("a", "direct", "b")
-    assert call(selector, "select", tools, "unknown?").ind == 0
-    assert inner.shown == ["b", "a"]
-    assert call(selector, "select", tools, "known?").ind == 1
-    with pytest.raises(ConfigurationError, match="2 retrieve tools"):
-        RetrievalGateSelector(gate, retrieve=["a", "b"])
+def test_a_failing_gate_retrieves(gate, call):
+    response = call(gated(gate).with_threshold(0.0), "query", "RAISE")
+    assert response.source_nodes
+    assert response.metadata["rgate"]["error"]["message"] == "gate down"
+
+
+def test_without_an_llm_that_of_the_settings_answers(gate, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("IS_TESTING", raising=False)
+    monkeypatch.setattr(Settings, "_llm", None)
+    with pytest.raises(ConfigurationError, match=r"no LLM for known questions.*llm=llm"):
+        GatedQueryEngine.from_defaults(plain(), gate)
+    monkeypatch.setattr(Settings, "_llm", MockLLM())
+    assert KNOWN in str(GatedQueryEngine.from_defaults(plain(), gate).query(KNOWN))
+
+
+@both_ways
+def test_an_engine_works_in_two_steps(gate, call):
+    engine = gated(gate)
+    extra = [NodeWithScore(node=TextNode(text="extra"), score=0.5)]
+    for question in (KNOWN, UNKNOWN):
+        bundle = QueryBundle(question)
+        nodes = call(engine, "retrieve", bundle)
+        response = call(engine, "synthesize", bundle, nodes, extra)
+        assert (PASSAGES in str(response)) is (question == UNKNOWN)
+        assert "Empty Response" not in str(response)
+        assert response.source_nodes[-1].node.text == "extra"
+        assert bundle == QueryBundle(question)
+    assert gate.questions == [[KNOWN], [UNKNOWN]]
+    outer = TransformQueryEngine(engine, Same())
+    nodes = outer.retrieve(QueryBundle(KNOWN))
+    assert call(outer, "synthesize", QueryBundle(KNOWN), nodes).metadata["rgate"]["reason"] == "because"
+
+
+@both_ways
+def test_a_threshold_for_a_query(call, gate):
+    ik = load_gate("ik", proxy=ScriptedProxy())
+    for decides, threshold, retrieves in (
+        (ik, 1.0, True),
+        (ik, 0.0, False),
+        (gate, 0.6, True),
+        (gate, 0.4, False),
+    ):
+        response = call(gated(decides).with_threshold(threshold), "query", KNOWN)
+        assert response.metadata["rgate"]["retrieve"] is retrieves
+        assert response.metadata["rgate"]["threshold"] == threshold
+        guarded = GatedRetriever(vector_index().as_retriever(), decides).with_threshold(threshold)
+        assert (len(call(guarded, "retrieve", KNOWN)) == 2) is retrieves
+        selector = RetrievalGateSelector(decides).with_threshold(threshold)
+        assert call(selector, "select", ["direct", "retrieve"], KNOWN).ind == int(retrieves)
+    response = call(gated(ik).with_threshold(1.0).with_threshold(None), "query", KNOWN)
+    assert response.metadata["rgate"]["threshold"] == ik.threshold
+
+
+@pytest.mark.parametrize("threshold", [-1.0, float("nan"), "high"])
+@pytest.mark.parametrize("kind", [GatedQueryEngine, GatedRetriever, RetrievalGateSelector])
+def test_what_is_no_threshold_is_an_error_at_once(gate, kind, threshold):
+    part = next(part for part in parts(gate) if isinstance(part, kind))
+    with pytest.raises(ConfigurationError, match="threshold must be a number"):
+        part.with_threshold(threshold)
+
+
+@both_ways
+def test_a_bundle_and_its_embedding_reach_the_engine(gate, call):
+    seen = []
+
+    class Seeing(VectorIndexRetriever):
+        def _retrieve(self, query_bundle):
+            seen.append(query_bundle.embedding)
+            return super()._retrieve(query_bundle)
+
+        async def _aretrieve(self, query_bundle):
+            return self._retrieve(query_bundle)
+
+    retriever = Seeing(vector_index(), embed_model=MockEmbedding(8))
+    engine = gated(gate, RetrieverQueryEngine.from_args(retriever, llm=MockLLM()))
+    call(engine, "query", QueryBundle(UNKNOWN, embedding=[0.5] * 8))
+    assert seen == [[0.5] * 8]
 
 
 # --- a search that runs while a begun answer is judged -----------------------------------------------------
@@ -173,11 +210,6 @@ class Searching(VectorIndexRetriever):
 PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
 
 
-def prefetching(retriever, gate):
-    inner = RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
-    return GatedQueryEngine.from_defaults(inner, gate, llm=MockLLM(), answer_first=PREFETCH)
-
-
 @both_ways
 @pytest.mark.parametrize(
     ("question", "sources"),
@@ -186,7 +218,7 @@ def prefetching(retriever, gate):
 def test_the_search_goes_on_while_an_answer_is_judged(call, question, sources):
     retriever, before_the_decision = Searching(), []
     gate = ScriptedGate(before=lambda: before_the_decision.append(retriever.began.wait(PATIENCE)))
-    engine = prefetching(retriever, gate)
+    engine = gated(gate, RetrieverQueryEngine.from_args(retriever, llm=MockLLM()), answer_first=PREFETCH)
     if sources is None:
         with pytest.raises(OSError, match="index gone"):
             call(engine, "query", question)
@@ -197,33 +229,8 @@ def test_the_search_goes_on_while_an_answer_is_judged(call, question, sources):
     assert before_the_decision == [True]
 
 
-class Heard(logging.Handler):
-    """Waits for a line of the log."""
-
-    def __init__(self, words):
-        super().__init__()
-        self.words = words
-        self.said = threading.Event()
-
-    def emit(self, record):
-        if self.words in record.getMessage():
-            self.said.set()
-
-
-@pytest.fixture
-def heard():
-    """A search whose error was taken note of: somebody dropped it."""
-    log, handler = logging.getLogger("rgate_integrations"), Heard("index gone")
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    yield handler.said
-    log.removeHandler(handler)
-    log.setLevel(level)
-
-
 @both_ways
-def test_the_search_is_dropped_when_the_gate_raises(call, heard):
+def test_the_search_is_dropped_when_the_gate_raises(call, caplog):
     retriever = Searching()
 
     class Waits(ScriptedProxy):
@@ -231,118 +238,99 @@ def test_the_search_is_dropped_when_the_gate_raises(call, heard):
             retriever.began.wait(PATIENCE)
             super()._called(name, values)
 
-    engine = prefetching(retriever, load_gate("ik", proxy=Waits(), on_error="raise"))
+    inner = RetrieverQueryEngine.from_args(retriever, llm=MockLLM())
+    engine = gated(load_gate("ik", proxy=Waits(), on_error="raise"), inner, answer_first=PREFETCH)
+    caplog.set_level(logging.INFO, "rgate_integrations")
     with pytest.raises(RuntimeError, match="scripted failure"):
         call(engine, "query", "broken RAISE")
-    assert heard.wait(PATIENCE)
+    end = time.monotonic() + PATIENCE
+    while "index gone" not in caplog.text:  # whoever drops a search takes note of its error
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_an_engine_in_one_step_cannot_search_ahead(gate):
-    engine = engine_of(gate)
+    engine = gated(gate)
     with pytest.raises(ConfigurationError, match="two steps"):
         GatedQueryEngine(engine, engine.direct, gate, answer_first=PREFETCH)
 
 
-# --- retrievers --------------------------------------------------------------------------------------------
+# --- prompts, callbacks, events, copies --------------------------------------------------------------------
 
 
 @both_ways
-def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
-    inner = vector_index().as_retriever(similarity_top_k=2)
-    guarded = GatedRetriever(inner, gate)
-    assert len(call(guarded, "retrieve", "unknown?")) == 2
-    (note,) = call(guarded, "retrieve", "known?")
-    engine = GatedQueryEngine.from_defaults(
-        vector_index().as_query_engine(llm=MockLLM()), gate, llm=MockLLM()
-    )
-    assert note.node.metadata["rgate"] == engine.query("known?").metadata["rgate"]
-    assert note.node.get_content(metadata_mode="llm") == note.node.text
-    assert call(GatedRetriever(inner, gate, note=None), "retrieve", "known?") == []
-
-
-@pytest.fixture(scope="module")
-def passages():
-    made = [Passage(i, text, title="T" * (i == "rome"), metadata={"n": 1}) for i, text in TEXTS.items()]
-    return PassageIndex.build(made, Words())
+def test_prompts_of_both_arms_can_be_read_and_changed(gate, call):
+    engine = gated(gate)
+    inner = "query_engine:response_synthesizer:text_qa_template"
+    direct = "direct:response_synthesizer:simple_template"
+    assert {inner, direct} <= set(engine.get_prompts())
+    read, say = PromptTemplate("Read {context_str}: {query_str}"), PromptTemplate("Say {query_str}")
+    engine.update_prompts({inner: read, direct: say})
+    assert str(call(engine, "query", KNOWN)) == f"Say {KNOWN}"
+    assert str(call(engine, "query", UNKNOWN)).startswith("Read ")
+    with pytest.raises(ValueError, match="nowhere"):
+        engine.update_prompts({"nowhere:prompt": say})
 
 
 @both_ways
-@pytest.mark.parametrize("kind", [lambda index: index, HybridIndex], ids=["dense", "hybrid"])
-def test_an_index_as_a_retriever(passages, call, kind):
-    nodes = call(
-        IndexRetriever(kind(passages), similarity_top_k=2), "retrieve", QueryBundle("capital of Italy")
-    )
-    assert [n.node.node_id for n in nodes] == ["rome", "paris"]
-    assert 0 < nodes[1].score < nodes[0].score
-    assert [n.node.metadata for n in nodes] == [{"n": 1, "title": "T"}, {"n": 1}]
-    assert nodes[1].node.text == TEXTS["paris"]
-
-
-# --- claims ------------------------------------------------------------------------------------------------
-
-
-class Listed(BaseRetriever):
-    """Finds a node of its own and one that all find; keeps the queries."""
-
-    def __init__(self, name):
-        super().__init__()
-        self.name = name
-        self.queries = []
-
-    def _retrieve(self, query_bundle):
-        self.queries.append(query_bundle.query_str)
-        query_bundle.embedding = [1.0]  # as LlamaIndex's vector retriever does
-        return [NodeWithScore(node=TextNode(id_=i, text=i), score=1.0) for i in (self.name, "all")]
+def test_callbacks_hear_of_every_step(gate, call):
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    manager = CallbackManager([debug])
+    retriever = vector_index().as_retriever(similarity_top_k=2)
+    retriever.callback_manager = manager
+    guarded = GatedRetriever(retriever, gate)
+    assert guarded.callback_manager is manager
+    call(guarded, "retrieve", UNKNOWN)
+    call(guarded, "retrieve", KNOWN)
+    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1  # by what is guarded, where it retrieves
+    engine = gated(gate, RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), callback_manager=manager))
+    assert engine.callback_manager is manager
+    call(engine, "query", UNKNOWN)
+    assert len(debug.get_event_pairs(CBEventType.QUERY)) == 1
 
 
 @both_ways
-def test_claims_are_searched_separately_and_the_bundle_is_left_alone(gate, call):
-    retrievers = [Listed("a"), Listed("b")]
-    bundle = QueryBundle("what is unknown?")
-    nodes = call(
-        ClaimFusionRetriever(retrievers, gate, similarity_top_k=2, filter_claims=True), "retrieve", bundle
-    )
-    expected = ["what is unknown?", "unknown Oulu lies far up north", "unknown Jupiter has many moons"]
-    # Side by side, so in any order.
-    assert [sorted(r.queries) for r in retrievers] == [sorted(expected)] * 2
-    assert [n.node.node_id for n in nodes] == ["all", "a"]
-    assert bundle.embedding is None
-    assert gate.questions == [["what is unknown?"], expected[1:]]
+def test_events_of_a_query_come_in_order_and_in_a_span(gate, call):
+    with hearing() as events:
+        call(gated(gate), "query", UNKNOWN)
+    expected = ["QueryStartEvent", "RetrievalGateEvent", "QueryStartEvent", "RetrievalStartEvent"]
+    assert [name for name in names_of(events) if name in expected] == expected
+    assert names_of(events)[-1] == "QueryEndEvent"
+    (decided,) = [event for event in events if isinstance(event, RetrievalGateEvent)]
+    assert "GatedQueryEngine" in decided.span_id
+    assert decided.decision.retrieve
 
 
 @both_ways
-def test_what_is_known_is_searched_too(gate, call):
-    retriever = Listed("a")
-    assert call(ClaimFusionRetriever([retriever], gate, max_queries=1), "retrieve", "known?")
-    assert retriever.queries == ["known?"]
+def test_only_a_question_that_is_retrieved_for_begins_a_retrieval(gate, call):
+    guarded = GatedRetriever(vector_index().as_retriever(), gate)
+    for part, method, argument in ((guarded, "retrieve", str), (gated(gate), "retrieve", QueryBundle)):
+        with hearing() as events:
+            call(part, method, argument(KNOWN))
+        assert names_of(events) == ["RetrievalGateEvent"]
+        with hearing() as events:
+            call(part, method, argument(UNKNOWN))
+        assert (names_of(events).count("RetrievalStartEvent"), len(decisions_in(events))) == (1, 1)
 
 
-def test_the_transform_adds_claims_to_the_embedding_texts(gate):
-    with pytest.warns(UserWarning, match="ClaimFusionRetriever searches them separately"):
-        transform = ClaimQueryTransform(gate)
-    bundle = transform.run("what is unknown?")
-    assert bundle.query_str == "what is unknown?"
-    assert len(bundle.embedding_strs) == 3
-    engine = TransformQueryEngine(vector_index().as_query_engine(llm=MockLLM()), transform)
-    assert engine.query("what is unknown?").source_nodes
+def parts(gate):
+    inner = vector_index().as_retriever()
+    return [
+        gated(gate),
+        GatedRetriever(inner, gate),
+        ClaimFusionRetriever([inner], gate),
+        RetrievalGateSelector(gate, retrieve="docs"),
+    ]
 
 
-# --- events ------------------------------------------------------------------------------------------------
-
-
-@both_ways
-def test_decisions_are_events(gate, call):
-    class Handler(BaseEventHandler):
-        found: list = []  # noqa: RUF012  a pydantic field
-
-        def handle(self, event, **kwargs):
-            if isinstance(event, RetrievalGateEvent):
-                self.found.append(event.decision)
-
-    handler, dispatcher = Handler(found=[]), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    try:
-        call(engine_of(gate), "query", "unknown")
-    finally:
-        dispatcher.event_handlers.remove(handler)
-    assert [d.retrieve for d in handler.found] == [True]
+def test_everything_can_be_copied_and_what_core_can_pickle_can_be_pickled():
+    engine, *retrievers, selector = copy.deepcopy(parts(load_gate("ik", proxy=ScriptedProxy())))
+    assert "Hamlet" in str(engine.query("Who wrote Hamlet?"))
+    assert all(retriever.retrieve("Who wrote Hamlet?") for retriever in retrievers)
+    assert selector.select(["direct", "docs"], "Who wrote Hamlet?").ind in (0, 1)
+    never = load_gate("constant:never")
+    again = pickle.loads(pickle.dumps(RetrievalGateSelector(never, retrieve="docs")))  # noqa: S301
+    assert again.select(["direct", "docs"], "Who wrote Hamlet?").ind == 0
+    event = RetrievalGateEvent(decision=never.decide("Who wrote Hamlet?"))
+    assert pickle.loads(pickle.dumps(event)) == event  # noqa: S301
+    assert RetrievalGateEvent.model_validate_json(event.model_dump_json()).decision == event.decision
