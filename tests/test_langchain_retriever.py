@@ -1,4 +1,4 @@
-"""LangChain: the guarded retriever, indexes as retrievers, and the cookbook's chains on real models."""
+"""LangChain: indexes as retrievers, and the cookbook's chains on real models."""
 
 import pathlib
 
@@ -9,76 +9,11 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.bm25 import BM25Index
-from rgate_integrations.langchain import GatedRetriever, IndexRetriever, RetrievalGate
-from tests.langchain_fakes import INVOKES, SINGLES, Judge, Search, each
+from rgate_integrations.langchain import IndexRetriever
+from tests.langchain_fakes import INVOKES, each
 from tests.test_hybrid import Words
 
 COOKBOOK = str(pathlib.Path(__file__).parent.parent / "cookbook")
-
-
-@pytest.fixture
-def search():
-    return Search()
-
-
-@each(SINGLES)
-def test_known_questions_are_not_searched(search, call):
-    guarded = RetrievalGate(Judge()).guard(search)
-    assert call(guarded, "b") == []
-    assert search.queries == []
-    assert [d.page_content for d in call(guarded, "unknown?")] == ["about unknown?", "shared"]
-
-
-@each(INVOKES)
-def test_unknown_claims_are_searched_beside_the_question(search, call):
-    judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
-    found = call(RetrievalGate(judge).guard(search, filter_claims=True), "Who is unknown Ada?")
-    assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
-    assert [d.page_content for d in found].count("shared") == 1
-    shown = {d.page_content: d.metadata for d in found}
-    assert shown["about Who is unknown Ada?"] == {
-        "rgate_query": "Who is unknown Ada?",
-        "rgate_claim": None,
-        "rgate_rank": 1,
-    }
-    assert shown["about unknown Ada wrote programs"]["rgate_claim"] == "unknown Ada wrote programs."
-    assert judge.calls == [
-        ["Who is unknown Ada?"],
-        ["unknown Ada wrote programs", "Ada Babbage built engines"],
-    ]
-
-
-@each(INVOKES)
-def test_claims_are_not_filtered_by_default(search, call):
-    judge = Judge(draft="unknown Ada wrote programs. Babbage built engines.")
-    call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
-    assert len(search.queries) == 3
-    assert judge.calls == [["Who is unknown Ada?"]]
-
-
-@each(SINGLES)
-def test_a_question_without_a_draft_is_searched_for_as_one_query(search, call):
-    question = "Does the Lena in Yakutsk freeze in December, unknown to us?"
-    call(RetrievalGate(Judge()).guard(search), question)
-    assert search.queries == [question]
-
-
-@each(INVOKES)
-def test_the_number_of_documents(search, call):
-    assert len(RetrievalGate(Judge()).guard(search).invoke("unknown Oulu and Turku?", k=1)) == 1
-    assert len(call(GatedRetriever(retriever=search, gate=Judge(), k=1), "unknown")) == 1
-    with pytest.raises(ValidationError):
-        GatedRetriever(retriever=search, gate=Judge(), k=0)
-
-
-@each(INVOKES)
-def test_a_failing_gate_searches(search, call):
-    assert call(GatedRetriever(retriever=search, gate=Judge()), "RAISE")
-    assert search.queries == ["RAISE"]
-
-
-def test_a_guarded_retriever_has_the_default_gate(search):
-    assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 
 PASSAGES = [Passage("paris", "Paris is the capital of France.", title="Paris"), Passage("b", "Rome is old.")]

@@ -205,13 +205,13 @@ def test_a_conversation_goes_through_the_models_template(proxy):
 # --- the self gate -----------------------------------------------------------------------------------------
 
 
-def self_gate(proxy, folder, p_known, layers=LAYERS):
-    """A probe of the model's own states that gives one probability to every answer of at most 4 tokens."""
+def self_gate(proxy, folder, p_known, scale=0.0):
+    """A probe of the model's own states; without a scale it gives one probability to every answer."""
     size = proxy.runner.model.config.hidden_size
     artifact = ProbeArtifact(
-        weight=np.zeros((len(layers), size), np.float32),
+        weight=scale * np.random.default_rng(0).normal(size=(len(LAYERS), size)).astype(np.float32),
         bias=float(np.log(p_known / (1 - p_known))),
-        layers=layers,
+        layers=LAYERS,
         tokens=4,
         source="proxy",
         base_model=proxy.name,
@@ -255,9 +255,7 @@ def test_an_unknown_answer_is_dropped_where_it_was_held(call, proxy, counted, tm
 
 def test_the_judge_reads_what_it_was_trained_to_read(proxy, tmp_path):
     """A probe with weights gives the same probability to the kept states as to those of reading the draft anew."""
-    gate = self_gate(proxy, tmp_path / "gate", 0.5)
-    rng = np.random.default_rng(0)
-    gate.trained.weight[:] = rng.normal(size=gate.trained.weight.shape)
+    gate = self_gate(proxy, tmp_path / "gate", 0.5, scale=1.0)
     (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
     expected = gate.decide(QUESTION, draft=draft).p_known
     answer = written(proxy, layers=(1,))

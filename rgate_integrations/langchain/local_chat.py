@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
 from langchain_core.messages import AIMessageChunk, BaseMessage, ChatMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -16,8 +16,6 @@ from pydantic import ConfigDict, Field, SkipValidation
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-
-__all__ = ["LocalChat"]
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 _OPTIONS = ("temperature", "max_tokens", "seed", "logprobs", "top_logprobs")
@@ -72,11 +70,6 @@ class LocalChat(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         return {"model_name": self._name({}), **{name: getattr(self, name) for name in (*_OPTIONS, "stop")}}
 
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop, **kwargs)
-        params["ls_model_name"] = self._name(kwargs)
-        return params
-
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -107,9 +100,10 @@ class LocalChat(BaseChatModel):
         name = self._name(kwargs)
         asked = self._asked(kwargs)
         proxy = self.proxy if self.proxy is not None and name == self.proxy.name else shared_proxy(name)
+        ends = self.stop if stop is None else stop
         options = GenerationOptions(
             tokens=asked["max_tokens"],
-            stop=_as_tuple(self.stop if stop is None else stop),
+            stop=(ends,) if isinstance(ends, str) else tuple(ends or ()),
             temperature=asked["temperature"],
             seed=asked["seed"],
             top_logprobs=asked["top_logprobs"] or 0,
@@ -117,15 +111,22 @@ class LocalChat(BaseChatModel):
         )
         answer = proxy.answer([_turn(message) for message in messages], options)
         told: dict[str, Any] = {"model_name": name, "model_provider": "rgate"}
-        read = len(answer.prompt)
+        read = len(answer.prompt)  # told with the first chunk, and what was written with the last
         for chunk in answer.chunks():
             last = answer.finish_reason is not None
             if last:
                 told["finish_reason"] = answer.finish_reason
             if asked["logprobs"]:
                 told["logprobs"] = {"content": [_logprob_entry(token) for token in chunk.tokens]}
-            usage = _usage(read, len(answer.ids) if last else 0)
-            yield _chunk(answer.id, chunk.text, told, usage, last=last)
+            wrote = len(answer.ids) if last else 0
+            usage = UsageMetadata(input_tokens=read, output_tokens=wrote, total_tokens=read + wrote)
+            message = AIMessageChunk(
+                content=chunk.text,
+                id=answer.id,
+                usage_metadata=usage if read or wrote else None,
+                chunk_position="last" if last else None,
+            )
+            yield ChatGenerationChunk(message=message, generation_info=told or None)
             told, read = {}, 0
 
     def _name(self, options: dict[str, Any]) -> str:
@@ -134,25 +135,13 @@ class LocalChat(BaseChatModel):
 
     def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a call, the model's own where it gives none."""
-        unknown = [name for name in options if name not in (*_OPTIONS, *_OF_LANGCHAIN, "model")]
-        if unknown:
-            raise ConfigurationError(
-                f"LocalChat got an unexpected keyword argument {unknown[0]!r}.",
-                hint=f"It takes {', '.join(_OPTIONS)} and stop.",
-            )
+        for name in options:
+            if name not in (*_OPTIONS, *_OF_LANGCHAIN, "model"):
+                raise ConfigurationError(
+                    f"LocalChat got an unexpected keyword argument {name!r}.",
+                    hint=f"It takes {', '.join(_OPTIONS)} and stop.",
+                )
         return {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
-
-
-def _chunk(
-    response: str, text: str, told: dict[str, Any], usage: UsageMetadata | None, *, last: bool
-) -> ChatGenerationChunk:
-    message = AIMessageChunk(
-        content=text,
-        id=response,
-        usage_metadata=usage,
-        chunk_position="last" if last else None,
-    )
-    return ChatGenerationChunk(message=message, generation_info=told or None)
 
 
 def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
@@ -163,13 +152,6 @@ def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
     return listed[0] | {"top_logprobs": listed[1:]}
 
 
-def _usage(read: int, written: int) -> UsageMetadata | None:
-    """Return what a chunk adds to the usage: what was read with the first, what was written with the last."""
-    if not read and not written:
-        return None
-    return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
-
-
 def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn of a chat template."""
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
@@ -178,7 +160,3 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
         raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
     return {"role": role, "content": message.text}
-
-
-def _as_tuple(stop: Sequence[str] | str | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
