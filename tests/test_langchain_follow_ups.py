@@ -13,10 +13,10 @@ from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.judging import judging
-from rgate_integrations.langchain.questions import UNCONDENSED, asked_in
+from rgate_integrations.langchain.questions import UNCONDENSED
 from rgate_integrations.langchain.runnable import RunBatch
 from rgate_integrations.runtime.flow import arun, run
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Stored, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 HISTORIES = {
@@ -28,32 +28,42 @@ HISTORIES = {
     ],
     "a message history": Stored(EARLIER),
     "a prompt value": ChatPromptTemplate.from_messages(EARLIER).invoke({}),
-    "questions with answers": [("Who wrote Hamlet?", "Shakespeare.")],
 }
+
+
+LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
+
+
+class ReadsHistory(Judge):
+    """A gate that reads the turns before a question."""
+
+    def __init__(self):
+        super().__init__()
+        self.histories = []
+
+    def decide_batch(self, questions, *, histories=None, **options):
+        self.histories += list(histories or [None] * len(questions))
+        return super().decide_batch(questions, **options)
 
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
 @pytest.mark.parametrize("key", ["chat_history", "history"])
 @each(INVOKES)
 def test_a_question_with_a_history_beside_it_is_a_follow_up(call, history, key):
-    judge = Judge()
-    decision = call(RetrievalGate(judge), {"input": "And when?", key: history})
-    assert (decision.question, decision.retrieve, decision.p_known) == ("And when?", True, 0.0)
-    assert decision.warnings == (UNREAD,)
-    assert decision.error is None, "it is no failure"
+    judge, reader = Judge(), ReadsHistory()
+    value = {"input": "And when?", key: history}
+    unread = call(RetrievalGate(judge), value)
+    assert (unread.question, unread.retrieve, unread.p_known) == ("And when?", True, 0.0)
+    assert (unread.warnings, unread.error) == ((UNREAD,), None), "it is no failure"
     assert judge.calls == [], "the gate has nothing to judge"
+    read = call(RetrievalGate(reader), value)
+    assert (read.retrieve, read.warnings, reader.histories) == (False, (), [LINES])
 
 
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
-def test_the_turns_of_a_history_in_any_form(history):
-    asked = asked_in({"input": "And when?", "chat_history": history})
-    assert [(m.type, m.text) for m in asked.history] == [(m.type, m.text) for m in EARLIER]
-
-
-@each(INVOKES)
-def test_a_transcript_is_a_history(call):
-    value = {"question": "And when?", "history": "Human: Who wrote Hamlet?\nAI: Shakespeare."}
-    assert call(RetrievalGate(Judge()), value).warnings == (UNREAD,)
+@pytest.mark.parametrize("history", ["Human: Who wrote Hamlet?", [("Who wrote Hamlet?", "Shakespeare.")]])
+def test_transcripts_and_pairs_of_older_chains_are_histories(history):
+    value = {"question": "And when?", "history": history}
+    assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
 
 
 @each(INVOKES)
@@ -88,62 +98,7 @@ def test_messages_beside_the_question_they_end_in_are_its_history(call):
     assert call(RetrievalGate(Judge()), rewritten).warnings == ()
 
 
-@each(BATCHES)
-def test_a_batch_asks_the_gate_for_the_others_in_one_call(call):
-    judge = Judge()
-    inputs = ["a?", {"input": "And when?", "chat_history": EARLIER}, "unknown?"]
-    decisions = call(RetrievalGate(judge), inputs)
-    assert [d.retrieve for d in decisions] == [False, True, True]
-    assert judge.calls == [["a?", "unknown?"]]
-
-
-@pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
-@pytest.mark.parametrize(
-    "keys",
-    [{}, {"input_messages_key": "input", "history_messages_key": "chat_history"}],
-    ids=["list", "dict"],
-)
-@each(INVOKES)
-def test_a_router_in_a_chain_with_message_history(call, keys):
-    judge, stored = Judge(), Stored()
-    router = RetrievalGate(judge).route(
-        retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
-    )
-    chain = RunnableWithMessageHistory(router, lambda session_id: stored, **keys)
-    config = {"configurable": {"session_id": "1"}}
-    asked = [HumanMessage("Who wrote Hamlet?"), HumanMessage("And when?")]
-    if keys:
-        asked = [{"input": message.text} for message in asked]
-    answers = [call(chain, question, config).text for question in asked]
-    assert answers == ["from memory", "from passages"]
-    assert judge.questions == ["Who wrote Hamlet?"]
-
-
 # --- read by the gate ---------------------------------------------------------------------------------------------
-
-LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
-
-
-class ReadsHistory(Judge):
-    """A gate that reads the turns before a question."""
-
-    def __init__(self):
-        super().__init__()
-        self.histories = []
-
-    def decide_batch(self, questions, *, histories=None, **options):
-        self.histories += list(histories or [None] * len(questions))
-        return super().decide_batch(questions, **options)
-
-
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
-@each(INVOKES)
-def test_a_gate_that_reads_the_turns_before_decides(call, history):
-    judge = ReadsHistory()
-    decision = call(RetrievalGate(judge), {"input": "And when?", "chat_history": history})
-    assert (decision.retrieve, decision.warnings) == (False, ())
-    assert judge.histories == [LINES]
-    assert call(RetrievalGate(judge), {"input": "And unknown?", "chat_history": history}).retrieve is True
 
 
 @each(BATCHES)
@@ -169,12 +124,6 @@ def test_a_gate_that_takes_any_option_does_not_read_the_turns():
     assert gate.invoke({"input": "And when?", "chat_history": EARLIER}).warnings == (UNREAD,)
     assert gate.invoke("known?").retrieve is False
     assert seen == [{}]
-
-
-def test_a_gate_may_say_whether_it_reads_the_turns():
-    judge = ReadsHistory()
-    judge.reads_history = False
-    assert RetrievalGate(judge).invoke([*EARLIER, HumanMessage("And when?")]).warnings == (UNREAD,)
 
 
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
@@ -230,7 +179,7 @@ def broken(messages):
     ids=["raises", "returns no question", "returns nothing"],
 )
 @pytest.mark.parametrize("llm", [None, Chat()], ids=["gate alone", "with llm"])
-@each(SINGLES)
+@each(INVOKES)
 def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, error, llm):
     judge = Judge()
     decision = call(
@@ -252,7 +201,7 @@ def test_a_gate_that_is_told_to_raise_raises_what_condense_raised(call):
 # --- drafted -----------------------------------------------------------------------------------------------------
 
 
-@each(SINGLES)
+@each(INVOKES)
 def test_the_draft_sees_the_history(call):
     llm = Chat()
     asked_a_tool = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
@@ -272,21 +221,6 @@ def test_the_draft_sees_the_history(call):
     ]
     assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
     assert decision.draft is not None, "it says what to search for"
-
-
-@each(SINGLES)
-def test_a_condensed_question_is_drafted_alone(call):
-    llm = Chat()
-    condense = RunnableLambda(lambda _: "When was Hamlet written?")
-    call(RetrievalGate(Judge(), llm=llm, condense=condense), [*EARLIER, HumanMessage("And when?")])
-    assert [m.text for m in llm.prompts[0]][1:] == ["When was Hamlet written?"]
-
-
-@each(SINGLES)
-def test_a_follow_up_without_its_draft_is_retrieved_for(call):
-    llm = Chat(errors=[TimeoutError("slow")])
-    decision = call(RetrievalGate(Judge(), llm=llm), [*EARLIER, HumanMessage("And when?")])
-    assert (decision.retrieve, decision.warnings) == (True, (UNREAD,))
 
 
 @each({"run": run, "arun": lambda flow: asyncio.run(arun(flow))})
@@ -311,7 +245,7 @@ class Deaf(Judge):
         return [Decision(question=q, retrieve=False, p_known=0.8) for q in questions]
 
 
-@each(SINGLES)
+@each(INVOKES)
 def test_a_gate_that_ignores_the_draft_does_not_skip_a_follow_up(call):
     gate = RetrievalGate(Deaf(), llm=Chat())
     assert call(gate, [*EARLIER, HumanMessage("And when?")]).retrieve is True
