@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.reader import READER
+from tests.fake_server import serving
 from tests.scripted_proxy import ScriptedProxy
 
 # No example fails for being slow: on a busy machine all are.
@@ -61,6 +62,13 @@ def tiny(tmp_path_factory) -> str:
 def minilm() -> str:
     download("all-minilm-l6-v2")
     return "all-minilm-l6-v2"
+
+
+@pytest.fixture
+def fake():
+    """A server that says what it is told: makes a served proxy of its answers."""
+    with serving() as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")

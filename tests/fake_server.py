@@ -9,7 +9,10 @@ from rgate_integrations.models.served import ServedProxy
 
 
 class Fake(BaseHTTPRequestHandler):
-    """Answers with what ``script`` says, in turn: a status and text, a body, or what makes one of the request."""
+    """Answers with what ``script`` says, in turn: a body, what makes one of the request, or status, text and headers.
+
+    The last of the script is said again and again.
+    """
 
     script: list = []  # noqa: RUF012
     seen: list = []  # noqa: RUF012
@@ -20,8 +23,10 @@ class Fake(BaseHTTPRequestHandler):
         answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if callable(answer):
             answer = answer(body)
-        status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer))
+        status, text, *headers = answer if isinstance(answer, tuple) else (200, json.dumps(answer))
         self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -49,14 +54,8 @@ def serving():
 
 
 def answer(text="Yes", tops=None, logprobs=True, reason="stop"):
-    content = [
-        {
-            "token": text,
-            "logprob": -0.1,
-            "top_logprobs": [{"token": t, "logprob": v} for t, v in (tops or {}).items()],
-        }
-    ]
+    likeliest = [{"token": t, "logprob": v} for t, v in (tops or {}).items()]
     choice = {"message": {"content": text}, "finish_reason": reason}
     if logprobs:
-        choice["logprobs"] = {"content": content}
+        choice["logprobs"] = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": likeliest}]}
     return {"choices": [choice], "usage": {"prompt_tokens": 7}}

@@ -1,9 +1,7 @@
 """A proxy behind a server: a real llama.cpp one on loopback, and one that misbehaves on purpose."""
 
-import itertools
 import math
-import subprocess
-import sys
+import time
 
 import pytest
 
@@ -11,77 +9,40 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
-from rgate_integrations.models.download import quantised
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-from tests.fake_server import Fake, answer, serving
+from tests.fake_server import Fake, answer
 from tests.patience import PATIENCE
 
 VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrote Hamlet?"}]
-SERVE = """
-import sys, xllamacpp
-p = xllamacpp.CommonParams()
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1  # several spin while they wait: slow on a busy machine
-p.model.path, p.n_ctx, p.n_parallel, p.port, p.use_jinja = sys.argv[1], 4096, 4, int(sys.argv[2]), True
-server = xllamacpp.Server(p)
-print(server.listening_address, flush=True)
-sys.stdin.read()
-"""
-
-
-def start_llama_cpp():
-    command = [sys.executable, "-c", SERVE, str(quantised("smollm2-135m-instruct")), "0"]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    url = process.stdout.readline().strip()
-    if not url.startswith("http"):
-        process.kill()
-        process.wait()
-        pytest.fail("the server did not start")
-    return process, f"{url}/v1"
-
-
-@pytest.fixture(scope="module")
-def llama_cpp():
-    pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")
-    process, url = start_llama_cpp()
-    yield url
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.model
-def test_a_served_model_agrees_with_the_same_model_here(llama_cpp, smollm2):
+def test_a_served_model_agrees_with_the_same_model_here(served, smollm2):
     """The server computes with 4-bit weights and 8-bit activations, so it agrees roughly."""
-    served = ServedProxy(llama_cpp, "smollm2", max_concurrency=4, timeout=PATIENCE)
-    drafts = served.generate(ANSWER, VALUES, tokens=8)
-    assert [len(d.tokens) for d in drafts] <= [8, 8]
-    for draft in drafts:
+    proxy = ServedProxy(f"{served.url}/v1", "smollm2", max_concurrency=2, timeout=PATIENCE)
+    for draft in proxy.generate(ANSWER, VALUES, tokens=8):
         assert draft.text
-        assert len(draft.logprobs) == len(draft.tokens)
+        assert len(draft.logprobs) == len(draft.tokens) <= 8
         assert all(v <= 0 for v in draft.logprobs)
         assert draft.prompt_tokens > 20
         assert "".join(draft.tokens).strip() == draft.text
-    for ours, theirs in zip(
-        smollm2.score(IK_QUESTION, VALUES, ("Yes", "No")),
-        served.score(IK_QUESTION, VALUES, ("Yes", "No")),
-        strict=True,
-    ):
+    here = smollm2.score(IK_QUESTION, VALUES, ("Yes", "No"))
+    there = proxy.score(IK_QUESTION, VALUES, ("Yes", "No"))
+    for ours, theirs in zip(here, there, strict=True):
         assert ours.prompt_tokens == theirs.prompt_tokens
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=0.4)
-    judged = served.score(JUDGMENT, [{**v, "draft": "Paris."} for v in VALUES], TARGETS)
+    judged = proxy.score(JUDGMENT, [{**v, "draft": "Paris."} for v in VALUES], TARGETS)
     assert all(math.isfinite(x) for s in judged for x in s.logprobs)
-    one, two = served.sample(ANSWER, VALUES[:1], n=2, tokens=6, temperature=1.0, seed=3)[0]
-    assert one.text
-    assert two.text
-    served.close()
+    samples = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=6, temperature=1.0, seed=3)[0]
+    assert all(sample.text for sample in samples)
+    proxy.close()
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["ik", "slimplm", "adapt", "prompt", "token_probability", "self_eval"])
-def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
-    gate = load_gate(name, proxy=ServedProxy(llama_cpp, "smollm2", timeout=PATIENCE))
+def test_gates_decide_with_a_served_model(served, name):
+    gate = load_gate(name, proxy=ServedProxy(f"{served.url}/v1", "smollm2", timeout=PATIENCE))
     decisions = gate.decide_batch([v["question"] for v in VALUES])
     # Where this model answers with neither of slimplm's words there is no evidence.
     unsaid = [d for d in decisions if name == "slimplm" and d.error is not None]
@@ -91,36 +52,16 @@ def test_gates_decide_with_a_served_model(llama_cpp, smollm2, name):
     assert all(d.error is None and 0 <= d.p_known <= 1 and d.cost.model_calls for d in said)
 
 
-@pytest.mark.model
-def test_a_server_that_dies_means_retrieval(smollm2):
-    pytest.importorskip("xllamacpp")
-    process, url = start_llama_cpp()
-    proxy, answers = ServedProxy(url, "smollm2", retries=1, timeout=PATIENCE), itertools.count(1)
-    post = proxy._connection.post
+def test_a_server_that_dies_means_retrieval(fake):
+    def ten_answers(body):
+        if len(Fake.seen) > 10:
+            raise ConnectionAbortedError
+        return answer(tops={"Yes": -0.1, "No": -2.4})
 
-    def kill_it_after_ten(path, body):
-        found = post(path, body)
-        if next(answers) == 10:
-            process.kill()
-        return found
-
-    proxy._connection.post = kill_it_after_ten
-    try:
-        decisions = load_gate("ik", proxy=proxy).decide_batch(
-            [f"Who was king {i} of France?" for i in range(200)]
-        )
-    finally:
-        process.kill()
-        process.wait()
-    failed = [d for d in decisions if d.error is not None]
-    assert failed
-    assert all(d.retrieve and d.error.type == "ServerError" for d in failed)
-
-
-@pytest.fixture
-def fake():
-    with serving() as proxy:
-        yield proxy
+    gate = load_gate("ik", tokens=0, proxy=fake(ten_answers, retries=0))
+    decisions = [gate.decide(f"Who was king {i} of France?") for i in range(12)]
+    assert [d.error for d in decisions[:10]] == [None] * 10
+    assert [(d.retrieve, d.error.type) for d in decisions[10:]] == [(True, "ServerError")] * 2
 
 
 def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake):
@@ -175,19 +116,23 @@ def test_what_a_server_takes_for_a_token_is_cut(fake):
 
 
 def test_control_tokens_of_a_question_are_not_sent(fake):
-    proxy = fake(answer())
-    proxy.generate(ANSWER, [{"question": "a<|im_end|>b</s>c<end_of_turn>d"}], tokens=1)
+    fake(answer()).generate(ANSWER, [{"question": "a<|im_end|>b</s>c<end_of_turn>d"}], tokens=1)
     assert "a b c d" in Fake.seen[-1][1]["messages"][-1]["content"]
 
 
-def test_a_busy_server_is_asked_again_after_ever_longer_pauses(fake, monkeypatch):
-    pauses: list[float] = []
-    monkeypatch.setattr("rgate_integrations.models.server.time.sleep", pauses.append)
-    proxy = fake((503, "loading"), (429, "slow down"), answer("fine"))
-    assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
-    assert len(Fake.seen) == 3
-    assert len(pauses) == 2
-    assert 0.25 <= pauses[0] <= 0.5 <= pauses[1] <= 1.0
+def test_a_busy_server_is_asked_again_after_ever_longer_pauses_or_when_it_says(fake):
+    script = [(503, "loading"), (503, "loading"), (429, "slow down", ("Retry-After", "2")), answer("fine")]
+    times = []
+
+    def timed(body):
+        times.append(time.monotonic())
+        return script[len(times) - 1]
+
+    assert fake(timed).generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
+    first, second, third, fourth = times
+    assert second - first >= 0.25
+    assert third - second >= 0.5
+    assert fourth - third >= 2
     with pytest.raises(ServerError, match="answered 503"):
         fake((503, "loading"), retries=1).generate(ANSWER, VALUES[:1], tokens=3)
 
@@ -207,35 +152,30 @@ def test_what_a_server_refuses_is_a_clear_error(fake, reply, error, why):
     proxy = fake(reply, retries=0)
     with pytest.raises(error, match=why):
         proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
-    decision = load_gate("ik", tokens=0, proxy=fake(reply, retries=0)).decide("who?")
-    assert decision.retrieve
-    assert decision.error.type == error.__name__
+    decision = load_gate("ik", tokens=0, proxy=proxy).decide("who?")
+    assert (decision.retrieve, decision.error.type) == (True, error.__name__)
 
 
-def no_logprobs_here(said):
+@pytest.mark.parametrize(
+    ("said", "asked_with"),
+    [
+        ("logprobs are not supported for this model", [True, False, False]),
+        ("bad request", [True, False, True, False]),
+    ],
+)
+def test_a_server_that_refuses_log_probabilities_answers_without_from_then_on(fake, said, asked_with):
+    """Where it does not name them it refused for another reason, which the next request may not give it."""
+
     def reply(body):
         return (400, said) if "logprobs" in body else answer("Paris", logprobs=False)
 
-    return reply
-
-
-def test_a_server_that_refuses_log_probabilities_answers_without_from_then_on(fake):
-    proxy = fake(no_logprobs_here("logprobs are not supported for this model"))
+    proxy = fake(reply)
     for _ in range(2):
         (draft,) = proxy.generate(ANSWER, VALUES[:1], tokens=3)
         assert (draft.text, draft.tokens, draft.logprobs) == ("Paris", (), None)
-    assert ["logprobs" in body for _, body, _ in Fake.seen] == [True, False, False]
+    assert ["logprobs" in body for _, body, _ in Fake.seen] == asked_with
     ((first, second),) = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=3, temperature=1.0, seed=0)
     assert (first.text, second.logprobs) == ("Paris", None)
-
-
-def test_a_refusal_that_names_no_log_probabilities_is_not_remembered(fake):
-    proxy = fake(no_logprobs_here("bad request"))
-    for _ in range(2):
-        assert proxy.generate(ANSWER, VALUES[:1], tokens=3)[0].text == "Paris"
-    assert ["logprobs" in body for _, body, _ in Fake.seen] == [True, False, True, False]
-    with pytest.raises(EvidenceError, match="too long"):
-        fake((400, "logprobs: prompt too long")).generate(ANSWER, VALUES[:1], tokens=3)
 
 
 def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
@@ -249,8 +189,7 @@ def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
     with pytest.raises(ConfigurationError, match="is no URL"):
         ServedProxy("localhost:8000", "m")
     assert fake(answer()).generate(ANSWER, VALUES, tokens=0)[1].text == ""
-    assert fake(answer()).truncate("abcdefgh", 1) == "abcd"
-    assert fake(answer()).truncate("abc", 1) is None
+    assert [fake(answer()).truncate(text, 1) for text in ("abcdefgh", "abc")] == ["abcd", None]
 
 
 def test_a_question_that_the_server_fails_on_costs_no_other_its_decision(fake):

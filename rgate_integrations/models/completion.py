@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from rgate_integrations.runtime.files import parsed_json
 from rgate_integrations.runtime.logprobs import as_logprob
@@ -54,81 +52,40 @@ def read_completion(body: bytes) -> Completion | None:
         quote the body, and a body may quote the key.
     """
     try:
-        answer = _Answer.model_validate(parsed_json(body))
-    except (ValueError, ValidationError):
+        answer = parsed_json(body)
+        choice = answer["choices"][0]
+        message = choice.get("message")
+        written = choice["text"] if message is None else message.get("content") or ""
+        usage = answer.get("usage") or {}
+        return Completion(
+            text=_text(written),
+            tokens=tuple(_tokens(choice.get("logprobs") or {})),
+            finished=choice.get("finish_reason") == "stop",
+            prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
+        )
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         return None
-    choice = answer.choices[0]
-    if choice.message is None and choice.text is None:
-        return None
-    written = choice.text if choice.message is None else choice.message.content
-    return Completion(
-        text=_unicode(written or ""),
-        tokens=tuple(_tokens(choice.logprobs or _Logprobs())),
-        finished=choice.finish_reason == "stop",
-        prompt_tokens=(answer.usage.prompt_tokens if answer.usage else None) or 0,
-    )
 
 
-def _tokens(given: _Logprobs) -> Iterator[ServedToken]:
-    if given.content:  # chat completions
-        for token in given.content:
-            likeliest = {_unicode(each.token): each.logprob for each in token.top_logprobs or ()}
-            yield ServedToken(_unicode(token.token), token.logprob, likeliest)
-        return
+def _tokens(given: Mapping[str, Any]) -> Iterator[ServedToken]:
+    for token in given.get("content") or ():  # chat completions
+        likeliest = {_text(each["token"]): _logprob(each) for each in token.get("top_logprobs") or ()}
+        yield ServedToken(_text(token["token"]), _logprob(token), likeliest)
     # Completions: parallel lists, and the likeliest as a mapping. The first token has no probability if it is the
     # first of all.
-    texts, logprobs = given.tokens or [], given.token_logprobs or []
-    tops = given.top_logprobs or [None] * len(texts)
+    texts, logprobs = given.get("tokens") or (), given.get("token_logprobs") or ()
+    tops = given.get("top_logprobs") or [None] * len(texts)
     for text, logprob, top in zip(texts, logprobs, tops, strict=False):
-        likeliest = {_unicode(name): value for name, value in (top or {}).items()}
-        yield ServedToken(_unicode(text), 0.0 if logprob is None else logprob, likeliest)
+        likeliest = {_text(name): as_logprob(float(value)) for name, value in (top or {}).items()}
+        yield ServedToken(_text(text), as_logprob(float(logprob or 0.0)), likeliest)
 
 
-def _unicode(text: str) -> str:
+def _logprob(token: Mapping[str, Any]) -> float:
+    return as_logprob(float(token["logprob"]))
+
+
+def _text(value: Any) -> str:
     """Return text without half surrogate pairs, which JSON can hold and nothing else."""
-    return text.encode(errors="replace").decode()
-
-
-_Logprob = Annotated[float, AfterValidator(as_logprob)]
-
-
-class _Part(BaseModel):
-    """A part of an answer; what else is in it is ignored."""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-
-
-class _Likely(_Part):
-    token: str
-    logprob: _Logprob
-
-
-class _Token(_Likely):
-    top_logprobs: list[_Likely] | None = None
-
-
-class _Logprobs(_Part):
-    content: list[_Token] | None = None
-    tokens: list[str] | None = None
-    token_logprobs: list[_Logprob | None] | None = None
-    top_logprobs: list[dict[str, _Logprob] | None] | None = None
-
-
-class _Message(_Part):
-    content: str | None = None
-
-
-class _Choice(_Part):
-    message: _Message | None = None
-    text: str | None = None
-    finish_reason: Any = None
-    logprobs: _Logprobs | None = None
-
-
-class _Usage(_Part):
-    prompt_tokens: Annotated[int, Field(ge=0)] | None = None
-
-
-class _Answer(_Part):
-    choices: Annotated[list[_Choice], Field(min_length=1)]
-    usage: _Usage | None = None
+    if not isinstance(value, str):
+        raise TypeError("it is no text")
+    return value.encode(errors="replace").decode()

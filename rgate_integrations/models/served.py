@@ -6,21 +6,21 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
-from rgate_integrations.models.completion import Completion
 from rgate_integrations.models.control_tokens import without_control_tokens
-from rgate_integrations.models.credentials import Credentials, checked_key, split_login
+from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.models.server import ServerConnection, no_logprobs
 from rgate_integrations.prompts import PromptTemplate
 
 __all__ = ["ServedProxy"]
 
+_Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _QUOTED = 40  # characters of a server's token in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
@@ -69,16 +69,10 @@ class ServedProxy(Proxy):
         retries: int = 3,
         max_concurrency: int = 16,
     ) -> None:
-        self.url, login = split_login(url)
+        self.url, credentials = read_credentials(url, api_key)
         self.name = model
         self._refuses_logprobs = False
-        self._connection = ServerConnection(
-            self.url,
-            Credentials(key=checked_key(api_key), login=login),
-            timeout=timeout,
-            retries=retries,
-            max_concurrency=max_concurrency,
-        )
+        self._connection = ServerConnection(self.url, credentials, timeout, retries, max_concurrency)
 
     def __repr__(self) -> str:
         return f"ServedProxy({self.url!r}, {self.name!r})"
@@ -93,8 +87,9 @@ class ServedProxy(Proxy):
         """Continue prompts greedily; see `Proxy.generate`."""
         if tokens == 0:
             return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
-        work = partial(self._draft, prompt, adapter=adapter, max_tokens=tokens, temperature=0.0)
-        return self._connection.each(work, values)
+        options = {"max_tokens": tokens, "temperature": 0.0}
+        requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
+        return self._connection.each(self._draft, requests)
 
     def sample(
         self,
@@ -111,9 +106,12 @@ class ServedProxy(Proxy):
             raise ConfigurationError(
                 f"temperature must be above 0, not {temperature}.", hint="Use generate()."
             )
-        jobs = [(each, seed + sample) for each in values for sample in range(n)]
-        work = partial(self._sample, prompt, max_tokens=tokens, temperature=temperature)
-        drafts = self._connection.each(work, jobs)
+        requests = []
+        for each in values:
+            for number in range(n):
+                options = {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
+                requests.append(self._request(prompt, each, options))
+        drafts = self._connection.each(self._draft, requests)
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
 
     def score(
@@ -135,8 +133,9 @@ class ServedProxy(Proxy):
         rests = [target[len(prefix) :] for target in targets]
         if not all(rests):
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
-        work = partial(self._score, prompt, rests=rests, prefix=prefix, adapter=adapter)
-        return self._connection.each(work, values)
+        options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
+        requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
+        return self._connection.each(partial(self._score, rests), requests)
 
     def score_text(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
@@ -173,13 +172,20 @@ class ServedProxy(Proxy):
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
-    # --- one request ---------------------------------------------------------------------------------------
-
-    def _draft(
-        self, prompt: PromptTemplate, values: Values, *, adapter: str | None = None, **options: Any
-    ) -> Draft:
-        """Write one draft; ``options`` are those of the API."""
-        answer = self._written(prompt, values, adapter, options)
+    async def _draft(self, request: _Request) -> Draft:
+        """Write one draft: with log-probabilities, or without, if the server refuses requests for them."""
+        path, body = request
+        answer, refusal = None, ""
+        if not self._refuses_logprobs:
+            try:
+                answer = await self._connection.post(path, body)
+            except EvidenceError as error:
+                refusal = error.message
+        if answer is None:
+            without = {name: value for name, value in body.items() if name != "logprobs"}
+            answer = await self._connection.post(path, without)
+            # Remembered only where the server named them: another reason may be gone with the next request.
+            self._refuses_logprobs |= "log-prob" in refusal
         tokens = answer.tokens
         if tokens and not tokens[-1].text:  # the end of the turn
             tokens = tokens[:-1]
@@ -192,73 +198,47 @@ class ServedProxy(Proxy):
             model=self.name,
             prompt_tokens=answer.prompt_tokens,
         )
-        return draft.head(options["max_tokens"])  # whatever the server takes for a token
+        return draft.head(body["max_tokens"])  # whatever the server takes for a token
 
-    def _written(
-        self, prompt: PromptTemplate, values: Values, adapter: str | None, options: dict[str, Any]
-    ) -> Completion:
-        """Ask for a text with log-probabilities, or without, if the server refuses requests for them."""
-        said = ""
-        if not self._refuses_logprobs:
-            try:
-                return self._ask(prompt, values, adapter, options)
-            except EvidenceError as error:  # it refused the request
-                said = error.message
-        answer = self._ask(prompt, values, adapter, options, logprobs=False)
-        # Remembered only where the server named them: another reason may be gone with the next request.
-        self._refuses_logprobs |= "log-prob" in said
-        return answer
-
-    def _sample(self, prompt: PromptTemplate, job: tuple[Values, int], **options: Any) -> Draft:
-        """Write one sample; a job is values and seed."""
-        values, seed = job
-        return self._draft(prompt, values, seed=seed, **options)
-
-    def _score(
-        self,
-        prompt: PromptTemplate,
-        values: Values,
-        *,
-        rests: Sequence[str],
-        prefix: str,
-        adapter: str | None,
-    ) -> TargetScores:
+    async def _score(self, rests: Sequence[str], request: _Request) -> TargetScores:
         """Score the targets of one prompt, by what follows their common prefix."""
-        options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
-        answer = self._ask(prompt, values, adapter, options, prefix)
+        answer = await self._connection.post(*request)
         logprobs = answer.tokens[0].likeliest if answer.tokens else {}
         if not logprobs:
             raise no_logprobs(self.url)
+        # No likelier than the least of those that are listed, and not more than they leave over.
+        left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
+        most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
+        listed = [_listed(rest, logprobs) for rest in rests]
         # The bounds of targets that are not listed say nothing about which of them is likelier.
-        if len(rests) > 1 and not any(_listed(rest, logprobs) for rest in rests):
+        if len(rests) > 1 and not any(listed):
             likeliest = max(logprobs, key=lambda token: logprobs[token])
             raise EvidenceError(
                 f"{self.name} would begin with {likeliest[:_QUOTED]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        return TargetScores(tuple(_score_of(rest, logprobs) for rest in rests), answer.prompt_tokens)
+        scores = tuple(max(found, default=most) for found in listed)
+        return TargetScores(scores, answer.prompt_tokens)
 
-    def _ask(
+    def _request(
         self,
         prompt: PromptTemplate,
         values: Values,
-        adapter: str | None,
         options: dict[str, Any],
-        prefix: str = "",
         *,
-        logprobs: bool = True,
-    ) -> Completion:
-        """Ask for a completion of one prompt, whose answer begins with ``prefix``."""
+        adapter: str | None = None,
+        prefix: str = "",
+    ) -> _Request:
+        """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
         clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
         if prompt.raw:
-            body["prompt"] = prompt.text(**clean) + prefix
-            if logprobs:  # completions have the number of likeliest tokens in it
-                body["logprobs"] = body.pop("top_logprobs", 1)
-            return self._connection.post("/completions", body)
+            # Completions have the number of likeliest tokens in `logprobs`.
+            body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
+            return "/completions", body
         messages = prompt.messages(**clean)
         if prefix and messages[-1]["role"] == "assistant":
             messages[-1]["content"] += prefix
@@ -267,10 +247,7 @@ class ServedProxy(Proxy):
         if messages[-1]["role"] == "assistant":
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
-        body["messages"] = messages
-        if logprobs:
-            body["logprobs"] = True
-        return self._connection.post("/chat/completions", body)
+        return "/chat/completions", {**body, "messages": messages, "logprobs": True}
 
 
 def _listed(target: str, logprobs: Mapping[str, float]) -> list[float]:
@@ -282,13 +259,3 @@ def _listed(target: str, logprobs: Mapping[str, float]) -> list[float]:
         if text and wanted.startswith(text):
             found.append(logprob)
     return found
-
-
-def _score_of(target: str, logprobs: Mapping[str, float]) -> float:
-    """Log-probability of the likeliest token that a target may begin with, or the most that it can have."""
-    listed = _listed(target, logprobs)
-    if listed:
-        return max(listed)
-    # It is not among those that are listed: no likelier than the least of them, and not more than they leave over.
-    left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
-    return min(min(logprobs.values()), math.log(max(left_over, 1e-9)), 0.0)

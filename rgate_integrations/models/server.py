@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import threading
-import time
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar, cast
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError, missing_dependency
 from rgate_integrations.models.completion import Completion, read_completion
 from rgate_integrations.models.credentials import Credentials
-from rgate_integrations.runtime.threads import ForkSafeLock
+from rgate_integrations.runtime.threads import reset_after_fork
 
 __all__ = ["ServerConnection", "no_logprobs"]
 
@@ -24,11 +22,12 @@ Result = TypeVar("Result")
 _BUSY = {408, 429, 500, 502, 503, 504}
 LONGEST_BODY = 16 << 20
 """Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
+_LONGEST_PAUSE = 60.0  # seconds that a server may ask us to wait
 _QUOTED = 300  # characters of a server's own words in an error
 
 
 class ServerConnection:
-    """Sends requests to one server, several at a time.
+    """Sends requests to one server, several at a time, from an event loop in a thread of its own.
 
     It travels in pickles, with its credentials but without its open connections.
 
@@ -43,13 +42,8 @@ class ServerConnection:
         ConfigurationError: A number is out of its range.
     """
 
-    _pid: int
-    _client: Any
-    _close_client: Callable[[], object] | None
-    _pool: ThreadPoolExecutor | None
-
     def __init__(
-        self, url: str, credentials: Credentials, *, timeout: float, retries: int, max_concurrency: int
+        self, url: str, credentials: Credentials, timeout: float, retries: int, max_concurrency: int
     ) -> None:
         if timeout <= 0 or retries < 0 or max_concurrency < 1:
             raise ConfigurationError("timeout and max_concurrency must be above 0, retries at least 0.")
@@ -58,50 +52,61 @@ class ServerConnection:
         self.timeout = timeout
         self.retries = retries
         self.max_concurrency = max_concurrency
-        self._forget_connections()
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self.after_fork()
+        reset_after_fork(self)
 
-    def __repr__(self) -> str:
-        return f"ServerConnection({self.url!r}, {self.credentials!r})"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerConnection, (
+            self.url,
+            self.credentials,
+            self.timeout,
+            self.retries,
+            self.max_concurrency,
+        )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget_connections()
+    def after_fork(self) -> None:
+        """Forget the thread and the connections, which are the parent's."""
+        self._lock = threading.Lock()  # guards the loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
         with self._lock:
-            if self._close_client is not None and self._pid == os.getpid():
-                self._close_client()
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-            self._client = self._pool = self._close_client = None
+            self._loop = None
+            if self._finalizer is not None:
+                self._finalizer()
 
-    def each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def each(self, work: Callable[[Item], Awaitable[Result]], items: Sequence[Item]) -> list[Result]:
         """Do something with each item, at the same time; the server makes batches of it.
 
         Raises:
             ServerError: All failed, the first of them with this: there is no use in trying one of them again.
             EvidenceError: Some failed, so they are best asked one by one.
         """
-        if len(items) <= 1:
-            return [work(item) for item in items]
-        self._http()
-        pool = self._pool
-        if pool is None:  # closed by another thread just now
-            return [work(item) for item in items]
-        jobs = [pool.submit(work, item) for item in items]
-        errors = [job.exception() for job in jobs]
-        failed = [error for error in errors if error is not None]
-        if not failed:
-            return [job.result() for job in jobs]
-        if len(failed) == len(jobs):
-            raise failed[0]
-        raise EvidenceError(f"{len(failed)} of {len(jobs)} requests failed; the first: {failed[0]}")
 
-    def post(self, path: str, body: dict[str, Any]) -> Completion:
+        async def all_at_once() -> list[Result | BaseException]:
+            return await asyncio.gather(*map(work, items), return_exceptions=True)
+
+        loop = self._running_loop()
+        future = asyncio.run_coroutine_threadsafe(all_at_once(), loop)
+        try:
+            outcomes = future.result()
+        except CancelledError:
+            outcomes = [ServerError(f"The connection to {self.url} was closed.")]
+        except BaseException:  # Ctrl-C: nobody waits for the answers any more
+            future.cancel()
+            raise
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if 0 < len(errors) < len(outcomes):
+            raise EvidenceError(f"{len(errors)} of {len(items)} requests failed; the first: {errors[0]}")
+        if errors:
+            raise errors[0]
+        return cast(list[Result], outcomes)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Completion:
         """Send a request; try again after what may pass.
 
         Returns:
@@ -110,74 +115,63 @@ class ServerConnection:
         Raises:
             ServerError: The server could not be reached, stayed busy or broken, or gave something else as an answer.
             EvidenceError: It refused this very request.
-            ConfigurationError: The environment names a proxy server that cannot be used.
         """
-        trouble = ""
-        for attempt in range(self.retries + 1):
-            if attempt:
-                pause = min(0.25 * 2**attempt, 8.0)
-                # Of random length, so that callers that failed together do not come back together.
-                time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  not for cryptography
-            response = self._sent(path, body)
-            if isinstance(response, str):
-                trouble = response
-                continue
-            status, content = response
-            if status in _BUSY:
-                trouble = f"it answered {status}"
-                continue
-            if status >= 400:
-                raise self._refusal(status, content.decode(errors="replace"))
-            answer = read_completion(content)
-            if answer is None:
-                raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
-            return answer
-        # Here and above nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
-        raise ServerError(
-            f"The server at {self.url} could not be used: {trouble}.",
-            hint="Is it running, and is the URL its /v1?",
-        )
-
-    def _sent(self, path: str, body: dict[str, Any]) -> tuple[int, bytes] | str:
-        """Send a request once; returns the status and body of what it answered, or what went wrong."""
-        client = self._http()
         import httpx
 
-        async def answer() -> tuple[int, bytes]:
-            # httpx bounds the wait for each next piece: who sends a byte a second would never be late.
-            async with (
-                asyncio.timeout(self.timeout),
-                client.stream("POST", self.url + path, json=body) as response,
-            ):
-                return response.status_code, await self._read(response)
+        trouble, pause, status, content = "", 0.0, 0, b""
+        for attempt in range(self.retries + 1):
+            await asyncio.sleep(pause)
+            # Of random length, so that callers that failed together do not come back together.
+            pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography
+            try:
+                status, content, wished = await self._send(path, body)
+            except TimeoutError:
+                trouble = f"there was no whole answer within {self.timeout:g} s"
+                continue
+            except httpx.RequestError as error:
+                trouble = self.credentials.redact(f"{type(error).__name__}: {error}")
+                continue
+            if status not in _BUSY:
+                break
+            trouble = f"it answered {status}"
+            if wished.isdecimal():
+                pause = min(float(wished), _LONGEST_PAUSE)
+        else:
+            # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
+            raise ServerError(
+                f"The server at {self.url} could not be used: {trouble}.",
+                hint="Is it running, and is the URL its /v1?",
+            )
+        if status >= 400:
+            raise self._refusal(status, content.decode(errors="replace"))
+        answer = read_completion(content)
+        if answer is None:
+            raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
+        return answer
 
-        future = asyncio.run_coroutine_threadsafe(answer(), _event_loop())
-        try:
-            return future.result()
-        except TimeoutError:
-            return f"there was no whole answer within {self.timeout:g} s"
-        except CancelledError:
-            return "the connection was closed"
-        except httpx.RequestError as error:
-            return self.credentials.redact(f"{type(error).__name__}: {error}")
-        except BaseException:  # Ctrl-C: nobody waits for the answer any more
-            future.cancel()
-            raise
+    async def _send(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, str]:
+        """Send a request once; returns the status, the body, and after how long the server wishes to be asked again.
 
-    async def _read(self, response: Any) -> bytes:
-        """Read a body as it came. It is not unpacked: a megabyte of gzip can be gigabytes, and none was asked for."""
-        packed = response.headers.get("content-encoding", "")
-        if packed.strip().lower() not in ("", "identity"):
-            said = self.credentials.redact(packed)[:_QUOTED]
-            raise ServerError(f"The server at {self.url} packed its answer ({said}), unasked.")
-        body = bytearray()
-        async for part in response.aiter_raw():
-            body += part
-            if len(body) > LONGEST_BODY:
-                raise ServerError(
-                    f"The server at {self.url} answered more than {LONGEST_BODY >> 20} MiB, and was not read on."
-                )
-        return bytes(body)
+        httpx bounds the wait for each next piece: who sends a byte a second would never be late.
+        """
+        async with (
+            self._slots,
+            asyncio.timeout(self.timeout),
+            self._client.stream("POST", self.url + path, json=body) as response,
+        ):
+            # Not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
+            packed = response.headers.get("content-encoding", "").strip().lower()
+            if packed not in ("", "identity"):
+                said = self.credentials.redact(packed)[:_QUOTED]
+                raise ServerError(f"The server at {self.url} packed its answer ({said}), unasked.")
+            content = bytearray()
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > LONGEST_BODY:
+                    raise ServerError(
+                        f"The server at {self.url} answered more than {LONGEST_BODY >> 20} MiB, and was not read on."
+                    )
+            return response.status_code, bytes(content), response.headers.get("retry-after", "")
 
     def _refusal(self, status: int, text: str) -> Exception:
         """Build the error for a request that was refused; ``text`` is the body as it came."""
@@ -192,34 +186,21 @@ class ServerConnection:
             return no_logprobs(self.url, said)
         return EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
 
-    def _http(self) -> Any:
-        """Return the client of this process, and make it and the threads if there is none."""
-        try:
-            import httpx
-        except ImportError as error:
-            raise missing_dependency("httpx", "served") from error
-        with self._lock:
-            # A child of a fork has its parent's connections, which must not be shared, but not its threads.
-            if self._client is None or self._pid != os.getpid():
-                most = self.max_concurrency
-                options = {
-                    "timeout": self.timeout,
-                    # A login goes here too, and not into the URL, which httpx writes to its log.
-                    "headers": {"Accept-Encoding": "identity"} | self.credentials.headers(),
-                    "limits": httpx.Limits(max_connections=most, max_keepalive_connections=most),
-                }
-                self._client = _new_client(options)
-                self._close_client = weakref.finalize(self, _close, self._client, os.getpid())
-                self._pool = ThreadPoolExecutor(most, thread_name_prefix="rgate-served")
-                self._pid = os.getpid()
-            return self._client
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop that requests run on, and make it and the client if there is none.
 
-    def _forget_connections(self) -> None:
-        self._lock = ForkSafeLock()  # guards the four below
-        self._pid = -1
-        self._client = None
-        self._close_client = None
-        self._pool = None
+        Raises:
+            ConfigurationError: The environment names a proxy server that cannot be used.
+        """
+        with self._lock:
+            if self._loop is None:
+                self._client = _new_client(self.credentials, self.timeout)
+                self._slots = asyncio.Semaphore(self.max_concurrency)
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), name="rgate-served", daemon=True).start()
+                self._finalizer = weakref.finalize(self, _end, self._loop, self._client)
+                self._finalizer.atexit = False
+            return self._loop
 
 
 def no_logprobs(url: str, said: str = "") -> EvidenceError:
@@ -231,31 +212,17 @@ def no_logprobs(url: str, said: str = "") -> EvidenceError:
     )
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
-_loops_lock = ForkSafeLock()
-
-
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of this process that all requests run on; a thread of its own keeps it running."""
-    with _loops_lock:
-        pid = os.getpid()  # the thread of a parent's loop is not in a child of a fork
-        if pid not in _loops:
-            _loops[pid] = asyncio.new_event_loop()
-            threading.Thread(target=_loops[pid].run_forever, name="rgate-served-loop", daemon=True).start()
-        return _loops[pid]
-
-
-def _new_client(options: dict[str, Any]) -> Any:
-    """Make a client of httpx.
-
-    Raises:
-        ConfigurationError: The environment names a proxy server that cannot be used. It is not quoted.
-    """
-    import httpx
-
+def _new_client(credentials: Credentials, timeout: float) -> Any:
     try:
-        return httpx.AsyncClient(**options)
-    except (httpx.InvalidURL, ValueError):  # their messages quote parts of a login
+        import httpx
+    except ImportError as error:
+        raise missing_dependency("httpx", "served") from error
+    # The login goes here too, and not into the URL, which httpx writes to its log.
+    headers = {"Accept-Encoding": "identity", **credentials.headers()}
+    try:
+        # As many connections as there are requests at a time: the semaphore bounds them.
+        return httpx.AsyncClient(timeout=timeout, headers=headers, limits=httpx.Limits(max_connections=None))
+    except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
         pass
     raise ConfigurationError(
         "A proxy server that the environment names (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) cannot be used.",
@@ -263,7 +230,20 @@ def _new_client(options: dict[str, Any]) -> Any:
     )
 
 
-def _close(client: Any, pid: int) -> None:
-    """Close a client, on the loop that it is used on, if that is in this process; nobody waits for it."""
-    if pid == os.getpid():
-        asyncio.run_coroutine_threadsafe(client.aclose(), _event_loop())
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop, client: Any) -> None:
+    """End the requests on a loop, close its client and stop it; nobody waits for it."""
+
+    async def end() -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # who waits for them hears of it
+        await client.aclose()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(end(), loop)
