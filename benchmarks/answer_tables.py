@@ -1,9 +1,8 @@
-"""Tables of `end_to_end`: what each way costs and how often it is right, and the same calculated for larger LLMs."""
+"""Tables of `end_to_end`: what each way costs, and how often it is right."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,109 +85,3 @@ def by_kind(answers: Sequence[Answered]) -> list[Row]:
             row[f"{kind} ({len(each)})"] = f"{right} ({100 * np.mean([a.retrieved for a in each]):.0f})"
         rows.append(row)
     return rows
-
-
-@dataclass(frozen=True)
-class Calls:
-    """Tokens of a way's mean question."""
-
-    prompt: float
-    written: float
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A GPU that runs an LLM, one request at a time.
-
-    Reading is bound by arithmetic, 2 operations a parameter and token; writing by memory, all parameters a token.
-    """
-
-    gpu: dict[str, Any]
-    llm: dict[str, Any]
-
-    def seconds(self, calls: Calls) -> float:
-        """Return how long a way's mean question takes."""
-        operations = 2 * self.llm["parameters"] * calls.prompt
-        reading = operations / (self.gpu["tflops"] * 1e12 * self.gpu["share_of_tflops"])
-        moved = self.llm["parameters"] * self.llm["bytes_a_parameter"] * calls.written
-        writing = moved / (self.gpu["terabytes_a_second"] * 1e12 * self.gpu["share_of_bandwidth"])
-        return float(reading + writing)
-
-
-def calculated(answers: Sequence[Answered], prices: dict[str, Any]) -> list[Row]:
-    """Return what each way would cost a million questions with larger LLMs: calculated, not measured.
-
-    Tokens, retrieval rates, and the time of gate and search are as measured here. A larger LLM knows more, so that
-    its gate would skip more; that is not counted. An LLM on a GPU is judged by time, one behind an API by money.
-    """
-    ways = by_way(answers)
-    rows = []
-    for name, own in ways.items():
-        calls = _mean_calls(list(own.values()))
-        beside = _mean([a.gate + a.search for a in own.values()])
-        row = {"way": name}
-        for llm in prices["llms"]:
-            machine = Machine(prices["gpu"], llm)
-            hours = 1e6 * machine.seconds(calls) / 3_600
-            row[f"{llm['name']}: s a question"] = f"{machine.seconds(calls) + beside:.2f}"
-            row[f"{llm['name']}: GPU hours"] = f"{hours:.0f}"
-            row[f"{llm['name']}: $"] = f"{hours * prices['gpu']['dollars_an_hour']:,.0f}"
-            row[f"{llm['name']}: pays above a skip rate of"] = _pays_above(ways, name, machine.seconds, True)
-        for price in prices["prices"]:
-            dollars = Price(price).dollars
-            saved = 1e6 * (dollars(_mean_calls(list(ways["always"].values()))) - dollars(calls))
-            row[f"{price['name']}: $ saved"] = f"{saved:,.0f}"
-            row[f"{price['name']}: pays above a skip rate of"] = _pays_above(ways, name, dollars, False)
-        rows.append(row)
-    return rows
-
-
-@dataclass(frozen=True)
-class Price:
-    """What tokens of an LLM behind an API cost, in dollars a million."""
-
-    price: dict[str, Any]
-
-    def dollars(self, calls: Calls) -> float:
-        """Return what a way's mean question costs."""
-        return float(calls.prompt * self.price["input"] + calls.written * self.price["output"]) / 1e6
-
-
-def _pays_above(
-    ways: dict[str, dict[str, Answered]], name: str, cost: Callable[[Calls], float], timed: bool
-) -> str:
-    """Return the share of questions that a way must skip so that it costs no more than always.
-
-    Args:
-        ways: The answers.
-        name: The way.
-        cost: What calls of an LLM cost, in seconds or dollars.
-        timed: Whether it is seconds: gate and search take some, too.
-    """
-    if name in ("never", "always", "oracle"):
-        return ""
-    own, never, always = (list(ways[way].values()) for way in (name, "never", "always"))
-    gate = _mean([a.gate for a in own]) - _mean([a.gate for a in always]) if timed else 0.0
-    search = _mean([a.search for a in always]) - _mean([a.search for a in never]) if timed else 0.0
-    spared = cost(_mean_calls(always)) - cost(_mean_calls(never)) + search
-    wasted = cost(_wasted(own, ways["always"]))
-    # Skipping a share s saves s times what is spared, and costs the gate, and (1 - s) times what was wasted.
-    share = max(0.0, gate + wasted) / (spared + wasted)
-    return f"{100 * share:.0f} %" if 0 <= share < 1 else "never"
-
-
-def _wasted(own: list[Answered], always: dict[str, Answered]) -> Calls:
-    """Return what a question that is retrieved for costs beyond always: calls that asked, or an answer begun."""
-    retrieved = [a for a in own if a.retrieved]
-    if not retrieved:
-        return Calls(0.0, 0.0)
-    prompt = _mean([a.prompt - always[a.id].prompt for a in retrieved])
-    return Calls(max(0.0, prompt), max(0.0, _mean([a.written - always[a.id].written for a in retrieved])))
-
-
-def _mean_calls(each: Sequence[Answered]) -> Calls:
-    return Calls(_mean([a.prompt for a in each]), _mean([a.written for a in each]))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))

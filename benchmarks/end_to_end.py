@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from answer_tables import by_kind, calculated, overview
+from answer_tables import by_kind, overview
 from langchain_core.callbacks import BaseCallbackHandler
 from mixture import Question
 from rich.console import Console
@@ -47,7 +47,6 @@ from rgate_integrations.runtime.text import is_correct, normalise, token_f1
 
 CONSOLE = Console(width=230, highlight=False)
 PRICES = Path(__file__).parent / "prices.json"
-LEAST = 30  # questions, without which a way is not shown
 
 
 @dataclass
@@ -198,15 +197,6 @@ def whole(answers: list[Answered]) -> list[Answered]:
     return [each for each in answers if counts[each.way] == counts["always"]]
 
 
-def shared(answers: list[Answered]) -> list[Answered]:
-    """Return the answers to those questions that all ways have answered; ways with a few answers do not count."""
-    counts = Counter(each.way for each in answers)
-    ways = {way for way, count in counts.items() if count >= LEAST}
-    kept = [each for each in answers if each.way in ways]
-    answered = Counter(each.id for each in kept)
-    return [each for each in kept if answered[each.id] == len(ways)]
-
-
 def show(title: str, rows: list[dict[str, str]]) -> None:
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1))
     for i, column in enumerate(rows[0]):
@@ -214,13 +204,6 @@ def show(title: str, rows: list[dict[str, str]]) -> None:
     for row in rows:
         table.add_row(*row.values())
     CONSOLE.print(table)
-
-
-def markdown(rows: list[dict[str, str]]) -> str:
-    """Return a table as Markdown."""
-    heads = list(rows[0])
-    lines = [heads, ["---"] * len(heads), *[list(row.values()) for row in rows]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def main() -> None:
@@ -240,10 +223,7 @@ def main() -> None:
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
     )
     parser.add_argument("--ways", nargs="+", help="these ways only; never and always are always there")
-    parser.add_argument(
-        "--prices", type=Path, default=PRICES, help="prices of tokens, a GPU, and larger LLMs"
-    )
-    parser.add_argument("--markdown", type=Path, help="write the tables as Markdown")
+    parser.add_argument("--prices", type=Path, default=PRICES, help="prices of tokens")
     arguments = parser.parse_args()
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
     asked = chosen(arguments, record)
@@ -255,7 +235,7 @@ def main() -> None:
     kept = OUT / f"end_to_end.{arguments.llm}.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps([asdict(each) for each in answers], indent=0) + "\n")
-    report(answers, arguments.llm, json.loads(arguments.prices.read_text()), arguments.markdown)
+    report(answers, arguments.llm, json.loads(arguments.prices.read_text()))
 
 
 def chosen(arguments: argparse.Namespace, record: Record) -> list[Question]:
@@ -279,22 +259,15 @@ def timed(
     return list(run(ways, chat, asked, time.process_time))
 
 
-def report(answers: list[Answered], llm: str, prices: dict[str, Any], path: Path | None) -> None:
-    """Print the tables, and write them as Markdown."""
+def report(answers: list[Answered], llm: str, prices: dict[str, Any]) -> None:
+    """Print the tables."""
     complete = whole(answers)
     tables = {
         f"{llm}, {_count(complete)} questions": overview(complete, prices["prices"]),
         "Right, % (retrieved, %), by kind of question": by_kind(complete),
-        "Calculated for larger LLMs, per million questions": calculated(complete, prices),
     }
-    common = shared(answers)
-    if {each.way for each in common} > {each.way for each in complete}:
-        title = f"{llm}, the {_count(common)} questions that all ways have answered"
-        tables[title] = overview(common, prices["prices"])
     for title, rows in tables.items():
         show(title, rows)
-    if path:
-        path.write_text("\n".join(f"**{title}**\n\n{markdown(rows)}" for title, rows in tables.items()))
 
 
 def _count(answers: list[Answered]) -> int:

@@ -1,14 +1,12 @@
 """Gates on recorded runs: how well P(known) predicts that the LLM answered rightly, and what it costs.
 
     python benchmarks/gates.py --data FILE.jsonl ... [--limit 200] [--gates ik slimplm ...]
-    python benchmarks/gates.py --songs songs_six_llms.dev.jsonl.gz
 
 The data files have one record a question with ``question`` and ``closed_book_correct``.
 """
 
 import argparse
 import json
-import math
 import time
 from datetime import date
 from importlib.metadata import version
@@ -18,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.engine.decision_engine import decide_together
 from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.tuning.metrics import auc
@@ -135,80 +133,20 @@ def show(result: dict) -> None:
             console.print(f"{name}: failed for {row['failed']} questions, which count as p_known = 0.")
 
 
-def songs(path: Path) -> dict:
-    """Whose words to judge: an LLM's own log-probabilities, another LLM's, or the entity's popularity."""
-    records = read(path)
-    llms = list(records[0]["answers"])
-    gate = load_gate(
-        "token_probability", statistic="mean", source="recorded", tokens=128, on_error="raise"
-    )  # all of them
-    confidence, right, empty = {}, {}, {}
-    for llm in llms:
-        answers = [r["answers"][llm] for r in records]
-        drafts = [
-            Draft(text=a["text"], logprobs=tuple(math.log(max(p, 1e-9)) for p in a["token_probs"]), model=llm)
-            for a in answers
-        ]
-        decisions = gate.decide_batch([r["question"] for r in records], drafts=drafts)
-        confidence[llm] = [d.p_known for d in decisions]
-        right[llm] = [a["correct"] for a in answers]
-        empty[llm] = sum(d.error is not None for d in decisions)
-    by_popularity = load_gate("popularity", on_error="raise").decide_batch(
-        [r["question"] for r in records], popularity=[r["popularity"] for r in records]
-    )
-    popularity = [d.p_known for d in by_popularity]
-    return {
-        "n": len(records),
-        "empty": empty,
-        "token_probability": {llm: auc(confidence[llm], right[llm]) for llm in llms},
-        "popularity": {llm: auc(popularity, right[llm]) for llm in llms},
-        "matrix": {a: {b: auc(confidence[a], right[b]) for b in llms} for a in llms},
-    }
-
-
-def show_songs(result: dict) -> None:
-    console = Console(width=160)
-    llms = list(result["popularity"])
-    console.print(
-        f"{result['n']} entity questions, recorded answers; AUC for the correctness of each LLM (column), "
-        f"{date.today()}."
-    )
-    table = Table(box=None)
-    for column in ("evidence", *llms):
-        table.add_column(column, justify="left" if column == "evidence" else "right", no_wrap=True)
-    for name in ("token_probability", "popularity"):
-        label = "own mean log-probability" if name == "token_probability" else name
-        table.add_row(label, *(f"{result[name][llm]:.3f}" for llm in llms))
-    table.add_section()
-    for writer in llms:
-        table.add_row(f"confidence of {writer}", *(f"{result['matrix'][writer][llm]:.3f}" for llm in llms))
-    console.print(table)
-    empty = ", ".join(f"{llm} {n}" for llm, n in result["empty"].items())
-    console.print(f"Answers without a token, for which the gate retrieves (p_known = 0): {empty}.")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, nargs="+")
-    parser.add_argument("--songs", type=Path)
+    parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--gates", nargs="+", choices=GATES, default=UNTRAINED)
     parser.add_argument("--proxy", default="smollm2-135m-instruct")
     parser.add_argument("--resume", action="store_true", help="keep the sets that were measured before")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    if arguments.data:
-        result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy, arguments.resume)
-        (OUT / "gates.json").write_text(json.dumps(result, indent=1))
-        show(result)
-    if arguments.songs:
-        result = songs(arguments.songs)
-        (OUT / "gates_songs.json").write_text(json.dumps(result, indent=1))
-        show_songs(result)
-    if not arguments.data and not arguments.songs:
-        parser.error("give --data or --songs")
+    result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy, arguments.resume)
+    (OUT / "gates.json").write_text(json.dumps(result, indent=1))
+    show(result)
 
 
 if __name__ == "__main__":

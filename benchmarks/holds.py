@@ -1,6 +1,6 @@
 """Do the passages hold the answer? Fits the model of P(helps) that ships, on searches with known answers.
 
-    python benchmarks/holds.py --data DIR [--read] [--save rgate_integrations/weights/look-first]
+    python benchmarks/holds.py --data DIR [--save rgate_integrations/weights/look-first]
 
 No LLM has a part in it. DIR holds the recorded questions adaptive_llama31_8b.*.dev.jsonl, practical.dev.jsonl, and
 the corpora hotpot_2wiki, slimplm and retrievalqa with their questions. The passages of a search hold the answer if a
@@ -22,8 +22,6 @@ from rich.table import Table
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations import load_gate
-from rgate_integrations.answering.look_first import LookFirst, compare
 from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, save_utility_model
 from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
 from rgate_integrations.index import Passage
@@ -256,30 +254,6 @@ def show(rows: Rows, p_contains_answer: np.ndarray) -> dict[str, float]:
     return found
 
 
-def show_read(rows: Rows, model: PassageUtilityModel) -> None:
-    """Print how often the default gate, and a look after it, have the passages of unseen corpora read."""
-    gate, options = load_gate(on_error="raise"), LookFirst(model=model)
-    table = Table(
-        title="passages that are read, corpora that training did not see", title_justify="left", box=None
-    )
-    for column in ("corpus", "passages", "n", "question alone", "look first", "look first, neither: direct"):
-        table.add_column(column, justify="left" if column in ("corpus", "passages") else "right")
-    corpora = rows.where("corpus")
-    for corpus in dict.fromkeys(corpora[rows.unseen]):
-        own = np.flatnonzero(corpora == corpus)
-        decisions = gate.decide_batch([rows.searches[row].question for row in own])
-        p_known = np.array([decision.p_known for decision in decisions])
-        p_helps = model.p_helps(model.p_contains_answer(rows.features[own]), p_known)
-        looks = [compare(d, float(p), options) for d, p in zip(decisions, p_helps, strict=True)]
-        alone = np.array([decision.retrieve for decision in decisions])
-        read = np.array([look.retrieve for look in looks])
-        saving = np.array([look.outcome == "retrieve" for look in looks])
-        for name, part in (("hold the answer", rows.held[own]), ("do not", ~rows.held[own])):
-            shares = (f"{way[part].mean():.1%}" for way in (alone, read, saving))
-            table.add_row(corpus, name, str(int(part.sum())), *shares)
-    CONSOLE.print(table)
-
-
 def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(
@@ -287,7 +261,6 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path)
-    parser.add_argument("--read", action="store_true", help="also ask the default gate about unseen corpora")
     arguments = parser.parse_args()
     corpora = read_corpora(arguments.data)
     passages = {passage.id: passage for corpus in corpora.values() for passage in corpus}
@@ -296,8 +269,6 @@ def main() -> None:
     model = rows.fit(~rows.unseen)
     for name, weight in zip(model.features, model.weights, strict=True):
         CONSOLE.print(f"{name:12} {weight:7.3f}")
-    if arguments.read:
-        show_read(rows, model)
     if arguments.save is not None:
         trained = int((~rows.unseen).sum())
         provenance = {

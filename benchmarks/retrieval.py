@@ -1,7 +1,6 @@
 """What to retrieve: recall of supporting passages for the question, the claims of an answer, and both.
 
     python benchmarks/retrieval.py [--data DIR] [--limit 200] [--filter]
-    python benchmarks/retrieval.py --llama-index         ClaimFusionRetriever against the retriever it wraps
 
 DIR holds hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
 answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt4.jsonl (annotated claims).
@@ -27,7 +26,6 @@ from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.retriever import Hit, passage_id
 from rgate_integrations.runtime.files import read_jsonl
-from rgate_integrations.runtime.text import normalise, token_f1
 
 OUT = Path(__file__).parent / "out"
 CONSOLE = Console(width=120)
@@ -130,72 +128,6 @@ def measure_recall(data: Path, limit: int | None, filtered: bool) -> dict:
     return rows
 
 
-class Recorded:
-    """A gate that always retrieves and hands on what an LLM is recorded to have answered."""
-
-    def __init__(self, answers: dict[str, str]) -> None:
-        self.answers = answers
-
-    def decide_batch(self, questions: list[str], **options: object) -> list[Decision]:
-        """Decide."""
-        drafts = [Draft(text=self.answers.get(q, ""), source="recorded") for q in questions]
-        return [
-            Decision(question=q, retrieve=True, p_known=0.0, draft=d)
-            for q, d in zip(questions, drafts, strict=True)
-        ]
-
-    async def adecide_batch(self, questions: list[str], **options: object) -> list[Decision]:
-        """Decide."""
-        return self.decide_batch(questions)
-
-
-def measure_llama_index(data: Path, limit: int | None) -> None:
-    """Compare `ClaimFusionRetriever` with the retriever that it wraps, given the question."""
-    from rgate_integrations.llama_index import ClaimFusionRetriever, IndexRetriever
-
-    questions, answers = load(data, limit)
-    gate = Recorded({q["question"]: answers.get(q["id"], "") for q in questions})
-    plain = IndexRetriever(index_of(data), similarity_top_k=10)
-    fused = ClaimFusionRetriever([plain], gate, similarity_top_k=10)
-    for name, retriever in (("question alone", plain), ("ClaimFusionRetriever", fused)):
-        shares = []
-        for question in questions:
-            supporting = set(question["supporting_ids"])
-            found = {n.node.node_id for n in retriever.retrieve(question["question"])}
-            shares.append(len(supporting & found) / len(supporting))
-        CONSOLE.print(f"{name}: recall@10 {np.mean(shares):.3f} on {len(questions)} questions")
-
-
-def measure_agreement(data: Path) -> dict:
-    """Compare the sentence rewriter's queries with the annotated ones."""
-    records = [r for r in read(data / "claims_gpt4.jsonl") if r["claims"]]
-    decisions = [
-        Decision(
-            question=r["question"],
-            retrieve=True,
-            p_known=0.0,
-            draft=Draft(text=r["closed_book_text"], source="recorded"),
-        )
-        for r in records
-    ]
-    plans = plan_queries(decisions, always_include_question=False, max_queries=50)
-    f1, ours, theirs = [], [], []
-    for record, plan in zip(records, plans, strict=True):
-        mine = [normalise(q.text) for q in plan.queries]
-        gold = [normalise(c["query"] or c["claim"]) for c in record["claims"] if c["needs_search"]]
-        ours.append(len(mine))
-        theirs.append(len(gold))
-        f1 += [max((token_f1(g, m) for m in mine), default=0.0) for g in gold]
-    found = {
-        "answers": len(records),
-        "best match F1": float(np.mean(f1)),
-        "queries an answer": float(np.mean(ours)),
-        "annotated queries an answer": float(np.mean(theirs)),
-    }
-    CONSOLE.print("agreement with annotated claims: " + ", ".join(f"{k} {v:.3g}" for k, v in found.items()))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,15 +135,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--filter", action="store_true", help="also judge the claims with the gate")
-    parser.add_argument("--llama-index", action="store_true")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
-    if arguments.llama_index:
-        measure_llama_index(arguments.data, arguments.limit)
-        return
     found = {
         "recall": measure_recall(arguments.data, arguments.limit, arguments.filter),
-        "agreement": measure_agreement(arguments.data),
         "date": date.today().isoformat(),
         "versions": {n: version(n) for n in ("faiss-cpu", "bm25s", "sentence-transformers")},
     }

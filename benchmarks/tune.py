@@ -2,15 +2,11 @@
 
     python benchmarks/tune.py --data ../shared/data --cache DIR
 
-For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, three tables, all measured on the rest:
+For 50, 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, two tables, both measured on the rest:
 
 - the question alone: the AUC of P(known) of a gate that is fitted to them alone, of the shipped one, and of the
   shipped one corrected by them; and how often the promise of `MaxLoss` is made, and how often it holds;
-- answer first: the same with the log-probabilities of the answers, where these are recorded;
-- labels by agreement: how often they equal gold labels, and the AUC for gold labels of a gate that is tuned on them.
-
-A fourth table compares the shipped gates that tuning may start from, on questions that neither was trained on, and a
-fifth one label a question with the share of right samples (``--samples``).
+- answer first: the same with the log-probabilities of the answers, where these are recorded.
 
 ``--cache`` keeps hidden states and shipped scores between runs.
 """
@@ -37,13 +33,9 @@ from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
-from rgate_integrations.tuning.labelling import agreeing
 from rgate_integrations.tuning.metrics import auc
 from rgate_integrations.tuning.policies import MaxLoss
-from rgate_integrations.tuning.questions import Question
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
 SHIPPED = "default-heads"
@@ -60,7 +52,6 @@ SOURCES = (
     (REALTIME, "GPT-3 (text-davinci-002)"),
 )
 SONGS = "songs_six_llms.dev.jsonl.gz"
-SAMPLED = ("more/gemma2b_triviaqa.jsonl.gz", "gemma-2b-it")
 
 
 @dataclass(frozen=True)
@@ -222,65 +213,6 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f}" if values else "-"
 
 
-def agreement(arguments: argparse.Namespace) -> None:
-    """Print how often labels by agreement equal gold labels, and what tuning on them gives for gold labels."""
-    name, llm = SOURCES[-1]
-    records = read(arguments.data / name, llm, arguments.most, arguments.seed)
-    answered = []
-    for record in records:
-        question = Question(record["question"].strip(), tuple(record["gold_answers"]))
-        closed, rag = Draft(text=record["closed_book_answer"] or ""), Draft(text=record["rag_answer"] or "")
-        answered.append(Answered(question, {"direct": closed, "retrieve": rag}, {}))
-    gold = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
-    agree = np.array(
-        agreeing([each.direct.text for each in answered], [each.retrieve.text for each in answered], None)
-    )
-    print(f"{llm}: agreement equals gold for {(gold == agree).mean():.1%} of {len(gold)}; "
-          f"known by gold {gold.mean():.1%}, by agreement {agree.mean():.1%}")  # fmt: skip
-    data = recorded(arguments, name, llm)
-    for n in arguments.sizes:
-        by_gold, by_agreement = [], []
-        for seed in range(arguments.seeds):
-            order = np.random.default_rng(seed).permutation(len(gold))
-            fit, rest = order[:n], order[n:]
-            components = Basis.of(data.states[fit], seed)(data.states)
-            for labels, aucs in ((gold, by_gold), (agree, by_agreement)):
-                whole = Table(data.prior, components, np.zeros((len(gold), 0)), labels)
-                aucs.append(auc(fit_correction(whole.part(fit), seed)(whole.part(rest)), gold[rest]))
-        print(f"n = {n}: AUC {np.mean(by_gold):.3f} by gold, {np.mean(by_agreement):.3f} by agreement")
-
-
-def soft(arguments: argparse.Namespace) -> None:
-    """Print the AUC of gates that are fitted to one label a question, and to the share of right samples."""
-    name, llm = SAMPLED
-    also = {record["question"].strip() for record in lines(arguments.data / EVOUNA)}
-    records = [r for r in read(arguments.data / name, llm, 10**6, 0) if r["question"].strip() in also]
-    questions = [record["question"].strip() for record in records]
-    prior, states = shipped_logits(questions, arguments.cache), states_of(questions, arguments.cache)
-    known = np.array([record["closed_book_correct"] for record in records], dtype=bool)
-    ten = np.array([record["closed_book_soft"] for record in records], dtype=float)
-    right = np.rint(10 * ten).astype(int)
-    five = np.random.default_rng(0).hypergeometric(right, 10 - right, 5) / 5
-    none = np.zeros((len(known), 0))
-    labels = {"its answer": None, "5 samples": five, "10 samples": ten}
-    print(f"{llm}: {len(known)} questions, {known.mean():.1%} known; the samples of "
-          f"{((ten > 0) & (ten < 1)).mean():.1%} are neither all right nor all wrong")  # fmt: skip
-    print(f"| n | shipped | {' | '.join(labels)} |\n|{'---|' * (2 + len(labels))}")
-    for n in arguments.sizes:
-        found: dict[str, list[float]] = {column: [] for column in ("shipped", *labels)}
-        for seed in range(arguments.seeds):
-            order = np.random.default_rng(seed).permutation(len(known))
-            fit, rest = order[:n], order[n:]
-            components = Basis.of(states[fit], seed)(states)
-            found["shipped"].append(auc(prior[rest], known[rest]))
-            for column, shares in labels.items():
-                whole = Table(prior, components, none, known, shares)
-                found[column].append(
-                    auc(fit_correction(whole.part(fit), seed)(whole.part(rest)), known[rest])
-                )
-        print(f"| {n} | {' | '.join(_mean(values) for values in found.values())} |", flush=True)
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -293,19 +225,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=3_000, help="Questions of an LLM.")
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
-    parser.add_argument("--soft", action="store_true", help="Print the table of sampled labels alone.")
     arguments = parser.parse_args()
-    if arguments.soft:
-        soft(arguments)
-        return
     data = [recorded(arguments, name, llm) for name, llm in SOURCES]
     table(arguments, data, ("nothing", "shipped", "tuned", "promised", "held", "skipped"))
     print()
     table(arguments, list(songs(arguments)), ("nothing", "shipped", "tuned", "answer first"))
-    print()
-    agreement(arguments)
-    print()
-    soft(arguments)
 
 
 if __name__ == "__main__":

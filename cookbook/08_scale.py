@@ -70,8 +70,7 @@ print(decision.retrieve, "-", decision.error.message)
 # %% [markdown]
 # ## A GPU
 #
-# Nothing to set: with CUDA the proxy is loaded in bfloat16. `python benchmarks/gpu.py` prints how fast it drafts
-# there, and how far that is from what the memory allows.
+# Nothing to set: with CUDA a local model is loaded in bfloat16. That path has not been measured.
 
 # %%
 print("CUDA" if torch.cuda.is_available() else "no CUDA here: float32 on the CPU")
