@@ -67,7 +67,9 @@ class DraftSpec(EvidenceSpec[Draft]):
         if unwritten:
             written = self._write(context.part(unwritten))
             for place, draft in zip(unwritten, written, strict=True):
-                pieces[place] = Piece(draft, _writing_cost(draft))
+                calls = int(draft.prompt_tokens > 0 or draft.text != "")  # no tokens take no call
+                cost = Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+                pieces[place] = Piece(draft, cost)
         return [pieces[place] for place in range(len(context.inputs))]
 
     def _beginning_of(self, given: Draft, context: Context) -> Draft:
@@ -92,26 +94,23 @@ class DraftSpec(EvidenceSpec[Draft]):
                 hint="Pass drafts=[...] to decide_batch, or load the gate with source='proxy'.",
             )
         if self.source == "llm":
-            return self._asked_of_the_llm(context)
+            if context.llm is None:
+                raise EvidenceError(
+                    "This gate judges the LLM's own first tokens, and it has no LLM.",
+                    hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
+                )
+            questions = [each.question for each in context.inputs]
+            drafts = context.llm.draft(questions, self.tokens)
+            if len(drafts) != len(questions):
+                raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
+            return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
         values = questions_as_values(context)
         for other in context.planned:
             if isinstance(other, WrittenWithDraft) and other.comes_with(self):
-                drafts, pieces = other.write(self, context.proxy, values)
+                written, pieces = other.write(self, context.proxy, values)
                 context.also(other, pieces)
-                return drafts
+                return written
         return context.proxy.generate(self.prompt, values, tokens=self.tokens)
-
-    def _asked_of_the_llm(self, context: Context) -> list[Draft]:
-        if context.llm is None:
-            raise EvidenceError(
-                "This gate judges the LLM's own first tokens, and it has no LLM.",
-                hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
-            )
-        questions = [each.question for each in context.inputs]
-        drafts = context.llm.draft(questions, self.tokens)
-        if len(drafts) != len(questions):
-            raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
-        return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
 
     def _read(self, context: Context) -> list[Piece[Draft]]:
         """Let the proxy read drafts whose source gave no log-probabilities."""
@@ -168,9 +167,3 @@ def quoted_values(context: Context, draft: DraftSpec | None) -> list[dict[str, s
 def is_that_draft(quoted: DraftSpec | None, written: DraftSpec) -> bool:
     """Return whether a draft that is quoted is the one that is written, whoever reads it afterwards."""
     return quoted is not None and replace(quoted, logprobs=False) == written
-
-
-def _writing_cost(draft: Draft) -> Cost:
-    """Return what writing a draft cost; an empty one of no tokens took no call."""
-    calls = int(draft.prompt_tokens > 0 or draft.text != "")
-    return Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))

@@ -43,12 +43,10 @@ class NeighboursSpec(EvidenceSpec[Neighbours]):
 
     def compute(self, context: Context) -> list[Piece[Neighbours]]:
         """Search the labelled questions for all questions together."""
-        labelled = context.memory((self.examples, self.embedder), self._labelled)
+        key = (self.examples, self.embedder)
+        labelled = context.memory(key, lambda: LabelledQuestions(self.examples, self.embedder))
         nearest = labelled.nearest([each.question for each in context.inputs], self.k)
         return [Piece(neighbours, Cost(model_calls=1)) for neighbours in nearest]
-
-    def _labelled(self) -> LabelledQuestions:
-        return LabelledQuestions(self.examples, self.embedder)
 
 
 class LabelledQuestions:
@@ -65,7 +63,16 @@ class LabelledQuestions:
     def __init__(self, path: str, embedder: str) -> None:
         from rgate_integrations.index.embedder import SentenceEmbedder
 
-        self.questions, self.known = _read_labels(path)
+        self.questions: list[str] = []
+        self.known: list[bool] = []
+        for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
+            label = record.fields.get("known", record.fields.get("closed_book_correct"))
+            if not isinstance(label, bool):
+                raise record.wrong("no label")
+            self.questions.append(record.text("question"))
+            self.known.append(label)
+        if not self.questions:
+            raise DataFormatError(f"{path} holds no labelled questions.")
         self._embedder = SentenceEmbedder(embedder)
         self._vectors = self._embedder.embed(self.questions)
 
@@ -77,17 +84,3 @@ class LabelledQuestions:
         for row, best in zip(similarities, order, strict=True):
             found.append(tuple(Neighbour(self.questions[j], self.known[j], float(row[j])) for j in best))
         return found
-
-
-def _read_labels(path: str) -> tuple[list[str], list[bool]]:
-    questions, known = [], []
-    hint = 'Each line needs {"question": "…", "known": true|false}.'
-    for record in read_records(path, hint=hint):
-        label = record.fields.get("known", record.fields.get("closed_book_correct"))
-        if not isinstance(label, bool):
-            raise record.wrong("no label")
-        questions.append(record.text("question"))
-        known.append(label)
-    if not questions:
-        raise DataFormatError(f"{path} holds no labelled questions.")
-    return questions, known

@@ -66,18 +66,23 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
     """
     asked = words_of(question)
     weights = {word: weight_of(word) for word in asked - _SAY_NOTHING}
-    read = [_Read.of(passage) for passage in passages[:READ]]
-    everything = frozenset[str]().union(*(each.words for each in read))
-    covered = [_share(weights, each.words) for each in read] or [0.0]
-    return np.array(
-        [
-            covered[0],
-            max(covered),
-            _share(weights, everything),
-            _titles_named(read, asked),
-            _titles_linked(read, asked),
-        ]
-    )
+    texts: list[frozenset[str]] = []
+    titles: list[frozenset[str]] = []
+    for passage in passages[:READ]:
+        title = words_of(passage.title)
+        texts.append(words_of(passage.text[:_LONGEST]) | title)
+        titles.append(title - _SAY_NOTHING)
+    covered = [_share(weights, words) for words in texts] or [0.0]
+    named = linked = 0
+    for title in titles:
+        named += bool(title) and title <= asked
+        if (
+            not title <= asked
+        ):  # a bridge: "Titanic" leads to "James Cameron", whom the question does not name
+            others = [words for words, other in zip(texts, titles, strict=True) if other != title]
+            linked += any(title <= words for words in others)
+    everything = frozenset[str]().union(*texts)
+    return np.array([covered[0], max(covered), _share(weights, everything), named / READ, linked / READ])
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -88,19 +93,6 @@ def words_of(text: str) -> frozenset[str]:
 def weight_of(word: str) -> float:
     """Return how much a word tells, from 0 for the most common of English to 1 for the rare."""
     return _common().get(word, 1.0)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """The words of a passage, title and all, and those of its title that say something."""
-
-    words: frozenset[str]
-    title: frozenset[str]
-
-    @classmethod
-    def of(cls, passage: FoundPassage) -> _Read:
-        title = words_of(passage.title)
-        return cls(words_of(passage.text[:_LONGEST]) | title, title - _SAY_NOTHING)
 
 
 @lru_cache(maxsize=1)
@@ -119,17 +111,3 @@ def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:
     """Return the weight of those of the question's words that are among some words, as a share of all; 0 for none."""
     total = sum(weights.values())
     return sum(weight for word, weight in weights.items() if word in words) / total if total else 0.0
-
-
-def _titles_named(read: Sequence[_Read], asked: frozenset[str]) -> float:
-    """Return the share of passages whose whole title the question names."""
-    return sum(bool(each.title) and each.title <= asked for each in read) / READ
-
-
-def _titles_linked(read: Sequence[_Read], asked: frozenset[str]) -> float:
-    """Return the share of passages whose title another passage names, though the question does not."""
-    linked = 0
-    for each in read:
-        others = (other.words for other in read if other.title != each.title)
-        linked += bool(each.title - asked) and any(each.title <= words for words in others)
-    return linked / READ
