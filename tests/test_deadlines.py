@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.engine.loading import gate_from_json
 from rgate_integrations.errors import ConfigurationError, OverloadedError
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -102,7 +101,6 @@ def test_the_deadline_is_kept_with_the_gate():
     gate = load_gate("prompt", timeout=2.5)
     assert gate.timeout == 2.5
     assert pickle.loads(pickle.dumps(gate)).timeout == 2.5  # noqa: S301
-    assert gate_from_json(gate.to_json()).timeout == 2.5
     assert gate.with_options(threshold=0.3).timeout == 2.5
     assert load_gate("prompt", timeout=float("inf")).timeout is None
 

@@ -5,7 +5,6 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 
 from __future__ import annotations
 
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -165,10 +164,6 @@ class DecisionEngine:
         """Return the gate's name and parameters, and the options, as JSON values."""
         rules = {"rules": self.rules.config()} if self.rules else {}
         return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout, **rules}
-
-    def to_json(self) -> str:
-        """Return `config` as JSON; `rgate_integrations.engine.loading.gate_from_json` reads it."""
-        return json.dumps(self.config())
 
     # --- decisions -----------------------------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ from rgate_integrations.engine.decision_engine import DecisionEngine, OnError
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Drafter
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.registry import gate_from_config, make_gate
-from rgate_integrations.gates.rules import RuleOrRules, Rules
+from rgate_integrations.gates.registry import make_gate
+from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.runtime.files import parsed_json
 
 DEFAULT_GATE = "default-heads"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
@@ -88,25 +87,3 @@ def told_llm(gate: Gate, llm_name: str) -> Gate:
             hint="Gates with heads do, such as the default one.",
         )
     return gate.for_llm(llm_name)
-
-
-def gate_from_json(text: str) -> DecisionEngine:
-    """Return what `DecisionEngine.to_json` described.
-
-    Raises:
-        ConfigurationError: It is not JSON, or describes no gate.
-    """
-    try:
-        config = parsed_json(text)
-    except ValueError as error:
-        raise ConfigurationError(f"This is not JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise ConfigurationError("A gate's JSON must be an object.")
-    rules = Rules.from_config(config.get("rules", {}))
-    return DecisionEngine(
-        gate_from_config(config),
-        on_error=config.get("on_error", "retrieve"),
-        timeout=config.get("timeout"),
-        always=rules.always,
-        never=rules.never,
-    )

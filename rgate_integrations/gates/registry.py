@@ -40,7 +40,6 @@ _GATES = {
     "token_probability": "papers.token_probability:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }
-_OF_THE_ENGINE = ("on_error", "timeout", "rules")
 _MOST_FOLDERS = 16
 _OPENED: ContextVar[list[str] | None] = ContextVar("_OPENED", default=None)
 """The folders that are opened for one gate: each may name others, and those others again."""
@@ -104,7 +103,7 @@ def loadable(folder: str | Path) -> str:
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
     """Make a gate from what `Gate.config` returned."""
-    parameters = {name: value for name, value in config.items() if name not in ("gate", *_OF_THE_ENGINE)}
+    parameters = {name: value for name, value in config.items() if name != "gate"}
     return make_gate(str(config.get("gate", "")), **parameters)
 
 

@@ -248,7 +248,7 @@ def _check_made_alike(folder: Path, facts: dict[str, Any], *, begun: bool) -> No
 def _facts_of(gate: GateLike | str | None) -> dict[str, Any]:
     """Return what tells a gate apart from others: what it is and, where it was trained, its ``gate.json``."""
     engine = _loaded(gate)
-    facts = {"gate": engine.to_json() if isinstance(engine, DecisionEngine) else type(engine).__name__}
+    facts = {"gate": engine.config() if isinstance(engine, DecisionEngine) else type(engine).__name__}
     if isinstance(gate, str) and (Path(gate) / CONFIG).is_file():
         facts["saved"] = (Path(gate) / CONFIG).read_text(encoding="utf-8")
     return facts
