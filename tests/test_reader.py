@@ -48,12 +48,6 @@ def states_of(reader, questions, drafts=None, layers=LAYERS):
     return [each.states for each in reader.hidden(questions, drafts, layers)]
 
 
-def damaged(folder, tmp_path):
-    copy = tmp_path / "reader"
-    shutil.copytree(folder, copy)
-    return copy
-
-
 @pytest.mark.model
 def test_states_are_close_to_those_of_transformers(reader, smollm2):
     exact = LocalProxy("smollm2-135m-instruct", dtype="float32")
@@ -89,20 +83,14 @@ def test_no_company_changes_one_bit(reader):
 
 
 @pytest.mark.model
-def test_what_follows_a_question_does_not_change_its_states(reader):
-    question = (PooledLayer(18, "question", "mean"), PooledLayer(18, "prompt", "last"))
-    with_draft = states_of(reader, QUESTIONS, DRAFTS, question)
-    for own, other in zip(states_of(reader, QUESTIONS, None, question), with_draft, strict=True):
-        assert np.array_equal(own, other)
-
-
-@pytest.mark.model
-def test_only_the_question_is_read_where_nothing_else_is_asked_for(reader):
+def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_asked_for(reader):
     alone = (PooledLayer(18, "question", "mean"), PooledLayer(18, "question", "last"))
     both = (*alone, PooledLayer(18, "prompt", "last"))
-    for question in (*QUESTIONS, "<|im_end|>"):
-        (less,), (more,) = reader.hidden([question], None, alone), reader.hidden([question], None, both)
+    for question, draft in zip((*QUESTIONS, "<|im_end|>"), (*DRAFTS, "x"), strict=True):
+        (less,) = reader.hidden([question], None, alone)
+        (more,), (begun,) = reader.hidden([question], None, both), reader.hidden([question], [draft], both)
         assert np.array_equal(less.states, more.states[:2])
+        assert np.array_equal(more.states, begun.states)
         assert less.prompt_tokens < more.prompt_tokens or question == "<|im_end|>"
 
 
@@ -130,7 +118,7 @@ def test_a_decision_needs_neither_torch_nor_transformers(reader):
 @pytest.mark.model
 @pytest.mark.parametrize("name", [WEIGHTS, TOKENIZER])
 def test_a_missing_file_is_an_error_with_the_remedy(reader, tmp_path, name):
-    folder = damaged(cached_path(READER), tmp_path)
+    folder = shutil.copytree(cached_path(READER), tmp_path / "reader")
     (folder / name).unlink()
     with pytest.raises(ModelLoadError) as caught:
         Reader(folder)
@@ -140,17 +128,14 @@ def test_a_missing_file_is_an_error_with_the_remedy(reader, tmp_path, name):
 @pytest.mark.model
 @pytest.mark.parametrize("part", [0.3, 0.6, 0.9])  # the embedding ends at 0.28
 def test_damaged_weights_are_noticed(reader, tmp_path, part):
-    folder = damaged(cached_path(READER), tmp_path)
-    weights = folder / WEIGHTS
-    content = bytearray(weights.read_bytes())
+    folder = shutil.copytree(cached_path(READER), tmp_path / "reader")
+    content = bytearray((folder / WEIGHTS).read_bytes())
     start = int(part * len(content))
     content[start : start + 2_000_000] = bytes(2_000_000)
-    weights.write_bytes(content)
-    with pytest.raises(ModelLoadError):
-        Reader(folder)
-    weights.write_bytes(content[:start])
-    with pytest.raises(ModelLoadError):
-        Reader(folder)
+    for damaged in (content, content[:start]):
+        (folder / WEIGHTS).write_bytes(damaged)
+        with pytest.raises(ModelLoadError):
+            Reader(folder)
 
 
 def test_without_its_file_every_question_is_retrieved_for(tmp_path, monkeypatch):

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 _SHORT = 128
 """Padding up to so many tokens costs less than another pass."""
@@ -194,15 +192,6 @@ def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:
     """Return the seed of one sampled answer: a hash of seed, number of the sample, and prompt."""
     digest = hashlib.sha256(f"{seed}|{sample}|{','.join(map(str, ids))}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def can_share_cache(cache: Any) -> bool:
-    """Return whether a cache keeps every position of every layer.
-
-    Those of sliding windows drop positions, and those of recurrent models are one state of the whole text: neither
-    can be continued after padding.
-    """
-    return type(cache) is DynamicCache and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 # --- hidden states -------------------------------------------------------------------------------------------

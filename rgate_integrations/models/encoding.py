@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +53,6 @@ class PromptEncoder:
         # The longest first: one may be a part of another.
         self._control = sorted(control, key=len, reverse=True)
 
-    @property
-    def pad_token_id(self) -> int:
-        """Id of the padding token."""
-        return int(self.tokenizer.pad_token_id)
-
     def stop_ids(self) -> list[int]:
         """Return the ids of the tokens that end an answer; the one that ends an answer in training comes first."""
         vocabulary = self.tokenizer.get_vocab()
@@ -106,10 +102,7 @@ class PromptEncoder:
             # Two renderings differ from the first field on.
             some = self._encode(prompt, dict.fromkeys(prompt.fields, "a")).ids
             other = self._encode(prompt, dict.fromkeys(prompt.fields, "1")).ids
-            length = 0
-            while length < min(len(some), len(other)) and some[length] == other[length]:
-                length += 1
-            self._shared_prefixes[prompt] = some[:length]
+            self._shared_prefixes[prompt] = tuple(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
         return self._shared_prefixes[prompt]
 
     def after_draft(self, prompt: PromptTemplate) -> list[int]:
@@ -163,11 +156,6 @@ class PromptEncoder:
             done = whole
         return texts
 
-    def vocabulary_texts(self, size: int) -> list[str]:
-        """Return the text of each token of the tokenizer, at most ``size``."""
-        count = min(size, len(self.tokenizer))
-        return list(self.tokenizer.batch_decode([[token_id] for token_id in range(count)]))
-
     def _text(self, prompt: PromptTemplate, values: Values) -> str:
         if self.chat and not prompt.raw:
             return self._rendered(prompt.messages(**values))
@@ -199,8 +187,8 @@ class PromptEncoder:
         tail = self._tail(prompt)
         encoding = self.tokenizer(
             text.removesuffix(tail),
-            add_special_tokens=prompt.raw
-            or not self.chat,  # a chat template writes its control tokens itself
+            # A chat template writes its control tokens itself.
+            add_special_tokens=prompt.raw or not self.chat,
             return_offsets_mapping=True,
         )
         return EncodedPrompt(

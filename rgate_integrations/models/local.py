@@ -116,17 +116,9 @@ class LocalProxy(Proxy):
             raise ConfigurationError(
                 f"temperature must be above 0, not {temperature}.", hint="Use generate()."
             )
-        self.load()
-        from rgate_integrations.models.decoding import row_seed
-        from rgate_integrations.models.model_runner import Sampling
-
-        rows, seeds = [], []
-        for row in self._encode(prompt, values):
-            for sample in range(n):
-                rows.append(row)
-                seeds.append(row_seed(seed, sample, row.ids))
+        rows = self._encode(prompt, values)
         with self.using() as runner:
-            written = runner.generate(rows, tokens, sampling=Sampling(temperature, seeds))
+            written = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
         drafts = [each.draft for each in written]
         return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
 
@@ -285,7 +277,7 @@ class LocalProxy(Proxy):
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        if self._runner is None and self._is_default and cached_path(reader.READER) is not None:
+        if self._reader_stands_in:
             return self._reader.truncate(text, tokens)
         return self.encoder.truncate(text, tokens)
 
@@ -307,8 +299,10 @@ class LocalProxy(Proxy):
     # --- the reader ------------------------------------------------------------------------------------------
 
     @property
-    def _is_default(self) -> bool:
-        return self.name == reader.READS
+    def _reader_stands_in(self) -> bool:
+        """Whether the reader tells what is asked of the whole model, which is not loaded."""
+        is_default = self.name == reader.READS
+        return is_default and self._runner is None and cached_path(reader.READER) is not None
 
     @property
     def _reader(self) -> reader.Reader:
@@ -332,7 +326,7 @@ class LocalProxy(Proxy):
             if draft.response_id and find_answer(draft.response_id) is not None:
                 return False  # a local model has kept its states while it wrote this draft
         usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
-        return self._is_default and usual and reader.can_read(prompt, layers)
+        return self.name == reader.READS and usual and reader.can_read(prompt, layers)
 
     def _given(self, drafts: Sequence[Draft] | None) -> list[str | Sequence[int]] | None:
         """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
@@ -348,7 +342,7 @@ class LocalProxy(Proxy):
     @property
     def fingerprint(self) -> str:
         """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
-        if self._runner is None and self._is_default and cached_path(reader.READER) is not None:
+        if self._reader_stands_in:
             return reader.FINGERPRINT
         return self.runner.fingerprint
 
@@ -389,8 +383,8 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        read = reader.reader_calls() if self._is_default else 0
-        return read + (self._runner.calls if self._runner else 0)
+        own = self._runner.calls if self._runner else 0
+        return own + (reader.reader_calls() if self.name == reader.READS else 0)
 
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import PooledLayer, pool_states, spans_of
@@ -21,7 +23,6 @@ from rgate_integrations.models.decoding import (
     CachedPrefix,
     ChosenTokens,
     Decoder,
-    can_share_cache,
     can_watch,
     choose_tokens,
     entropy_and_margin,
@@ -29,6 +30,7 @@ from rgate_integrations.models.decoding import (
     layer_states,
     pad_left,
     positions,
+    row_seed,
 )
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.models.fingerprint import fingerprint
@@ -47,13 +49,6 @@ _MIN_PREFIX_TOKENS = 8
 """A prefix of fewer tokens is not worth a cache of its own."""
 _MAX_PREFIXES = 8
 """So many prefixes are kept, each with the keys and values of all layers."""
-
-
-class Sampling(NamedTuple):
-    """How answers are drawn: the temperature, and for each row a seed."""
-
-    temperature: float
-    seeds: Sequence[int]
 
 
 class Judgment(NamedTuple):
@@ -121,23 +116,31 @@ class ModelRunner:
         rows: Sequence[EncodedPrompt],
         tokens: int,
         *,
-        sampling: Sampling | None = None,
+        samples: int = 1,
+        temperature: float = 0.0,
+        seed: int = 0,
         layers: Sequence[PooledLayer] = (),
         judgment: Judgment | None = None,
     ) -> list[Generated]:
-        """Continue prompts of one template.
+        """Continue prompts of one template; what is drawn depends on seed and prompt, never on the batch.
 
         Args:
             rows: The prompts.
             tokens: Maximum number of new tokens, >= 1.
-            sampling: How tokens are drawn, or None for greedy decoding.
+            samples: How many continuations of each prompt, which come one after the other.
+            temperature: Divides the logits; 0 is greedy.
+            seed: Of the draw.
             layers: Which states are pooled on the way; their layers must pass `can_watch`.
             judgment: What is scored on the draft's own keys and values.
         """
-        temperature, seeds = sampling or Sampling(0.0, [0] * len(rows))
-        work = partial(self._generate, tokens, temperature, layers, judgment)
-        lengths = [len(row.ids) + tokens for row in rows]
-        return self.in_batches(work, list(zip(rows, seeds, strict=True)), lengths)
+        seeded = []
+        for row in rows:
+            for sample in range(samples):
+                seeded.append((row, row_seed(seed, sample, row.ids)))
+        lengths = [len(row.ids) + tokens for row, _ in seeded]
+        return self.in_batches(
+            partial(self._generate, tokens, temperature, layers, judgment), seeded, lengths
+        )
 
     def _generate(
         self,
@@ -342,14 +345,14 @@ class ModelRunner:
 
     def _inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return the arguments of a forward pass that reads rows and keeps nothing."""
-        ids, mask = pad_left(rows, self.encoder.pad_token_id, self.model.device)
+        ids, mask = pad_left(rows, self.encoder.tokenizer.pad_token_id, self.model.device)
         return {"input_ids": ids, "attention_mask": mask, "position_ids": positions(mask), "use_cache": False}
 
     def _decoder(
         self, rows: Sequence[tuple[int, ...]], template: PromptTemplate, layers: Collection[int] = ()
     ) -> Decoder:
         prefix = CachedPrefix() if layers else self._prefix(rows, template)  # a prefix has no states
-        return Decoder(rows, self.encoder.pad_token_id, self.model.device, layers, prefix)
+        return Decoder(rows, self.encoder.tokenizer.pad_token_id, self.model.device, layers, prefix)
 
     def _prefix(self, rows: Sequence[tuple[int, ...]], template: PromptTemplate) -> CachedPrefix:
         """Return the prefix that prompts of one template share, read once in a process; may be empty."""
@@ -362,20 +365,26 @@ class ModelRunner:
             if len(self._prefixes) == _MAX_PREFIXES:
                 self._prefixes.clear()
             output = self.model.base_model(torch.tensor([ids], device=self.model.device), use_cache=True)
-            shared = can_share_cache(output.past_key_values)
-            self._prefixes[key] = CachedPrefix(ids, output.past_key_values) if shared else CachedPrefix()
+            cache = output.past_key_values
+            # Caches of sliding windows drop positions, and those of recurrent models are one state of the whole
+            # text: neither can be continued after padding.
+            keeps_all = type(cache) is DynamicCache and all(
+                type(each) is DynamicLayer for each in cache.layers
+            )
+            self._prefixes[key] = CachedPrefix(ids, cache) if keeps_all else CachedPrefix()
         return self._prefixes[key]
 
     def end_mask(self, *, at_newline: bool = False) -> torch.Tensor:
         """Return which tokens end a text, shape (vocabulary,)."""
         if at_newline not in self._end_masks:
             size = self.model.config.get_text_config().vocab_size
-            ends = set(self.encoder.stop_ids())
-            if at_newline:
-                texts = self.encoder.vocabulary_texts(size)
-                ends.update(number for number, text in enumerate(texts) if "\n" in text)
             mask = torch.zeros(size, dtype=torch.bool)
-            mask[[number for number in ends if number < size]] = True
+            if at_newline:
+                tokenizer = self.encoder.tokenizer
+                count = min(size, len(tokenizer))  # a model may have more tokens than its tokenizer
+                texts = tokenizer.batch_decode([[token] for token in range(count)])
+                mask[:count] = torch.tensor(["\n" in text for text in texts])
+            mask[self.encoder.stop_ids()] = True
             self._end_masks[at_newline] = mask.to(self.model.device)
         return self._end_masks[at_newline]
 

@@ -73,7 +73,9 @@ class TokenStream:
             self.fingerprint = runner.fingerprint
             self._room = min(options.tokens or context, context - len(self.prompt))
             self._ends = runner.end_mask()
-            self._decoder = Decoder([self.prompt], runner.encoder.pad_token_id, device, options.layers)
+            self._decoder = Decoder(
+                [self.prompt], runner.encoder.tokenizer.pad_token_id, device, options.layers
+            )
             seed = secrets.randbits(32) if options.seed is None else options.seed
             self._generator = torch.Generator(device).manual_seed(seed)
         if options.layers:

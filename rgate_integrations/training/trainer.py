@@ -133,7 +133,7 @@ def fine_tune(
     checkpoints = out.parent / f".{out.name}-checkpoints"
     resumed = prepare(checkpoints, run.identity(rows), resume)
     trainer = train_on_targets(
-        tuned, run.arguments(rows, checkpoints), rows, proxy.encoder.pad_token_id, progress
+        tuned, run.arguments(rows, checkpoints), rows, proxy.encoder.tokenizer.pad_token_id, progress
     )
     trainer.train(resume_from_checkpoint=True if resumed else None)
     made = out.parent / f".{out.name}-made"
