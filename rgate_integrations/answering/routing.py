@@ -48,6 +48,10 @@ class Strategy:
     judge: Any = None
     question_gate: Any = None
 
+    def __bool__(self) -> bool:
+        # LangChain writes no field that is false: a plain router can be written and read.
+        return self.answer_first is not None or self.look_first is not None
+
     @property
     def searches_ahead(self) -> bool:
         """Whether the retrieve arm searches before there is a decision."""
