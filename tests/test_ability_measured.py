@@ -29,8 +29,8 @@ from tests.fake_server import Fake, answer, serving
 from tests.scripted_proxy import ScriptedProxy
 
 PRIOR = Ability("m", 0.5, 1.0, "a test")
-GOLD = {anchor.question.text: anchor.question.gold[0] for anchor in read_anchors()}
-EASY = {anchor.question.text: anchor.kind in ("well-known", "middling") for anchor in read_anchors()}
+GOLD = {anchor.text: anchor.gold[0] for anchor in read_anchors()}
+EASY = {anchor.text: anchor.dataset in ("well-known", "middling") for anchor in read_anchors()}
 
 
 class Flat(ScriptedProxy):
@@ -72,18 +72,18 @@ class Knows:
 
 def test_there_are_100_anchors_of_four_kinds():
     anchors = read_anchors()
-    assert Counter(anchor.kind for anchor in anchors) == dict.fromkeys(
+    assert Counter(anchor.dataset for anchor in anchors) == dict.fromkeys(
         ("well-known", "middling", "obscure", "multi-step"), 25
     )
-    assert len({anchor.question.key for anchor in anchors}) == 100
-    assert len({anchor.kind for anchor in anchors[:4]}) == 4  # in turn, so that a part stands for all
+    assert len({anchor.key for anchor in anchors}) == 100
+    assert len({anchor.dataset for anchor in anchors[:4]}) == 4  # in turn, so that a part stands for all
 
 
 def test_no_anchor_is_answered_by_saying_it_again():
     for anchor in read_anchors():
-        assert anchor.question.gold
-        for gold in anchor.question.gold:
-            assert not contains_answer(anchor.question.text, gold), anchor
+        assert anchor.gold
+        for gold in anchor.gold:
+            assert not contains_answer(anchor.text, gold), anchor
 
 
 def test_without_an_answer_the_estimate_is_the_prior():

@@ -112,7 +112,6 @@ def tune(
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning import TuneOptions
-    from rgate_integrations.tuning.summary import Costs
 
     stage_times = _stage_times(latency)
     options = TuneOptions(
@@ -124,7 +123,7 @@ def tune(
         samples=num_samples,
         seed=seed,
         prior=init_from,
-        costs=Costs(stage_times, _prices(price_in, price_out)),
+        prices=_prices(price_in, price_out),
     )
     asked = _Asked(
         questions=questions,
@@ -203,7 +202,7 @@ def _embedder(notices: Terminal) -> Embedder | None:
     try:
         resolve_model(DEFAULT_EMBEDDER)
     except ModelLoadError as error:
-        notices.print(f"note: without an embedder there are no topics; {error.hint}", style="dim")
+        notices.print(f"note: without an embedder a sample is drawn at random; {error.hint}", style="dim")
         return None
     return SentenceEmbedder()
 

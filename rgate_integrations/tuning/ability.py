@@ -23,6 +23,7 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import existing_folder, parsed_json
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.runtime.text import is_correct
+from rgate_integrations.training.linear import ridge_logistic
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.collection import Answers, Progress, silent
 from rgate_integrations.tuning.paired import answers_file
@@ -33,20 +34,6 @@ LEAST_ANSWERS = 20
 """With fewer answers nothing is measured."""
 
 _LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned further
-_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """A question whose answer tells how much an LLM knows.
-
-    Attributes:
-        kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
-        question: The question, and what is a right answer to it.
-    """
-
-    kind: str
-    question: Question
 
 
 @dataclass(frozen=True)
@@ -74,15 +61,18 @@ class Measured:
         return self.ability.theta - reach, self.ability.theta + reach
 
 
-def read_anchors() -> list[Anchor]:
-    """Return the anchor questions of the package, of all kinds in turn. They are CC0, and of no benchmark."""
+def read_anchors() -> list[Question]:
+    """Return the anchor questions of the package, of all kinds in turn. They are CC0, and of no benchmark.
+
+    The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
+    """
     text = (files("rgate_integrations") / "weights" / "anchors.jsonl").read_text(encoding="utf-8")
-    by_kind: dict[str, list[Anchor]] = {}
+    by_kind: dict[str, list[Question]] = {}
     for line in text.splitlines():
         fields = parsed_json(line)
-        question = Question(fields["question"], tuple(fields["gold_answers"]))
-        by_kind.setdefault(fields["kind"], []).append(Anchor(fields["kind"], question))
-    return [anchor for some in zip(*by_kind.values(), strict=True) for anchor in some]
+        question = Question(fields["question"], tuple(fields["gold_answers"]), dataset=fields["kind"])
+        by_kind.setdefault(question.dataset, []).append(question)
+    return [question for some in zip(*by_kind.values(), strict=True) for question in some]
 
 
 def measure_ability(
@@ -91,7 +81,7 @@ def measure_ability(
     *,
     name: str = "",
     gate: DecisionEngine | None = None,
-    anchors: Sequence[Anchor] | None = None,
+    anchors: Sequence[Question] | None = None,
     concurrency: int = 4,
     progress: Progress = silent,
 ) -> Measured:
@@ -127,29 +117,27 @@ def measure_ability(
     kept = answers_file(folder)
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
-        questions = [anchor.question for anchor in chosen]
-        failed = answers.ask(questions, concurrency=concurrency, report=partial(progress, "asking the LLM"))
-        answered: list[Anchor] = []
+        failed = answers.ask(chosen, concurrency=concurrency, report=partial(progress, "asking the LLM"))
+        answered: list[str] = []
         right: list[bool] = []
-        for anchor in chosen:
-            answer = answers.answer_of(anchor.question, "direct")
+        counts: dict[str, tuple[int, int]] = {}
+        for question in chosen:
+            answer = answers.answer_of(question, "direct")
             if answer is not None:
-                answered.append(anchor)
-                right.append(is_correct(answer.text, anchor.question.gold))
+                answered.append(question.text)
+                right.append(is_correct(answer.text, question.gold))
+                hits, asked = counts.get(question.dataset, (0, 0))
+                counts[question.dataset] = (hits + right[-1], asked + 1)
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
                 f"{len(answered)} of {len(chosen)} questions were answered; {LEAST_ANSWERS} are needed.",
                 hint="Run the same again: only what failed is asked.",
             )
-        easiness, slope = anchor_logits(gate or load_gate(), [a.question.text for a in answered])
+        easiness, slope = anchor_logits(gate or load_gate(), answered)
         llm = name or arm.name
         prior, _ = resolve_ability(llm)
         prior = replace(prior, llm=llm, sd=max(prior.sd, _LEAST_SD))
         ability = estimate_ability(prior, easiness, slope, np.array(right, dtype=float))
-        counts: dict[str, tuple[int, int]] = {}
-        for anchor, is_right in zip(answered, right, strict=True):
-            hits, asked = counts.get(anchor.kind, (0, 0))
-            counts[anchor.kind] = (hits + is_right, asked + 1)
         source = f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly"
         ability = replace(ability, source=source)
         return Measured(ability, prior, counts, failed, save_measured(ability, folder))
@@ -182,9 +170,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         at.append(logits(np.array(known)))
     if not np.isfinite(at).all():
         raise EvidenceError("The gate could not judge every anchor question.")
-    return at[0], float(
-        np.median(at[1] - at[0])
-    )  # the same for all, but where a probability is nearly 0 or 1
+    # The slope is the same for all, but where a probability is nearly 0 or 1.
+    return at[0], float(np.median(at[1] - at[0]))
 
 
 def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:
@@ -198,16 +185,10 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
         slope: How much the logit grows with each unit of ability, above 0.
         right: Whether each answer is right, shape (n,).
     """
-    theta = prior.theta
-    precision = 1 / prior.sd**2
-    for _ in range(_STEPS):
-        p = 1 / (1 + np.exp(-(easiness + slope * theta)))
-        gradient = slope * float((right - p).sum()) - (theta - prior.theta) * precision
-        curvature = slope**2 * float((p * (1 - p)).sum()) + precision
-        step = gradient / curvature
-        theta += float(np.clip(step, -1.0, 1.0))  # the curvature far from the maximum is too small
-        if abs(step) < 1e-9:
-            break
+    column = np.full((len(right), 1), slope)
+    precision = prior.sd**-2
+    (moved,) = ridge_logistic(column, right, [precision], easiness + slope * prior.theta)
+    theta = prior.theta + float(moved)
     p = 1 / (1 + np.exp(-(easiness + slope * theta)))
     curvature = slope**2 * float((p * (1 - p)).sum()) + precision
     return Ability(prior.llm, theta, curvature**-0.5, prior.source)

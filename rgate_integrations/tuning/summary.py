@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -14,20 +11,15 @@ from rgate_integrations.artifacts.card import plain
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.registry import loadable
-from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.collection import Answered
-from rgate_integrations.tuning.evaluation import StageTimes
 from rgate_integrations.tuning.first_look import FirstLook
 from rgate_integrations.tuning.fitting import LEAST, FittedGate
 from rgate_integrations.tuning.labelling import Labels
-from rgate_integrations.tuning.questions import clusters
 from rgate_integrations.tuning.report import report_page
 
 _CHARACTERS_A_TOKEN = 4
 _A_MILLION, _QUESTIONS = 1e6, 1_000
-_TOPICS, _A_TOPIC = 8, 25  # at most so many, of about so many questions at least
-_WORD = re.compile(r"[^\W\d_]{4,}")
 
 
 @dataclass(frozen=True)
@@ -51,19 +43,6 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What the user says of costs.
-
-    Attributes:
-        times: What an answer costs without and with retrieval, in any unit; measured seconds when None.
-        prices: What tokens cost; only tokens are counted when None.
-    """
-
-    times: StageTimes | None = None
-    prices: Prices | None = None
-
-
-@dataclass(frozen=True)
 class Notes:
     """What is said of the two gates, in sentences.
 
@@ -77,17 +56,21 @@ class Notes:
 
 
 def write_notes(
-    labels: Labels, question: FittedGate, begun: FittedGate | None, look: FirstLook | None, costs: Costs
+    labels: Labels,
+    question: FittedGate,
+    begun: FittedGate | None,
+    look: FirstLook | None,
+    prices: Prices | None,
 ) -> Notes:
     """Say what each gate guarantees, how good it is, and what it saves."""
-    about_question = _notes_of(labels, question, costs)
+    about_question = _notes_of(labels, question, prices)
     if begun is None:
         n = sum(each.direct.logprobs is not None for each in labels.answered)
         why = f"the {n} answers with log-probabilities are all right, or all wrong"
         if n < LEAST:
             why = f"{n} of {len(labels.answered)} answers came with log-probabilities, which not every server gives"
         return Notes(about_question, [f"There is no gate for begun answers: {why}."])
-    about_begun = _notes_of(labels, begun, costs)
+    about_begun = _notes_of(labels, begun, prices)
     if look is not None:
         early = question.p[np.searchsorted(question.places, begun.places)] < look.low
         low, high = look.interval
@@ -97,11 +80,11 @@ def write_notes(
             f"Right answers: {look.difference:+.1%} (95 % interval {low:+.1%} to {high:+.1%}); retrieval: "
             f"{look.retrieval_difference:+.1%}."
         )
-        about_begun += _token_notes(labels, begun, costs, early)
+        about_begun += _token_notes(labels, begun, prices, early)
     return Notes(about_question, about_begun)
 
 
-def _notes_of(labels: Labels, gate: FittedGate, costs: Costs) -> list[str]:
+def _notes_of(labels: Labels, gate: FittedGate, prices: Prices | None) -> list[str]:
     """Say in sentences what a gate guarantees, how good it is, and what it spends."""
     rate = float(gate.retrieves.mean())
     notes = [
@@ -110,26 +93,22 @@ def _notes_of(labels: Labels, gate: FittedGate, costs: Costs) -> list[str]:
         f"AUC of P(known) on held-out questions: {gate.auc:.3f}; of the shipped gate: {gate.auc_before:.3f} "
         f"(n = {len(gate.p)}).",
     ]
-    if costs.times is not None:
-        direct, rag, unit = costs.times.direct, costs.times.always(), "(your figures)"
-    else:
-        seconds = [labels.answered[place].seconds for place in gate.places]
-        direct, rag = (float(np.median([each[arm] for each in seconds])) for arm in ("direct", "retrieve"))
-        unit = "s (median, as measured)"
+    seconds = [labels.answered[place].seconds for place in gate.places]
+    direct, rag = (float(np.median([each[arm] for each in seconds])) for arm in ("direct", "retrieve"))
     if rag > 0:
         spent = rate * rag + (1 - rate) * direct
         notes.append(
-            f"Takes {spent:.3g} {unit} a question instead of {rag:.3g} with retrieval always, without the gate's own "
-            "work."
+            f"Takes {spent:.3g} s a question (median, as measured) instead of {rag:.3g} with retrieval always, "
+            "without the gate's own work."
         )
     no_early_exit = np.zeros(len(gate.p), dtype=bool)
-    counted = _token_notes(labels, gate, costs, no_early_exit)
+    counted = _token_notes(labels, gate, prices, no_early_exit)
     return notes + (
         counted or ["The answers do not say how long their prompts were: tokens cannot be counted."]
     )
 
 
-def _token_notes(labels: Labels, gate: FittedGate, costs: Costs, early: BoolArray) -> list[str]:
+def _token_notes(labels: Labels, gate: FittedGate, prices: Prices | None, early: BoolArray) -> list[str]:
     """Say what the LLM reads and writes; ``early``: what is retrieved for before an answer is begun, shape (n,)."""
     answered = [labels.answered[place] for place in gate.places]
     retrieved = early | gate.retrieves
@@ -142,8 +121,8 @@ def _token_notes(labels: Labels, gate: FittedGate, costs: Costs, early: BoolArra
         f"Tokens of the LLM a question: {spent[0]:.0f} read and {spent[1]:.0f} written, instead of "
         f"{always[0]:.0f} and {always[1]:.0f} with retrieval always."
     )
-    if costs.prices is not None:
-        price = np.array([costs.prices.input, costs.prices.output]) * _QUESTIONS / _A_MILLION
+    if prices is not None:
+        price = np.array([prices.input, prices.output]) * _QUESTIONS / _A_MILLION
         now, before = float(price @ spent), float(price @ always)
         note += f" At your prices {now:.3g} for 1,000 questions instead of {before:.3g}"
         if before > 0:
@@ -183,12 +162,7 @@ def _length(answer: Draft) -> float:
 
 
 def write_page(
-    labels: Labels,
-    question: FittedGate,
-    begun: FittedGate | None,
-    prior: Float64Array,
-    notes: Notes,
-    embedder: Embedder | None = None,
+    labels: Labels, question: FittedGate, begun: FittedGate | None, prior: Float64Array, notes: Notes
 ) -> str:
     """Return the report: one HTML document without any reference to the network.
 
@@ -200,65 +174,32 @@ def write_page(
         begun: The gate for begun answers, if there is one.
         prior: Logits of the gate that was corrected, shape (n,).
         notes: What is said of the gates.
-        embedder: Groups the questions by topic; there is one group when None.
     """
-    topics = topics_of([each.question.text for each in labels.answered], embedder)
-    about = [labels.description, *notes.question]
-    if begun is None:
-        about += notes.answer_first
-    shown = [_result("tuned, question alone", question, labels, topics, about)]
-    if begun is not None:
-        about_begun = [labels.description, *notes.answer_first]
-        shown.append(_result("tuned, answer first", begun, labels, topics, about_begun))
+    results = []
+    about = notes.question if begun is not None else notes.question + notes.answer_first
     p = 1 / (1 + np.exp(-prior))
-    rows = _rows(labels, np.arange(len(p)), p, topics)
-    about_prior = [labels.description]
-    shown.append({"gate": "shipped", "threshold": 0.5, "questions": rows, "notes": about_prior})
-    return report_page(shown)
-
-
-def _result(
-    name: str, gate: FittedGate, labels: Labels, topics: Sequence[str], notes: list[str]
-) -> dict[str, Any]:
-    return {
-        "gate": name,
-        "threshold": gate.choice.threshold,
-        "questions": _rows(labels, gate.places, gate.p, topics),
-        "notes": notes,
-    }
-
-
-def _rows(labels: Labels, places: Any, p: Float64Array, topics: Sequence[str]) -> list[dict[str, Any]]:
-    rows = []
-    for place, score in zip(places, p, strict=True):
-        row = {
-            "question": labels.answered[place].question.text,
-            "dataset": topics[place],
-            "draft": labels.answered[place].direct.text,
-            "p_known": round(float(score), 5),
-            "closed_book_correct": labels.known[place],
-            "rag_correct": labels.rag[place],
-        }
-        rows.append(row)
-    return rows
-
-
-def topics_of(questions: Sequence[str], embedder: Embedder | None) -> list[str]:
-    """Return the topic of each question, named by words that are frequent in it and rare elsewhere."""
-    n = min(_TOPICS, len(questions) // _A_TOPIC)
-    if embedder is None or n < 2:
-        return ["all questions" for _ in questions]
-    words = [set(_WORD.findall(question.casefold())) for question in questions]
-    overall = Counter(word for each in words for word in each)
-    inside: dict[int, Counter[str]] = {}
-    labels = clusters(embedder.embed(questions), n, seed=0)
-    for topic, each in zip(labels, words, strict=True):
-        inside.setdefault(topic, Counter()).update(each)
-    names = {}
-    for topic, counts in inside.items():
-        best = sorted(counts, key=lambda word: (-(counts[word] ** 2) / overall[word], word))[:3]
-        names[topic] = ", ".join(best) or f"topic {topic + 1}"
-    return [names[topic] for topic in labels]
+    shown = [("tuned, question alone", question.choice.threshold, question.places, question.p, about)]
+    if begun is not None:
+        shown.append(
+            ("tuned, answer first", begun.choice.threshold, begun.places, begun.p, notes.answer_first)
+        )
+    shown.append(("shipped", 0.5, np.arange(len(p)), p, []))
+    for gate, threshold, places, scores, said in shown:
+        rows = []
+        for place, score in zip(places, scores, strict=True):
+            answered = labels.answered[place]
+            row = {
+                "question": answered.question.text,
+                "dataset": answered.question.dataset or "all questions",
+                "draft": answered.direct.text,
+                "p_known": round(float(score), 5),
+                "closed_book_correct": labels.known[place],
+                "rag_correct": labels.rag[place],
+            }
+            rows.append(row)
+        about = [labels.description, *said]
+        results.append({"gate": gate, "threshold": threshold, "questions": rows, "notes": about})
+    return report_page(results)
 
 
 def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:

@@ -33,7 +33,7 @@ from rgate_integrations.tuning.labelling import LabelKind, Labels, ask_judge, la
 from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.policies import MaxLoss, Policy
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
-from rgate_integrations.tuning.summary import Costs, Notes, write_card, write_notes, write_page
+from rgate_integrations.tuning.summary import Notes, Prices, write_card, write_notes, write_page
 
 REPORT = "report.html"
 _CARD = "README.md"
@@ -51,7 +51,7 @@ class TuneOptions:
         labels: What the labels are made from; ``"auto"`` is the judge if there is one.
         judge: A model that judges answers against gold ones.
         sample: How many questions are asked, drawn so that they stand for all; all when None.
-        embedder: Embeds questions and answers: for the sample, agreement and topics. They do without when None.
+        embedder: Embeds questions and answers: for the sample and agreement. They do without when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
         samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
@@ -61,8 +61,7 @@ class TuneOptions:
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
-        costs: What answers and tokens cost, for the report: ``times`` of an answer without (``direct``) and with
-            retrieval (``rag``), in any unit, and ``prices`` of a million tokens.
+        prices: What a million tokens cost, for the report; tokens are only counted when None.
         answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
 
     Raises:
@@ -82,7 +81,7 @@ class TuneOptions:
     seed: int = 0
     prior: str = DEFAULT_GATE
     proxy: Proxy | str | None = None
-    costs: Costs = Costs()  # noqa: RUF009  it is frozen
+    prices: Prices | None = None
     answers: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -289,12 +288,12 @@ def _fit_and_write(
             options.seed,
         )
         begun.artifact.provenance["first_look"] = asdict(first_look)
-    notes = write_notes(labels, question, begun, first_look, options.costs)
+    notes = write_notes(labels, question, begun, first_look, options.prices)
     files = tuned_files(question.artifact, options.prior)
     if begun is not None:
         for name, content in tuned_files(begun.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
-    files[REPORT] = write_page(labels, question, begun, readings.prior, notes, options.embedder)
+    files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
     files[_CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
     return Tuned(folder, question, begun, labels, failed, first_look, notes)
