@@ -15,16 +15,13 @@ def decision(**values):
 
 
 @pytest.mark.parametrize("p", [math.nan, math.inf, -0.01, 1.01])
-def test_p_known_is_a_probability(p):
-    with pytest.raises(ValidationError, match="p_known"):
-        decision(p_known=p)
-
-
-@pytest.mark.parametrize("threshold", [math.nan, math.inf, -0.1])
-def test_a_threshold_is_a_number_of_at_least_0(threshold):
-    with pytest.raises(ValidationError, match="threshold"):
-        decision(threshold=threshold)
-    assert decision(threshold=1.5).threshold == 1.5
+@pytest.mark.parametrize("name", ["p_known", "threshold"])
+def test_numbers_out_of_range_are_refused(name, p):
+    if (name, p) == ("threshold", 1.01):
+        assert decision(threshold=p).threshold == p, "above 1 always retrieves"
+    else:
+        with pytest.raises(ValidationError, match=name):
+            decision(**{name: p})
 
 
 def test_nothing_can_be_changed_or_added():
@@ -40,7 +37,6 @@ def test_costs_add_up_in_every_part():
     a = Cost(model_calls=1, tokens_in=20, tokens_out=3, milliseconds=1.5)
     assert a + Cost() == a
     assert a + a == Cost(model_calls=2, tokens_in=40, tokens_out=6, milliseconds=3.0)
-    assert sum([a, a, a], Cost()).tokens_out == 9
     with pytest.raises(ValidationError, match="model_calls"):
         Cost(model_calls=-1)
 
@@ -48,26 +44,26 @@ def test_costs_add_up_in_every_part():
 def test_a_failure_tells_the_message_and_the_hint_apart():
     failure = Failure.of(EvidenceError("No draft.", hint="Give one."))
     assert (failure.type, failure.message, failure.hint) == ("EvidenceError", "No draft.", "Give one.")
-    assert Failure.of(ValueError("bad")).message == "bad"
-    assert Failure.of(ValueError("bad")).hint == ""
+    assert Failure.of(ValueError("bad")) == Failure(type="ValueError", message="bad")
     assert Failure.of(KeyError()).message == "KeyError"  # an exception without words
 
 
-@pytest.mark.parametrize("values", [{"logprobs": (-1.0,)}, {"entropies": (1.0, 2.0, 3.0)}])
-def test_each_token_has_its_own_values(values):
-    with pytest.raises(ValidationError, match="2 tokens do not match"):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"logprobs": (-1.0,)}, "2 tokens do not match 1 logprobs"),
+        ({"entropies": (1.0, 2.0, 3.0)}, "2 tokens do not match 3 entropies"),
+        ({"logprobs": (0.9, 0.4)}, r"at most 0, not 0\.9: are these probabilities"),
+    ],
+)
+def test_each_token_has_its_own_values(values, message):
+    with pytest.raises(ValidationError, match=message):
         Draft(text="a b", tokens=("a", " b"), **values)
 
 
-def test_probabilities_in_the_place_of_log_probabilities_are_refused():
-    with pytest.raises(ValidationError, match=r"at most 0, not 0\.9: are these probabilities"):
-        Draft(text="a b", logprobs=(0.9, 0.4))
-    assert Draft(text="a", logprobs=(1e-7,)).logprobs == (0.0,)  # rounding of a server's float
-
-
 def test_infinite_log_probabilities_survive_json():
-    draft = Draft(text="a b", logprobs=(-math.inf, -0.5))
-    assert draft.logprobs == (-9999.0, -0.5)
+    draft = Draft(text="a b", logprobs=(-math.inf, 1e-7))  # a server's float is rounded
+    assert draft.logprobs == (-9999.0, 0.0)
     assert Draft.model_validate_json(draft.model_dump_json()) == draft
 
 
