@@ -3,25 +3,27 @@
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
-from rgate_integrations.answering.pipeline import Pipeline
+from rgate_integrations import DecisionEngine
+from rgate_integrations.index import PassageIndex
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate
 
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 
 
-def local_llm(pipeline: Pipeline) -> Runnable:
+def local_llm(llm: Proxy) -> Runnable:
     """Wrap the demo's local model as a runnable; use your own chat model here."""
 
     def complete(prompts: list[str]) -> list[str]:
-        return [d.text for d in pipeline.llm.generate(PLAIN, [{"text": p} for p in prompts], tokens=48)]
+        return [d.text for d in llm.generate(PLAIN, [{"text": p} for p in prompts], tokens=48)]
 
     return RunnableLambda(lambda prompt: complete([prompt.to_string().removeprefix("Human: ")])[0])
 
 
-def build_chain(pipeline: Pipeline) -> Runnable:
-    llm = local_llm(pipeline)
-    retriever = IndexRetriever(index=pipeline.index, k=2)
+def build_chain(gate: DecisionEngine, index: PassageIndex, model: Proxy) -> Runnable:
+    llm = local_llm(model)
+    retriever = IndexRetriever(index=index, k=2)
 
     # An ordinary RAG chain, and the same LLM without retrieval.
     rag_chain = (
@@ -35,4 +37,4 @@ def build_chain(pipeline: Pipeline) -> Runnable:
     llm_chain = ChatPromptTemplate.from_template("Answer briefly: {question}") | llm
 
     # The one added line.
-    return RetrievalGate(pipeline.gate).route(retrieve=rag_chain, direct=llm_chain)
+    return RetrievalGate(gate).route(retrieve=rag_chain, direct=llm_chain)

@@ -56,15 +56,13 @@ def test_what_cannot_search_is_no_index(index):
 
 @pytest.mark.model
 def test_the_cookbook_chain_runs_on_real_models(smollm2, minilm, monkeypatch):
-    from rgate_integrations.answering.pipeline import Pipeline
-
     monkeypatch.syspath_prepend(COOKBOOK)
     from langchain_chain import build_chain
 
     index = PassageIndex.build([Passage(id="1", title="Zorblat", text="The capital of Zorblat is Quimbo.")])
     assert IndexRetriever(index=index).invoke("zorblat", k=1)[0].metadata["title"] == "Zorblat"
-    pipeline = Pipeline(load_gate("ik", proxy=smollm2, tokens=8, threshold=1.01), index, smollm2, k=1)
-    (answer,) = build_chain(pipeline).batch(["What is the capital of Zorblat?"])
+    gate = load_gate("ik", proxy=smollm2, tokens=8, threshold=1.01)
+    (answer,) = build_chain(gate, index, smollm2).batch(["What is the capital of Zorblat?"])
     assert "Quimbo" in answer
 
 

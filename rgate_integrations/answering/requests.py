@@ -1,14 +1,12 @@
 """What the answering LLM is asked: closed book, with passages, or to go on with a draft of its own.
 
-`answer_all` answers a batch. `AnswerRequest` is one question of it, for callers that want the two arms apart or that
-stream.
+`answer_all` answers a batch. `AnswerRequest` is one question of it, for callers that want the two arms apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.models.base import Proxy
@@ -119,20 +117,3 @@ def write_answers(llm: Proxy, requests: Sequence[AnswerRequest]) -> list[Draft]:
         for position, draft in zip(positions, llm.generate(prompt, values, tokens=tokens), strict=True):
             written[position] = draft
     return written
-
-
-@runtime_checkable
-class Streams(Protocol):
-    """A model that can write an answer bit by bit."""
-
-    def stream(self, prompt: PromptTemplate, values: Mapping[str, str], *, tokens: int) -> Iterator[str]:
-        """Yield the text so far after each token."""
-
-
-def stream_answer(llm: Proxy, request: AnswerRequest) -> Iterator[str]:
-    """Yield what the LLM has written so far each time there is more; all at once where it cannot stream."""
-    if isinstance(llm, Streams):
-        yield from llm.stream(request.prompt, request.values, tokens=request.tokens)
-    else:
-        (written,) = write_answers(llm, [request])
-        yield written.text
