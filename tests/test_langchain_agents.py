@@ -1,7 +1,5 @@
 """LangChain: agents whose search tool is hidden while the LLM knows, and gates as decision models."""
 
-import asyncio
-
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
@@ -9,7 +7,6 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from pydantic import Field
 
@@ -53,11 +50,10 @@ class Events(BaseCallbackHandler):
     """Remembers custom events."""
 
     def __init__(self):
-        self.seen, self.data = [], []
+        self.seen = []
 
     def on_custom_event(self, name, data, **kwargs):
-        self.seen.append((name, data["retrieve"]))
-        self.data.append(data)
+        self.seen.append((name, data["retrieve"], data["warnings"]))
 
 
 searched = []
@@ -89,8 +85,7 @@ def ask(call, agent, question, **config):
 @each(INVOKES)
 def test_agents_search_only_when_they_need_to(call, stubborn):
     model, judge, events = Agent(stubborn=stubborn), Judge(), Events()
-    middleware = RetrievalGateMiddleware(RetrievalGate(judge), tools=["search_docs"])
-    agent = create_agent(model, [search_docs, add], middleware=[middleware])
+    agent = agent_of(model, gate=RetrievalGate(judge))
 
     known = ask(call, agent, "known?", callbacks=[events])
     assert searched == []
@@ -103,7 +98,9 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
     assert searched == ["q"]
     assert unknown["messages"][-1].text == "answer after found"
     assert judge.questions == ["known?", "unknown?"]  # once a turn
-    assert events.seen == [("retrieval_gate", False), ("retrieval_gate", True)]
+    assert events.seen == [("retrieval_gate", False, []), ("retrieval_gate", True, [])]
+    assert ask(call, agent, "RAISE")["retrieval_decision"].error.message == "gate down"
+    assert searched == ["q", "q"], "a failing gate hides nothing"
 
 
 @each(INVOKES)
@@ -118,23 +115,13 @@ def test_garbage_in_the_state_is_a_typed_error(call):
     assert found["retrieval_decision"].retrieve is False
 
 
-@each(INVOKES)
-def test_a_failing_gate_hides_nothing(call):
-    model = Agent()
-    agent = create_agent(
-        model, [search_docs, add], middleware=[RetrievalGateMiddleware(Judge(), tools=["search_docs"])]
-    )
-    assert ask(call, agent, "RAISE")["retrieval_decision"].retrieve is True
-    assert searched == ["q"]
-
-
 @pytest.mark.parametrize("tools", ["search_docs", [], None, search_docs, [""], [3], [{}]])
 def test_tools_are_a_list_of_tools_or_names(tools):
     with pytest.raises(ConfigurationError):
         RetrievalGateMiddleware(Judge(), tools=tools)
 
 
-def plain(query: str) -> str:
+def search(query: str) -> str:
     """Search."""
     return "found"
 
@@ -143,8 +130,8 @@ WEB = {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}
 HIDDEN = {
     "a name": ("search_docs", search_docs),
     "the tool": (search_docs, search_docs),
-    "a function": (plain, plain),
-    "a function's name": ("plain", plain),
+    "a function": (search, search),
+    "a function's name": ("search", search),
     "a built-in tool": ({"type": "web_search"}, {"type": "web_search"}),
     "its type": ("web_search", {"type": "web_search"}),
     "one with a name": (WEB, WEB),
@@ -169,35 +156,32 @@ def test_what_a_tool_may_be_named_by(call, hidden, given):
     assert len(model.shown[-1]) == 4
 
 
-@pytest.mark.parametrize("question", ["known?", "unknown?"])
-@each(INVOKES)
-def test_a_misspelt_name_is_an_error(call, question):
-    middleware = RetrievalGateMiddleware(Judge(), tools=["serch_docs"])
-    agent = create_agent(Agent(), [search_docs, add], middleware=[middleware])
-    with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
-        ask(call, agent, question)
+class Changing(AgentMiddleware):
+    """Changes the request of each model call."""
 
-
-class Without(AgentMiddleware):
-    """Takes tools away from the model's first call."""
-
-    def __init__(self, name):
+    def __init__(self, change):
         super().__init__()
-        self.taken = name
+        self.change = change
 
     def wrap_model_call(self, request, handler):
-        kept = [tool for tool in request.tools if tool.name != self.taken]
-        return handler(request.override(tools=kept))
+        return handler(request.override(**self.change(request)))
 
     async def awrap_model_call(self, request, handler):
-        kept = [tool for tool in request.tools if tool.name != self.taken]
-        return await handler(request.override(tools=kept))
+        return await handler(request.override(**self.change(request)))
+
+
+def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
+    middleware = RetrievalGateMiddleware(gate or Judge(), tools=list(tools))
+    return create_agent(model, [search_docs, add], middleware=[*before, middleware, *after])
 
 
 @each(INVOKES)
-def test_a_tool_that_another_middleware_took_away_is_no_error(call):
-    middleware = RetrievalGateMiddleware(Judge(), tools=[search_docs])
-    agent = create_agent(Agent(), [search_docs, add], middleware=[Without("search_docs"), middleware])
+def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none(call):
+    for question in ("known?", "unknown?"):
+        with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
+            ask(call, agent_of(Agent(), tools=["serch_docs"]), question)
+    without = Changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
+    agent = agent_of(Agent(), without, tools=[search_docs])
     assert ask(call, agent, "known?")["retrieval_decision"].retrieve is False
 
 
@@ -212,22 +196,36 @@ NOBODY = {
 @each(INVOKES)
 def test_an_agent_without_a_human_message_keeps_its_tools(call, messages):
     model, judge = Agent(), Judge()
-    middleware = RetrievalGateMiddleware(judge, tools=["search_docs"])
-    agent = create_agent(model, [search_docs, add], middleware=[middleware, Greeting()])
-    decision = call(agent, {"messages": messages})["retrieval_decision"]
+    greeting = Changing(lambda request: {"messages": request.messages or [AIMessage("Hello.")]})
+    decision = call(agent_of(model, gate=judge, after=[greeting]), {"messages": messages})[
+        "retrieval_decision"
+    ]
     assert (decision.retrieve, decision.error.type) == (True, "InvalidQuestionError")
     assert model.shown[-1] == ["search_docs", "add"]
     assert judge.calls == []
 
 
-class Greeting(AgentMiddleware):
-    """Gives the fake model a message to answer, where there is none."""
+CHOICES = [
+    ("search_docs", None),
+    ({"type": "function", "function": {"name": "search_docs"}}, None),
+    ({"type": "tool", "name": "search_docs"}, None),
+    ("add", "add"),
+    ("any", "any"),
+    ({"type": "auto"}, {"type": "auto"}),
+    (True, True),
+    (None, None),
+]
 
-    def wrap_model_call(self, request, handler):
-        return handler(request.override(messages=request.messages or [AIMessage("Hello.")]))
 
-    async def awrap_model_call(self, request, handler):
-        return await handler(request.override(messages=request.messages or [AIMessage("Hello.")]))
+@pytest.mark.parametrize(("choice", "left"), CHOICES)
+@each(INVOKES)
+def test_a_hidden_tool_is_not_forced(call, choice, left):
+    model = Agent()
+    agent = agent_of(model, Changing(lambda request: {"tool_choice": choice}))
+    ask(call, agent, "known?")
+    assert (model.shown[-1], model.choices[-1]) == (["add"], left)
+    ask(call, agent, "unknown?")
+    assert model.choices[-1] == choice
 
 
 @each(INVOKES)
@@ -250,75 +248,19 @@ def test_two_gates_hide_each_its_own_tools(call):
     assert found["retrieval_decision"].retrieve is True
 
 
-class Forcing(AgentMiddleware):
-    """Forces the choice of a tool."""
-
-    def __init__(self, choice):
-        super().__init__()
-        self.choice = choice
-
-    def wrap_model_call(self, request, handler):
-        return handler(request.override(tool_choice=self.choice))
-
-    async def awrap_model_call(self, request, handler):
-        return await handler(request.override(tool_choice=self.choice))
-
-
-@pytest.mark.parametrize(
-    ("choice", "left"),
-    [
-        ("search_docs", None),
-        ({"type": "function", "function": {"name": "search_docs"}}, None),
-        ({"type": "tool", "name": "search_docs"}, None),
-        ("add", "add"),
-        ("any", "any"),
-        ("required", "required"),
-        ({"type": "auto"}, {"type": "auto"}),
-        (True, True),
-        (None, None),
-    ],
-)
-@each(INVOKES)
-def test_a_hidden_tool_is_not_forced(call, choice, left):
-    model = Agent()
-    middleware = [Forcing(choice), RetrievalGateMiddleware(Judge(), tools=["search_docs"])]
-    agent = create_agent(model, [search_docs, add], middleware=middleware)
-    ask(call, agent, "known?")
-    assert (model.shown[-1], model.choices[-1]) == (["add"], left)
-    ask(call, agent, "unknown?")
-    assert model.choices[-1] == choice
-
-
 @each(INVOKES)
 def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
     model, events = Agent(), Events()
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
-    agent = create_agent(model, [search_docs, add], middleware=[middleware])
-    found = call(agent, {"messages": turns}, {"callbacks": [events]})
+    found = call(agent_of(model), {"messages": turns}, {"callbacks": [events]})
     assert found["retrieval_decision"].warnings == (UNREAD,)
-    assert events.data[-1]["warnings"] == [UNREAD]
+    assert events.seen == [("retrieval_gate", True, [UNREAD])]
     assert "search_docs" in model.shown[-1]
 
-    condense = RunnableLambda(lambda messages: "When was Hamlet written?")
-    gate = RetrievalGate(Judge(), condense=condense)
-    agent = create_agent(
-        model, [search_docs, add], middleware=[RetrievalGateMiddleware(gate, tools=["search_docs"])]
-    )
-    found = call(agent, {"messages": turns})
+    gate = RetrievalGate(Judge(), condense=lambda messages: "When was Hamlet written?")
+    found = call(agent_of(model, gate=gate), {"messages": turns})
     assert found["retrieval_decision"].warnings == ()
     assert model.shown[-1] == ["add"]
-
-
-@pytest.mark.parametrize("style", ["sync", "async"])
-def test_outside_of_a_run_there_is_nobody_to_tell(style):
-    middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
-    state = {"messages": [HumanMessage("unknown?")]}
-    if style == "sync":
-        update = middleware.before_agent(state, None)
-    else:
-        update = asyncio.run(middleware.abefore_agent(state, None))
-    assert update["retrieval_decision"].retrieve is True
 
 
 @each(INVOKES)
