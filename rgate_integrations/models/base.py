@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -134,6 +134,11 @@ class RequestLayers:
     def every(self) -> tuple[PooledLayer, ...]:
         """All of them."""
         return (*self.whole, *self.segments, *self.draft)
+
+
+def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
+    """Return which layers are pooled, each once, in order."""
+    return sorted({layer for layer, _, _ in layers})
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:

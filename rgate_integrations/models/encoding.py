@@ -27,12 +27,17 @@ class EncodedPrompt:
         question: Half-open range of the positions that hold the question; empty range if not found.
         template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
         open_ended: Whether the text ends without white space, so that a continuation starts with a space.
+        text: Token ids of a text that continues the prompt; ``len()`` counts them, too.
     """
 
     ids: tuple[int, ...]
     question: range
     template: PromptTemplate
     open_ended: bool
+    text: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.text)
 
 
 class PromptEncoder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +20,7 @@ from rgate_integrations.models.base import (
     Segmented,
     TargetScores,
     Values,
+    layer_numbers,
     middle_layers,
 )
 from rgate_integrations.models.download import cached_path
@@ -220,15 +222,14 @@ class LocalProxy(Proxy):
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
     ) -> list[Draft]:
         """Read given texts token by token; see `Proxy.score_text`."""
-        rows = self._encode(prompt, values)
-        texts = [self._draft_ids(row, draft) for row, draft in zip(rows, drafts, strict=True)]
+        rows = self._encode(prompt, values, drafts)
         with self.using() as runner:
-            found = runner.score_text(rows, texts)
+            found = runner.score_text(rows)
         results = []
-        for row, text, draft, token_values in zip(rows, texts, drafts, found, strict=True):
+        for row, draft, token_values in zip(rows, drafts, found, strict=True):
             update = {
-                "token_ids": tuple(text),
-                "tokens": tuple(self.encoder.token_texts(text)),
+                "token_ids": row.text,
+                "tokens": tuple(self.encoder.token_texts(row.text)),
                 "scored_by": self.name,
                 "prompt_tokens": len(row.ids),
                 **token_values,
@@ -246,21 +247,17 @@ class LocalProxy(Proxy):
         """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
         if self._reader_has(prompt, drafts, layers):
             return self._reader.hidden([each["question"] for each in values], self._given(drafts), layers)
-        rows = self._encode(prompt, values)
+        rows = self._encode(prompt, values, drafts)
         found: dict[int, HiddenStates] = {}
-        left: list[int] = []
-        texts: list[Sequence[int]] = []
-        for i, row in enumerate(rows):
-            kept = None if drafts is None else self._kept_states(row, drafts[i], layers)
-            if kept is None:
-                left.append(i)
-                texts.append(() if drafts is None else self._draft_ids(row, drafts[i]))
-            else:
+        for i, draft in enumerate(drafts or ()):
+            kept = self._kept_states(rows[i], draft, layers)
+            if kept is not None:
                 found[i] = kept
+        left = [i for i in range(len(rows)) if i not in found]
         with self.using() as runner:
-            read = runner.hidden([rows[i] for i in left], texts, layers)
-        for i, text, states in zip(left, texts, read, strict=True):
-            found[i] = HiddenStates(states, len(rows[i].ids) + len(text))
+            read = runner.hidden([rows[i] for i in left], layers)
+        for i, states in zip(left, read, strict=True):
+            found[i] = HiddenStates(states, len(rows[i]))
         return [found[i] for i in range(len(rows))]
 
     def request_states(
@@ -290,8 +287,8 @@ class LocalProxy(Proxy):
         answer = find_answer(draft.response_id) if draft.response_id else None
         if not isinstance(answer, TokenStream) or answer.prompt != row.ids:
             return None
-        tokens, numbers = len(draft.tokens), {layer for layer, _, _ in layers}
-        written = 0 < tokens <= len(answer.ids) and numbers <= set(answer.options.layers)
+        tokens = len(draft.tokens)
+        written = 0 < tokens <= len(answer.ids) and set(layer_numbers(layers)) <= set(answer.options.layers)
         if not written or answer.fingerprint != self.fingerprint:
             return None
         return HiddenStates(answer.states(row.question, layers, tokens), prompt_tokens=0)
@@ -449,15 +446,22 @@ class LocalProxy(Proxy):
             self._runner = None
             raise
 
-    def _encode(self, prompt: PromptTemplate, values: Sequence[Values]) -> list[EncodedPrompt]:
+    def _encode(
+        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
+    ) -> list[EncodedPrompt]:
+        """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
         self.load()
-        return [self.encoder.encode(prompt, each) for each in values]
-
-    def _draft_ids(self, row: EncodedPrompt, draft: Draft) -> list[int]:
-        """Return a draft's own token ids if they are this model's, or else tokenize its text."""
-        if self._wrote(draft) or (draft.token_ids and draft.scored_by == self.name):
-            return list(draft.token_ids)
-        return self.encoder.continuation(row, self.encoder.plain(draft.text)) if draft.text else []
+        rows = []
+        for i, each in enumerate(values):
+            row = self.encoder.encode(prompt, each)
+            draft = drafts[i] if drafts else Draft(text="")
+            text: Sequence[int] = ()
+            if self._wrote(draft) or (draft.token_ids and draft.scored_by == self.name):
+                text = draft.token_ids
+            elif draft.text:
+                text = self.encoder.continuation(row, self.encoder.plain(draft.text))
+            rows.append(replace(row, text=tuple(text)))
+        return rows
 
 
 _shared: dict[tuple[str, str], LocalProxy] = {}

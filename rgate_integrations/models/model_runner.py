@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.base import PooledLayer, pool_states, spans_of
+from rgate_integrations.models.base import PooledLayer, layer_numbers, pool_states, spans_of
 from rgate_integrations.models.decoding import (
     CachedPrefix,
     ChosenTokens,
@@ -137,10 +137,8 @@ class ModelRunner:
         for row in rows:
             for sample in range(samples):
                 seeded.append((row, row_seed(seed, sample, row.ids)))
-        lengths = [len(row.ids) + tokens for row, _ in seeded]
-        return self.in_batches(
-            partial(self._generate, tokens, temperature, layers, judgment), seeded, lengths
-        )
+        work = partial(self._generate, tokens, temperature, layers, judgment)
+        return self.in_batches(work, seeded, [len(row) + tokens for row, _ in seeded])
 
     def _generate(
         self,
@@ -154,7 +152,7 @@ class ModelRunner:
         device = self.model.device
         generators = [torch.Generator(device).manual_seed(seed) for _, seed in batch]
         template = rows[0].template
-        decoder = self._decoder([row.ids for row in rows], template, {layer for layer, _, _ in layers})
+        decoder = self._decoder([row.ids for row in rows], template, layer_numbers(layers))
         ends = self.end_mask(at_newline=template.stop_at_newline)
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         steps: list[ChosenTokens] = []
@@ -209,9 +207,8 @@ class ModelRunner:
 
     def score(self, rows: Sequence[EncodedPrompt], judgment: Judgment) -> list[tuple[float, ...]]:
         """Return for each prompt, which ends with the suffix, the log-probability of each target's whole sequence."""
-        longest = max(len(target) for target in judgment.targets)
-        lengths = [len(row.ids) + longest for row in rows]
-        return self.in_batches(partial(self._score, judgment), rows, lengths)
+        longest = max(map(len, judgment.targets))
+        return self.in_batches(partial(self._score, judgment), rows, [len(row) + longest for row in rows])
 
     def _score(self, judgment: Judgment, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
         before_suffix = [row.ids[: len(row.ids) - len(judgment.suffix)] for row in rows]
@@ -250,60 +247,46 @@ class ModelRunner:
                         scores[:, number] = logprobs[:, range(len(target)), list(target)].sum(dim=-1)
         return [tuple(each) for each in scores.clamp(max=0.0).tolist()]
 
-    def score_text(
-        self, rows: Sequence[EncodedPrompt], texts: Sequence[Sequence[int]]
-    ) -> list[dict[str, tuple[float, ...]]]:
-        """Return ``logprobs``, ``entropies`` and ``margins`` of texts that continue prompts, a value a token."""
-        lengths = [len(row.ids) + len(text) for row, text in zip(rows, texts, strict=True)]
-        return self.in_batches(self._score_text, list(zip(rows, texts, strict=True)), lengths)
+    def score_text(self, rows: Sequence[EncodedPrompt]) -> list[dict[str, tuple[float, ...]]]:
+        """Return ``logprobs``, ``entropies`` and ``margins`` of the texts that continue prompts, a value a token."""
+        return self.in_batches(self._score_text, rows, list(map(len, rows)))
 
-    def _score_text(
-        self, batch: Sequence[tuple[EncodedPrompt, Sequence[int]]]
-    ) -> list[dict[str, tuple[float, ...]]]:
+    def _score_text(self, rows: Sequence[EncodedPrompt]) -> list[dict[str, tuple[float, ...]]]:
         # A token's probability is read at the token before it, so a text's last token is not read at all.
-        inputs = self._inputs([(*row.ids, *text[:-1]) for row, text in batch])
-        width = max(len(text) for _, text in batch) or 1
+        inputs = self._inputs([(*row.ids, *row.text[:-1]) for row in rows])
+        width = max(len(row.text) for row in rows) or 1
         logits = self.model(**inputs, logits_to_keep=width).logits
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         results = []
-        for place, (_, text) in enumerate(batch):
-            tail = logprobs[place, width - len(text) :]
+        for place, row in enumerate(rows):
+            length = len(row.text)
+            tail = logprobs[place, width - length :]
             entropies, margins = entropy_and_margin(tail)
             own = {
-                "logprobs": tuple(tail[range(len(text)), list(text)].clamp(max=0.0).tolist()),
+                "logprobs": tuple(tail[range(length), list(row.text)].clamp(max=0.0).tolist()),
                 "entropies": tuple(entropies.tolist()),
                 "margins": tuple(margins.tolist()),
             }
             results.append(own)
         return results
 
-    def hidden(
-        self,
-        rows: Sequence[EncodedPrompt],
-        texts: Sequence[Sequence[int]],
-        layers: Sequence[PooledLayer],
-    ) -> list[Float32Array]:
+    def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
         """Pool the states of prompts and of the texts that continue them, each to shape (layers, hidden size)."""
-        lengths = [len(row.ids) + len(text) for row, text in zip(rows, texts, strict=True)]
-        return self.in_batches(partial(self._hidden, layers), list(zip(rows, texts, strict=True)), lengths)
+        return self.in_batches(partial(self._hidden, layers), rows, list(map(len, rows)))
 
-    def _hidden(
-        self, layers: Sequence[PooledLayer], batch: Sequence[tuple[EncodedPrompt, Sequence[int]]]
-    ) -> list[Float32Array]:
-        inputs = self._inputs([(*row.ids, *text) for row, text in batch])
-        numbers = {layer for layer, _, _ in layers}
-        states = layer_states(self.model.base_model, inputs, numbers)
+    def _hidden(self, layers: Sequence[PooledLayer], rows: Sequence[EncodedPrompt]) -> list[Float32Array]:
+        inputs = self._inputs([(*row.ids, *row.text) for row in rows])
+        states = layer_states(self.model.base_model, inputs, layer_numbers(layers))
         results = []
-        for place, (row, text) in enumerate(batch):
-            length = len(row.ids) + len(text)
-            own = {number: each[place, -length:].float() for number, each in states.items()}
-            spans = spans_of(row.question, len(row.ids), len(text))
+        for place, row in enumerate(rows):
+            own = {number: each[place, -len(row) :].float() for number, each in states.items()}
+            spans = spans_of(row.question, len(row.ids), len(row.text))
             results.append(as_array(pool_states(own, spans, layers)))
         return results
 
     def can_watch(self, layers: Sequence[PooledLayer]) -> bool:
         """Return whether these states can be kept while a text is written."""
-        return can_watch(self.model.base_model, {layer for layer, _, _ in layers})
+        return can_watch(self.model.base_model, layer_numbers(layers))
 
     @property
     def context_size(self) -> int:

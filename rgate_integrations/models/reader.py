@@ -6,7 +6,6 @@ attention looks at each text alone. So the numbers are the same in any batch and
 
 from __future__ import annotations
 
-import itertools
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from rgate_integrations.models.base import (
     RequestLayers,
     RequestStates,
     Segmented,
+    layer_numbers,
     pool_states,
     spans_of,
 )
@@ -76,6 +76,12 @@ class ReaderRow(NamedTuple):
     question: int
     prompt: int
     segments: tuple[tuple[int, int], ...] = ()
+
+    def question_alone(self) -> ReaderRow:
+        """Return it without what follows the question."""
+        if not self.question:
+            return self
+        return self._replace(ids=self.ids[: self.question], prompt=self.question)
 
 
 class Reader:
@@ -180,11 +186,10 @@ class Reader:
     ) -> list[tuple[ReaderRow, dict[int, Float32Array]]]:
         """Return each row as far as it was read, and the states of its tokens by layer. Counts as one call."""
         self.calls += 1
-        numbers = sorted({layer for layer, _, _ in layers})
+        numbers = layer_numbers(layers)
         if all(span == "question" for _, span, _ in layers):
             # What follows a question does not change its states, so it need not be read.
-            alone = [row._replace(ids=row.ids[: row.question], prompt=row.question) for row in rows]
-            rows = [short if row.question else row for row, short in zip(rows, alone, strict=True)]
+            rows = [row.question_alone() for row in rows]
         # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
         # the others, since a call ends with the slowest.
         share = -(-sum(len(row.ids) for row in rows) // self.threads)
@@ -211,24 +216,24 @@ class Reader:
 
     def states(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
-        lengths = [len(row.ids) for row in rows]
-        starts = np.cumsum([0, *lengths])
-        columns = np.arange(max(lengths))
-        inside = columns < np.array(lengths)[:, None]
+        lengths = np.array([len(row.ids) for row in rows])
+        starts = np.concatenate([[0], lengths.cumsum()])
+        columns = np.arange(lengths.max())
+        inside = columns < lengths[:, None]
         # Where a text has no more tokens, its first one stands in; nothing looks at it.
         places = np.where(inside, starts[:-1, None] + columns, starts[:-1, None])
         inputs = {
             "ids": np.concatenate([row.ids for row in rows]).astype(np.int64),
-            "positions": PREFIX_TOKENS + np.concatenate([np.arange(length) for length in lengths]),
+            "positions": PREFIX_TOKENS + np.broadcast_to(columns, inside.shape)[inside],
             "rows": places.astype(np.int64),
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
         layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
-        parts = [np.split(layer, starts[1:-1]) for layer in layers]
-        return [
-            {number: part[row] for number, part in zip(numbers, parts, strict=True)}
-            for row in range(len(rows))
-        ]
+        found: list[dict[int, Float32Array]] = [{} for _ in rows]
+        for number, layer in zip(numbers, layers, strict=True):
+            for row, states in zip(found, np.split(layer, starts[1:-1]), strict=True):
+                row[number] = states
+        return found
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a question, and what its answer begins with, in tokens."""
@@ -236,13 +241,19 @@ class Reader:
 
     def encode_segments(self, text: Segmented, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a request in tokens, with the place of each of its segments."""
-        before = self._ids(self._plain(f"{text.history}\n"))[-_MAX_HISTORY:] if text.history else []
-        lines = [[" ".join(self._plain(each).split()) for each in line] for line in text.lines]
-        encoded = self._tokenizer.encode("\n".join(map(" ".join, lines)), add_special_tokens=False)
+        before = []
+        if text.history:
+            before = self._ids(self._plain(f"{text.history}\n"))[-_MAX_HISTORY:]
+        lines, parts = [], []
+        for line in text.lines:
+            plain = [" ".join(self._plain(segment).split()) for segment in line]
+            parts += plain
+            lines.append(" ".join(plain))
+        encoded = self._tokenizer.encode("\n".join(lines), add_special_tokens=False)
         asked = encoded.ids[:_MAX_QUESTION]
         ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
         segments, begin, end = [], 0, -1
-        for segment in itertools.chain(*lines):
+        for segment in parts:
             end += 1 + len(segment)  # in characters; one of white space stands between two segments
             following = bisect_right(ends, end, begin)
             # One that has no tokens of its own, such as a control token, has those of its neighbour.
