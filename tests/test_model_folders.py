@@ -18,13 +18,9 @@ pytestmark = pytest.mark.model
 TRANSFORMER = "sentence_transformers.models.Transformer"
 
 
-def add_code(folder, mark):
-    """Write a Python file that leaves a mark when it is run, and return the class in it."""
-    (folder / "modeling_own.py").write_text(
-        f"open({str(mark)!r}, 'w').close()\n"
-        "from sentence_transformers.models import Transformer\n"
-        "class Own(Transformer):\n    pass\n"
-    )
+def add_code(folder):
+    """Write a Python file that ends whoever runs it."""
+    (folder / "modeling_own.py").write_text("raise SystemExit('it ran')")
     return "modeling_own.Own"
 
 
@@ -73,6 +69,16 @@ def llm(tiny, tmp_path):
     return shutil.copytree(tiny, tmp_path / "llm")
 
 
+def name_modules(embedder, *types):
+    (embedder / "modules.json").write_text(
+        json.dumps([{"idx": 0, "path": "", "type": each} for each in types])
+    )
+
+
+def load(folder):
+    return load_pretrained(str(folder), "cpu")
+
+
 def test_an_embedder_that_needs_no_code_embeds(embedder):
     (embedder / "data_config.json").write_text('[{"name": "pairs", "weight": 1}]')  # MiniLM has one
     vectors = SentenceEmbedder(str(embedder)).embed(["one", "two"])
@@ -80,43 +86,41 @@ def test_an_embedder_that_needs_no_code_embeds(embedder):
 
 
 def test_an_index_does_not_run_the_code_of_its_embedder(embedder, tmp_path):
-    mark = tmp_path / "ran"
     PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
-    own = add_code(embedder, mark)
-    modules = json.loads((embedder / "modules.json").read_text())
-    modules[0]["type"] = own
-    (embedder / "modules.json").write_text(json.dumps(modules))
-    built = json.loads((tmp_path / "index" / "index.json").read_text())
     other = shutil.copytree(embedder, tmp_path / "other")
-    built["embedder"] = {"name": str(other), "identity": SentenceEmbedder(str(other)).identity}
-    (tmp_path / "index" / "index.json").write_text(json.dumps(built))
+    name_modules(other, add_code(other))
+    named = {"name": str(other), "identity": SentenceEmbedder(str(other)).identity}
+    change(tmp_path / "index" / "index.json", embedder=named)
     index = PassageIndex.load(tmp_path / "index")
     with pytest.raises(ModelLoadError, match=r"code of its own: modeling_own\.py") as caught:
         index.search(["one"])
     assert caught.value.hint
-    assert not mark.exists()
 
 
-@pytest.mark.parametrize("kind", ["file", "module", "package", "router", "auto_map", "tokenizer"])
-def test_every_way_of_code_into_an_embedder_is_refused_before_loading(embedder, monkeypatch, kind):
-    if kind == "file":
-        (embedder / "1_Pooling" / "extra.py").write_text("")
-        expected = r"1_Pooling.extra\.py"
-    elif kind in ("module", "package"):
-        named = "subprocess.Popen" if kind == "module" else "sentence_transformers_own.Transformer"
-        (embedder / "modules.json").write_text(
-            json.dumps([{"idx": 0, "name": "0", "path": "", "type": named}])
-        )
-        expected = f"the module '{named}' in modules.json"
-    elif kind == "router":
-        (embedder / "router_config.json").write_text(
-            json.dumps({"types": {"a": TRANSFORMER, "b": "os.path"}})
-        )
-        expected = "the module 'os.path' in router_config.json"
-    else:
-        name = "config.json" if kind == "auto_map" else "tokenizer_config.json"
-        change(embedder / name, auto_map={"AutoModel": "modeling_own.Own"})
-        expected = f"auto_map in {name}"
+def as_router(embedder):
+    types = {"a": TRANSFORMER, "b": "os.path"}
+    (embedder / "router_config.json").write_text(json.dumps({"types": types}))
+
+
+CODE = {
+    r"1_Pooling.extra\.py": lambda folder: (folder / "1_Pooling" / "extra.py").touch(),
+    "the module 'subprocess.Popen' in modules.json": lambda folder: name_modules(folder, "subprocess.Popen"),
+    "the module 'sentence_transformers_own.Own' in modules.json": lambda folder: name_modules(
+        folder, TRANSFORMER, "sentence_transformers_own.Own"
+    ),
+    "the module 'os.path' in router_config.json": as_router,
+    "auto_map in config.json": lambda folder: change(
+        folder / "config.json", auto_map={"AutoModel": "own.Own"}
+    ),
+    "auto_map in tokenizer_config.json": lambda folder: change(
+        folder / "tokenizer_config.json", auto_map={"AutoTokenizer": "own.Own"}
+    ),
+}
+
+
+@pytest.mark.parametrize("expected", CODE)
+def test_every_way_of_code_into_an_embedder_is_refused_before_loading(embedder, monkeypatch, expected):
+    CODE[expected](embedder)
     monkeypatch.setattr("sentence_transformers.SentenceTransformer.__init__", None)  # nothing gets so far
     with pytest.raises(ModelLoadError, match=f"brings code of its own: {expected}"):
         SentenceEmbedder(str(embedder)).embed(["one"])
@@ -129,63 +133,62 @@ def test_a_configuration_that_cannot_be_read_is_named(embedder, text):
         SentenceEmbedder(str(embedder)).embed(["one"])
 
 
-def test_pickled_weights_of_an_embedder_are_refused(embedder):
-    pickled(embedder)
-    with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
-        SentenceEmbedder(str(embedder)).embed(["one"])
-    assert "save_pretrained" in caught.value.hint
-
-
-def test_pickled_weights_of_a_further_layer_are_refused(embedder):
+def test_pickled_weights_of_an_embedder_and_of_a_further_layer_are_refused(embedder, tmp_path):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Dense
 
     model = SentenceTransformer(str(embedder), device="cpu")
     model.append(Dense(8, 4))
-    model.save(str(embedder))
-    assert SentenceTransformer(str(embedder), device="cpu").get_embedding_dimension() == 4
-    (layer,) = embedder.glob("2_Dense/model.safetensors")
-    pickled(layer.parent)
-    assert (layer.parent / "pytorch_model.bin").is_file()
-    with pytest.raises(ModelLoadError, match=r"not safetensors: 2_Dense.pytorch_model\.bin"):
-        SentenceEmbedder(str(embedder)).embed(["one"])
+    deeper = tmp_path / "deeper"
+    model.save(str(deeper))
+    pickled(deeper / "2_Dense")
+    pickled(embedder)
+    for folder, found in ((embedder, "pytorch_model"), (deeper, "2_Dense.pytorch_model")):
+        with pytest.raises(ModelLoadError, match=rf"not safetensors: {found}\.bin") as caught:
+            SentenceEmbedder(str(folder)).embed(["one"])
+        assert "save_pretrained" in caught.value.hint
 
 
-def test_pickled_weights_of_a_proxy_are_refused(llm):
+@pytest.mark.parametrize("named_by", ["model.safetensors.index.json", "config.json"])
+def test_a_configuration_cannot_name_a_pickle(llm, named_by):
+    pickled(llm, as_name="other.bin")
+    if named_by == "config.json":
+        change(llm / named_by, transformers_weights="other.bin")
+    else:
+        parts = {"metadata": {}, "weight_map": {"lm_head.weight": "other.bin"}}
+        (llm / named_by).write_text(json.dumps(parts))
+    with pytest.raises(ModelLoadError, match=rf"not safetensors: other\.bin in {named_by}"):
+        load(llm)
+
+
+def test_a_pickle_is_read_neither_in_place_of_safetensors_nor_beside_them(llm):
+    weights = (llm / "model.safetensors").read_bytes()
     pickled(llm)
-    with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin") as caught:
-        load_pretrained(str(llm), "cpu")
-    assert "save_pretrained" in caught.value.hint
+    with pytest.raises(ModelLoadError, match=r"not safetensors: pytorch_model\.bin"):
+        load(llm)
+    (llm / "pytorch_model.bin").write_bytes(b"not to be read")
+    (llm / "model.safetensors").write_bytes(weights)
+    assert load(llm).config.hidden_size == 32
 
 
-def test_a_proxy_that_needs_code_of_its_own_is_refused_without_the_advice_to_run_it(llm, tmp_path):
+def test_a_proxy_that_needs_code_of_its_own_is_refused_without_the_advice_to_run_it(llm):
     """Of an architecture that transformers does not have: it would have to be run."""
-    ran = tmp_path / "ran"
-    (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
+    add_code(llm)
     change(llm / "config.json", model_type="own", auto_map={"AutoConfig": "modeling_own.Config"})
     with pytest.raises(ModelLoadError, match="needs code of its own") as caught:
-        load_pretrained(str(llm), "cpu")
+        load(llm)
     assert "never run" in caught.value.hint
     assert "trust_remote_code" not in str(caught.value)
-    assert not ran.exists()
 
 
-def test_a_proxy_that_transformers_has_itself_loads_without_the_code_beside_it(llm, tmp_path):
-    ran = tmp_path / "ran"
-    (llm / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
-    change(llm / "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.Model"})
-    model = load_pretrained(str(llm), "cpu")
-    assert type(model).__module__.startswith("transformers.")
-    assert not ran.exists()
+def test_a_proxy_that_transformers_has_itself_loads_without_the_code_beside_it(llm):
+    change(llm / "config.json", auto_map={"AutoModelForCausalLM": add_code(llm)})
+    assert type(load(llm)).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("way", ["code", "pickle"])
-def test_a_cross_encoder_with_code_or_pickles_is_refused(llm, way):
-    if way == "code":
-        (llm / "modeling_own.py").write_text("raise SystemExit('it ran')")
-        change(llm / "config.json", auto_map={"AutoModel": "modeling_own.Model"})
-    else:
-        pickled(llm)
+@pytest.mark.parametrize("spoil", [add_code, pickled], ids=["code", "pickle"])
+def test_a_cross_encoder_with_code_or_pickles_is_refused(llm, spoil):
+    spoil(llm)
     with pytest.raises(ModelLoadError, match=r"brings code of its own|not safetensors"):
         CrossEncoderReranker(str(llm))("question", ["text"])
 
@@ -204,29 +207,6 @@ def test_a_cross_encoder_loads_safetensors(llm, tmp_path):
     (tmp_path / "cross" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
     scores = CrossEncoderReranker(str(tmp_path / "cross"))("a", ["b", "a b"])
     assert len(scores) == 2
-
-
-def test_a_pickle_beside_safetensors_is_not_read(llm):
-    shutil.copy(llm / "model.safetensors", llm / "kept")
-    pickled(llm)
-    (llm / "pytorch_model.bin").write_bytes(b"not to be read")
-    (llm / "kept").rename(llm / "model.safetensors")
-    model = load_pretrained(str(llm), "cpu")
-    assert model.config.hidden_size == 32
-
-
-@pytest.mark.parametrize("way", ["parts", "named"])
-def test_a_configuration_cannot_name_a_pickle(llm, way):
-    pickled(llm)
-    (llm / "pytorch_model.bin").rename(llm / "adapter_model.bin")
-    (llm / "adapter_model.safetensors").write_bytes(b"")
-    if way == "parts":
-        parts = {"metadata": {}, "weight_map": {"lm_head.weight": "adapter_model.bin"}}
-        (llm / "model.safetensors.index.json").write_text(json.dumps(parts))
-    else:
-        change(llm / "config.json", transformers_weights="adapter_model.bin")
-    with pytest.raises(ModelLoadError, match=r"not safetensors: adapter_model\.bin in"):
-        load_pretrained(str(llm), "cpu")
 
 
 def lora(llm, folder):

@@ -5,7 +5,6 @@ A name that is no folder passes: of a Hub id, transformers and sentence-transfor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,24 @@ def refuse_code(where: str) -> None:
     Raises:
         ModelLoadError: It has a Python file, a module of another package, or an ``auto_map``.
     """
-    for found in _code(Path(where)):
+    folder = Path(where)
+    found = sorted(str(script.relative_to(folder)) for script in folder.rglob("*.py"))
+    for path in [*folder.rglob("modules.json"), *folder.rglob("*config.json")]:
+        name, content = path.relative_to(folder), _read(path)
+        modules: list[Any] = []
+        if isinstance(content, list) and path.name == "modules.json":
+            modules = [module.get("type") for module in content if isinstance(module, dict)]
+        elif isinstance(content, dict):
+            if content.get("auto_map"):
+                found.append(f"auto_map in {name}")
+            if isinstance(content.get("types"), dict):  # the configuration of a router module
+                modules = list(content["types"].values())
+        for module in modules:
+            if not str(module).startswith(_TRUSTED):
+                found.append(f"the module {module!r} in {name}")
+    if found:
         raise ModelLoadError(
-            f"The model folder {where!r} brings code of its own: {found}.",
+            f"The model folder {where!r} brings code of its own: {found[0]}.",
             hint="Code of model folders is never run: give a model that sentence-transformers can load without.",
         )
 
@@ -41,53 +55,28 @@ def refuse_pickles(where: str) -> None:
     Raises:
         ModelLoadError: Weights in it end in ``.bin``, and there is no safetensors file beside them.
     """
-    for found in _pickles(Path(where)):
+    folder, found = Path(where), []
+    for pickled, safe in _SAFE_IN_PLACE_OF.items():
+        for path in folder.rglob(pickled):
+            if not any((path.parent / name).is_file() for name in safe):
+                found.append(str(path.relative_to(folder)))
+    # What these name is read by its own suffix, whatever the file that names it is called.
+    for path in [*folder.rglob("*.safetensors.index.json"), *folder.rglob("config.json")]:
+        content = _read(path)
+        if isinstance(content, dict):
+            parts = content.get("weight_map")
+            named = list(parts.values()) if isinstance(parts, dict) else []
+            named.append(
+                str(content.get("transformers_weights") or ".safetensors").removesuffix(".index.json")
+            )
+            for part in named:
+                if not str(part).endswith(".safetensors"):
+                    found.append(f"{part} in {path.relative_to(folder)}")
+    if found:
         raise ModelLoadError(
-            f"The model folder {where!r} has weights that are not safetensors: {found}.",
+            f"The model folder {where!r} has weights that are not safetensors: {min(found)}.",
             hint="A pickle is never read: save the model again with save_pretrained(folder).",
         )
-
-
-def _code(folder: Path) -> Iterator[str]:
-    for script in sorted(folder.rglob("*.py")):
-        yield str(script.relative_to(folder))
-    for path in sorted([*folder.rglob("modules.json"), *folder.rglob("*config.json")]):
-        name = path.relative_to(folder)
-        content = _read(path)
-        for module in _module_types(path.name, content):
-            if not str(module).startswith(_TRUSTED):
-                yield f"the module {module!r} in {name}"
-        if isinstance(content, dict) and content.get("auto_map"):
-            yield f"auto_map in {name}"
-
-
-def _module_types(name: str, content: Any) -> list[Any]:
-    """Return the classes that a ``modules.json``, or the configuration of a router module, names."""
-    if name == "modules.json" and isinstance(content, list):
-        return [module.get("type") for module in content if isinstance(module, dict)]
-    if name in ("router_config.json", "config.json") and isinstance(content, dict):
-        types = content.get("types")
-        return list(types.values()) if isinstance(types, dict) else []
-    return []
-
-
-def _pickles(folder: Path) -> Iterator[str]:
-    for pickled, safe in _SAFE_IN_PLACE_OF.items():
-        for path in sorted(folder.rglob(pickled)):
-            if not any((path.parent / name).is_file() for name in safe):
-                yield str(path.relative_to(folder))
-    # The parts of sharded weights are read by their own suffix, whatever the list of them is called.
-    for path in sorted(folder.rglob("*.safetensors.index.json")):
-        content = _read(path)
-        parts = content.get("weight_map") if isinstance(content, dict) else None
-        for part in parts.values() if isinstance(parts, dict) else ():
-            if not str(part).endswith(".safetensors"):
-                yield f"{part} in {path.relative_to(folder)}"
-    for path in sorted(folder.rglob("config.json")):
-        content = _read(path)
-        named = content.get("transformers_weights") if isinstance(content, dict) else None
-        if named and not str(named).endswith((".safetensors", ".safetensors.index.json")):
-            yield f"{named} in {path.relative_to(folder)}"
 
 
 def _read(path: Path) -> Any:

@@ -169,8 +169,8 @@ class ServedProxy(Proxy):
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, at four characters each, or None when it is not longer."""
-        characters = tokens * _CHARACTERS_PER_TOKEN
-        return text[:characters] if len(text) > characters else None
+        cut = text[: tokens * _CHARACTERS_PER_TOKEN]
+        return None if cut == text else cut
 
     async def _draft(self, request: _Request) -> Draft:
         """Write one draft: with log-probabilities, or without, if the server refuses requests for them."""
@@ -182,7 +182,8 @@ class ServedProxy(Proxy):
             except EvidenceError as error:
                 refusal = error.message
         if answer is None:
-            without = {name: value for name, value in body.items() if name != "logprobs"}
+            without = dict(body)
+            del without["logprobs"]
             answer = await self._connection.post(path, without)
             # Remembered only where the server named them: another reason may be gone with the next request.
             self._refuses_logprobs |= "log-prob" in refusal
@@ -192,7 +193,7 @@ class ServedProxy(Proxy):
         draft = Draft(
             text=answer.text.strip(),
             tokens=tuple(token.text for token in tokens),
-            logprobs=tuple(token.logprob for token in tokens) if tokens else None,
+            logprobs=tuple(token.logprob for token in tokens) or None,
             finished=answer.finished,
             source="proxy",
             model=self.name,
