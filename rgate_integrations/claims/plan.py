@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from rgate_integrations.claims.format import Claim
 from rgate_integrations.claims.rewriter import Rewriter, rewrite_by_sentence
@@ -108,8 +108,8 @@ def planning(
     questions = [decisions[place].question for place in unknown]
     drafts = [decisions[place].draft for place in unknown]
     rewritten: list[list[Claim]] = yield Call(rewriter or rewrite_by_sentence, None, questions, drafts)
-    together = [claim for claims in rewritten for claim in claims]
-    judged = iter((yield from _judge(together, gate)))
+    # The claims of all questions in one list: the gate judges them in one call.
+    judged = iter((yield from _judge(list(chain(*rewritten)), gate)))
     for place, claims in zip(unknown, rewritten, strict=True):
         own = list(islice(judged, len(claims)))
         plans[place] = _plan(decisions[place].question, own, always_include_question, max(max_queries, 1))
@@ -117,37 +117,34 @@ def planning(
 
 
 def _judge(claims: Sequence[Claim], gate: GateLike | None) -> Flow[list[JudgedClaim]]:
-    """Say of each claim whether it is searched; the gate judges them in one call."""
-    asked = []
-    if gate is not None:
-        asked = [claim for claim in claims if _is_for_the_gate(claim)]
-    decisions: list[Decision] = []
-    if gate is not None and asked:
-        drafts = [Draft(text=claim.text, source="recorded") for claim in asked]
-        decisions = yield from decide(gate, [str(claim.query) for claim in asked], drafts=drafts)
-    answers = iter(decisions)
-    judged = []
+    """Say of each claim whether it is searched, and why."""
+    judged: list[JudgedClaim] = []
+    asked: list[int] = []  # places of claims that the gate judges
     for claim in claims:
-        kept, p_known = True, None
+        kept, reason = True, "Claims are not filtered."
         if not claim.query:
             kept, reason = False, "It has no query."
         elif claim.needs_search is False:
             kept, reason = False, "The rewriter says that it needs no search."
         elif claim.kind == "question":
             reason = "It is part of the question."
-        elif gate is None:
-            reason = "Claims are not filtered."
-        else:
-            decision = next(answers)
-            kept = decision.retrieve
-            reason = f"Judged {'unknown' if kept else 'known'}: {decision.reason}"
-            p_known = None if decision.error else decision.p_known
-        judged.append(JudgedClaim(claim=claim, kept=kept, reason=reason, p_known=p_known))
+        elif gate is not None:
+            asked.append(len(judged))
+        judged.append(JudgedClaim(claim=claim, kept=kept, reason=reason))
+    if gate is None or not asked:
+        return judged
+    # The claim takes the place of the draft, and its query that of the question.
+    queries = [str(claims[place].query) for place in asked]
+    drafts = [Draft(text=claims[place].text, source="recorded") for place in asked]
+    decisions = yield from decide(gate, queries, drafts=drafts)
+    for place, decision in zip(asked, decisions, strict=True):
+        changes = {"kept": decision.retrieve, "reason": f"Judged known: {decision.reason}"}
+        if decision.retrieve:
+            changes["reason"] = f"Judged unknown: {decision.reason}"
+        if decision.error is None:
+            changes["p_known"] = decision.p_known
+        judged[place] = judged[place].model_copy(update=changes)
     return judged
-
-
-def _is_for_the_gate(claim: Claim) -> bool:
-    return claim.kind == "claim" and bool(claim.query) and claim.needs_search is not False
 
 
 def _plan(

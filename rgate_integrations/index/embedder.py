@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,7 +17,7 @@ from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
 from rgate_integrations.models.progress import quiet
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.threads import reset_after_fork
+from rgate_integrations.runtime.threads import ForkSafeLock
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 _LATEST = 1_024  # queries whose vectors are kept, for each model
@@ -89,12 +88,7 @@ class _SharedModel:
         self._where = where
         self._encode_with: Callable[[Sequence[str]], Float32Array] | None = None
         self._latest: OrderedDict[str, Float32Array] = OrderedDict()
-        self.after_fork()
-        reset_after_fork(self)
-
-    def after_fork(self) -> None:
-        """Forget whoever held the lock in the parent."""
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
