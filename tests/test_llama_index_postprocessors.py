@@ -3,6 +3,7 @@
 import importlib
 import json
 import pkgutil
+from functools import partial
 
 import pytest
 from llama_index.core import postprocessor as core
@@ -13,19 +14,18 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.storage.docstore.utils import doc_to_json, json_to_doc
 
 from rgate_integrations.llama_index import GatedRetriever
-from tests.llama_index_parts import ScriptedGate, ask, both_ways, every_style, vector_index
+from tests.llama_index_parts import ScriptedGate, ask, every_style, vector_index
 
 # The chat engines' own memory leaves an SQLite thread behind when the test's event loop closes.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 class Says(MockLLM):
-    """Says the same whatever it is asked."""
+    """Says the same whatever it is asked; as an object, that the first document is relevant."""
 
     text: str = ""
 
@@ -45,10 +45,6 @@ class Says(MockLLM):
     async def achat(self, messages, **options):
         return self.chat(messages)
 
-
-class Structured(Says):
-    """Finds the first document relevant, as an object."""
-
     def structured_predict(self, output_cls, prompt, llm_kwargs=None, **arguments):
         return output_cls(documents=[{"document_number": 1, "relevance": 10}])
 
@@ -56,52 +52,25 @@ class Structured(Says):
         return self.structured_predict(output_cls, prompt)
 
 
-def made(name, **options):
-    return getattr(core, name)(**options)
-
-
-def recency(name, **options):
-    pytest.importorskip("pandas")
-    return made(name, date_key="published", **options)
-
-
-def rank_gpt():
-    from llama_index.core.postprocessor.rankGPT_rerank import RankGPTRerank
-
-    return RankGPTRerank(llm=Says("[1]"))
-
-
-def sentences(text):
-    return text.split(". ")
-
-
+STORE, EMBEDS = SimpleDocumentStore(), MockEmbedding(8)
 MADE = {
-    "SimilarityPostprocessor": lambda: made("SimilarityPostprocessor", similarity_cutoff=20.0),
-    "PrevNextNodePostprocessor": lambda: made(
-        "PrevNextNodePostprocessor", docstore=SimpleDocumentStore(), mode="both"
-    ),
-    "AutoPrevNextNodePostprocessor": lambda: made(
-        "AutoPrevNextNodePostprocessor", docstore=SimpleDocumentStore(), llm=Says("NONE")
-    ),
-    "LongContextReorder": lambda: made("LongContextReorder"),
-    "FixedRecencyPostprocessor": lambda: recency("FixedRecencyPostprocessor"),
-    "EmbeddingRecencyPostprocessor": lambda: recency(
-        "EmbeddingRecencyPostprocessor", embed_model=MockEmbedding(8)
-    ),
-    "TimeWeightedPostprocessor": lambda: made("TimeWeightedPostprocessor"),
-    "SentenceEmbeddingOptimizer": lambda: made(
-        "SentenceEmbeddingOptimizer",
-        embed_model=MockEmbedding(8),
-        percentile_cutoff=0.5,
-        tokenizer_fn=sentences,
-    ),
-    "MetadataReplacementPostProcessor": lambda: made(
-        "MetadataReplacementPostProcessor", target_metadata_key="window"
-    ),
-    "PIINodePostprocessor": lambda: made("PIINodePostprocessor", llm=Says("No one. Output Mapping: {}")),
-    "LLMRerank": lambda: made("LLMRerank", llm=Says("Doc: 1, Relevance: 9")),
-    "StructuredLLMRerank": lambda: made("StructuredLLMRerank", llm=Structured("")),
-    "RankGPTRerank": rank_gpt,
+    "SimilarityPostprocessor": {"similarity_cutoff": 20.0},
+    "PrevNextNodePostprocessor": {"docstore": STORE, "mode": "both"},
+    "AutoPrevNextNodePostprocessor": {"docstore": STORE, "llm": Says("NONE")},
+    "LongContextReorder": {},
+    "FixedRecencyPostprocessor": {"date_key": "published"},
+    "EmbeddingRecencyPostprocessor": {"date_key": "published", "embed_model": EMBEDS},
+    "TimeWeightedPostprocessor": {},
+    "SentenceEmbeddingOptimizer": {
+        "embed_model": EMBEDS,
+        "percentile_cutoff": 0.5,
+        "tokenizer_fn": lambda text: text.split(". "),
+    },
+    "MetadataReplacementPostProcessor": {"target_metadata_key": "window"},
+    "PIINodePostprocessor": {"llm": Says("No one. Output Mapping: {}")},
+    "LLMRerank": {"llm": Says("Doc: 1, Relevance: 9")},
+    "StructuredLLMRerank": {"llm": Says("")},
+    "RankGPTRerank": {"llm": Says("[1]")},
 }
 NOT_MADE = {
     "KeywordNodePostprocessor": "needs spacy",
@@ -110,19 +79,20 @@ NOT_MADE = {
 }
 
 
-def names_in_core():
+def of_core():
+    """The postprocessors of llama-index-core, by name."""
     for module in pkgutil.iter_modules(core.__path__):
         importlib.import_module(f"{core.__name__}.{module.name}")
-    waiting, names = [BaseNodePostprocessor], set()
+    waiting, found = [BaseNodePostprocessor], {}
     while waiting:
-        found = waiting.pop().__subclasses__()
-        names |= {each.__name__ for each in found if each.__module__.startswith("llama_index.core.")}
-        waiting += found
-    return names
+        kinds = waiting.pop().__subclasses__()
+        waiting += kinds
+        found |= {kind.__name__: kind for kind in kinds if kind.__module__.startswith("llama_index.core.")}
+    return found
 
 
 def test_every_postprocessor_of_core_is_here():
-    assert names_in_core() <= {*MADE, *NOT_MADE}
+    assert set(of_core()) <= {*MADE, *NOT_MADE}
 
 
 def retriever_engine(retriever, postprocessors, streaming):
@@ -130,25 +100,29 @@ def retriever_engine(retriever, postprocessors, streaming):
     return RetrieverQueryEngine(retriever, synthesizer, postprocessors)
 
 
-def context_chat(retriever, postprocessors, streaming):
-    return ContextChatEngine.from_defaults(retriever, llm=MockLLM(), node_postprocessors=postprocessors)
+def chat_engine(kind, retriever, postprocessors, streaming):
+    return kind.from_defaults(retriever, llm=MockLLM(), node_postprocessors=postprocessors)
 
 
-def condense_chat(retriever, postprocessors, streaming):
-    return CondensePlusContextChatEngine.from_defaults(
-        retriever, llm=MockLLM(), node_postprocessors=postprocessors
-    )
+every_engine = pytest.mark.parametrize(
+    "make",
+    [
+        retriever_engine,
+        partial(chat_engine, ContextChatEngine),
+        partial(chat_engine, CondensePlusContextChatEngine),
+    ],
+    ids=["retriever", "context chat", "condense chat"],
+)
 
 
-every_engine = pytest.mark.parametrize("make", [retriever_engine, context_chat, condense_chat])
-
-
-@pytest.mark.parametrize("name", [name for name in MADE if name in names_in_core()])
+@pytest.mark.parametrize("name", [name for name in MADE if name in of_core()])
 @every_engine
 @every_style
 def test_a_known_question_is_answered_under_every_postprocessor(name, make, style):
+    if "Recency" in name:
+        pytest.importorskip("pandas")
     guarded = GatedRetriever(vector_index().as_retriever(), ScriptedGate())
-    engine = make(guarded, [MADE[name]()], style.endswith("stream"))
+    engine = make(guarded, [of_core()[name](**MADE[name])], style.endswith("stream"))
     text, response = ask(engine, "a thing", style)
     assert "a thing" in text
     assert "Empty Response" not in text
@@ -171,31 +145,18 @@ class Drops(BaseNodePostprocessor):
 def test_postprocessors_of_the_retriever_never_see_the_note(make, style):
     drops = Drops(shown=[])
     guarded = GatedRetriever(vector_index().as_retriever(), ScriptedGate(), node_postprocessors=[drops])
-    streaming = style.endswith("stream")
-    text, _ = ask(make(guarded, [], streaming), "a thing", style)
+    engine = make(guarded, [], style.endswith("stream"))
+    assert drops.callback_manager is guarded.callback_manager
+    text, _ = ask(engine, "a thing", style)
     assert "a thing" in text
     assert "Empty Response" not in text
     assert drops.shown == []
-    text, _ = ask(make(guarded, [], streaming), "unknown thing", style)
-    assert drops.shown == [("unknown thing", 2)]
-    assert "Empty Response" in text  # that is LlamaIndex's answer when an index has nothing, and it stays so
-
-
-@both_ways
-def test_the_passages_pass_the_postprocessors_of_the_retriever(call):
-    class Found(type(vector_index().as_retriever())):
-        def _retrieve(self, query_bundle):
-            return [NodeWithScore(node=TextNode(text=str(score)), score=score) for score in (0.9, 0.1)]
-
-        async def _aretrieve(self, query_bundle):
-            return self._retrieve(query_bundle)
-
-    inner = Found(vector_index(), embed_model=MockEmbedding(8))
-    cutoff = MADE["SimilarityPostprocessor"]()
-    cutoff.similarity_cutoff = 0.5
-    guarded = GatedRetriever(inner, ScriptedGate(), node_postprocessors=[cutoff])
-    assert [node.score for node in call(guarded, "retrieve", "unknown?")] == [0.9]
-    assert cutoff.callback_manager is guarded.callback_manager
+    if make is retriever_engine:
+        text, _ = ask(engine, "unknown thing", style)
+        assert drops.shown == [("unknown thing", 2)]
+        assert (
+            "Empty Response" in text
+        )  # that is LlamaIndex's answer when an index has nothing, and it stays so
 
 
 def test_the_note_can_be_saved():
