@@ -72,11 +72,13 @@ class DecisionEngine:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
         self.rules = Rules.of(always, never)
-        self._asked = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules) if self.rules else gate
+        self._asked = gate  # behind the rules, if there are any
+        if self.rules:
+            self._asked = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
-        self._llm = llm
+        self.llm = llm
         self._memory: dict[Hashable, Any] = {}
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
@@ -104,11 +106,6 @@ class DecisionEngine:
     def proxy(self) -> str:
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy
-
-    @property
-    def llm(self) -> Drafter | None:
-        """Writes the drafts of gates with ``source="llm"``."""
-        return self._llm
 
     def get_proxy(self) -> Proxy:
         """Return the proxy model, shared with every engine whose gate names the same one."""
@@ -153,7 +150,7 @@ class DecisionEngine:
     def _options(self) -> dict[str, Any]:
         return {
             "proxy": self._proxy,
-            "llm": self._llm,
+            "llm": self.llm,
             "on_error": self.on_error,
             "timeout": self.timeout,
             "always": self.rules.always,
@@ -309,11 +306,8 @@ class DecisionEngine:
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        (found,) = evaluate([self._asked], batch, self._sources())
+        (found,) = evaluate([self._asked], batch, Sources(self.get_proxy, self.llm, self._memory))
         return found
-
-    def _sources(self) -> Sources:
-        return Sources(self.get_proxy, self._llm, self._memory)
 
     def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
         """Make decisions of what was found for those requests that could be queued, and of the others' errors."""

@@ -38,7 +38,11 @@ def fallback_decision(
 
 def log_failures(decisions: Sequence[Decision], gate: str) -> None:
     """Log once for a call how many of its decisions are such, and what the first one's error is."""
-    failures = [d.error for d in decisions if d.error is not None and not _nothing_to_judge(d.error)]
+    failures = []
+    for decision in decisions:
+        # A question that is none is the caller's error, and no failure of the gate.
+        if decision.error is not None and decision.error.type != InvalidQuestionError.__name__:
+            failures.append(decision.error)
     if failures:
         _log.warning(
             "The gate %r failed for %d of %d questions and retrieves: %s: %s",
@@ -48,7 +52,3 @@ def log_failures(decisions: Sequence[Decision], gate: str) -> None:
             failures[0].type,
             failures[0].message,
         )
-
-
-def _nothing_to_judge(failure: Failure) -> bool:
-    return failure.type == InvalidQuestionError.__name__
