@@ -25,6 +25,7 @@ from rgate_integrations.prompts import ANSWER
 from tests.langchain_fakes import SINGLES, each
 
 pytestmark = pytest.mark.model
+CALLS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "stream", "abatch")}
 
 QUESTION = "Who wrote Hamlet?"
 ASKED = ANSWER.messages(question=QUESTION)
@@ -234,7 +235,7 @@ def router(proxy, gate, **options):
     )
 
 
-@each(SINGLES)
+@each(CALLS)
 def test_a_known_answer_is_judged_and_goes_on_with_no_token_computed_twice(call, proxy, counted, tmp_path):
     gate = self_gate(proxy, tmp_path / "gate", 0.9)
     (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=8)
@@ -244,7 +245,7 @@ def test_a_known_answer_is_judged_and_goes_on_with_no_token_computed_twice(call,
     assert counted[0] == draft.prompt_tokens
 
 
-@each(SINGLES)
+@each(CALLS)
 def test_an_unknown_answer_is_dropped_where_it_was_held(call, proxy, counted, tmp_path):
     gate = self_gate(proxy, tmp_path / "gate", 0.1)
     counted.clear()
@@ -253,19 +254,22 @@ def test_an_unknown_answer_is_dropped_where_it_was_held(call, proxy, counted, tm
     assert counted[1:] == [1, 1, 1, 1]
 
 
+def begun(proxy, messages, layers):
+    """An answer of which four tokens are written, and what a judge is told of it."""
+    answer = proxy.answer(messages, GenerationOptions(tokens=8, layers=layers))
+    chunks = answer.chunks()
+    tokens = [token.text for _ in range(4) for token in next(chunks).tokens]
+    (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
+    told = {"token_ids": (), "tokens": tuple(tokens), "source": "llm", "response_id": answer.id}
+    return chunks, draft, draft.model_copy(update=told)
+
+
 def test_the_judge_reads_what_it_was_trained_to_read(proxy, tmp_path):
     """A probe with weights gives the same probability to the kept states as to those of reading the draft anew."""
     gate = self_gate(proxy, tmp_path / "gate", 0.5, scale=1.0)
-    (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
-    expected = gate.decide(QUESTION, draft=draft).p_known
-    answer = written(proxy, layers=(1,))
-    pieces = answer.chunks()
-    tokens = [token.text for _ in range(4) for token in next(pieces).tokens]
-    begun = draft.model_copy(
-        update={"token_ids": (), "tokens": tuple(tokens), "source": "llm", "response_id": answer.id}
-    )
-    decided = gate.decide(QUESTION, draft=begun)
-    assert decided.p_known == pytest.approx(expected, abs=1e-4)
+    _open, draft, kept = begun(proxy, ASKED, (1,))
+    decided = gate.decide(QUESTION, draft=kept)
+    assert decided.p_known == pytest.approx(gate.decide(QUESTION, draft=draft).p_known, abs=1e-4)
     assert (decided.cost.model_calls, decided.cost.tokens_in) == (0, 0), "nothing was read for it"
 
 
@@ -273,28 +277,13 @@ def test_the_judge_reads_what_it_was_trained_to_read(proxy, tmp_path):
 def test_what_was_not_kept_is_read(change, proxy, tmp_path):
     gate = self_gate(proxy, tmp_path / "gate", 0.9)
     messages = [{"role": "user", "content": QUESTION}] if change == "prompt" else ASKED
-    layers = (0,) if change == "layers" else (1,)
-    answer = proxy.answer(messages, GenerationOptions(tokens=8, layers=layers))
-    pieces = answer.chunks()
-    tokens = [token.text for _ in range(4) for token in next(pieces).tokens]
-    (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
-    begun = draft.model_copy(
-        update={"token_ids": (), "tokens": tuple(tokens), "text": "".join(tokens), "response_id": answer.id}
-    )
+    chunks, _, kept = begun(proxy, messages, (0,) if change == "layers" else (1,))
     if change == "gone":
-        del pieces, answer
-        assert find_answer(begun.response_id) is None
-    decision = gate.decide(QUESTION, draft=begun)
+        del chunks
+        assert find_answer(kept.response_id) is None
+    decision = gate.decide(QUESTION, draft=kept)
     assert decision.error is None
     assert decision.cost.model_calls == 1
-
-
-def test_a_batch_shares_the_model(proxy, tmp_path):
-    gate = self_gate(proxy, tmp_path / "gate", 0.9)
-    questions = [{"question": q} for q in (QUESTION, "Where is Oulu?", "Who was Nero?")]
-    drafts = proxy.generate(ANSWER, questions, tokens=8)
-    answers = router(proxy, gate).batch(questions)
-    assert [answer.strip() for answer in answers] == [draft.text for draft in drafts]
 
 
 def test_pieces_are_what_is_new(proxy):
