@@ -1,18 +1,42 @@
-"""What the tests of answer first share: a chat model that writes token by token, and a gate that reads it."""
+"""What the tests of answer first and look first share: models that write token by token, gates, and shelves."""
 
 import asyncio
 from typing import Any
 
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import Decision
+from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.artifacts.passage_utility import PassageUtilityModel
+from rgate_integrations.evidence.search import FEATURES
 
 KNOWN = "It is surely the one that you think of ."
 UNSURE = "Perhaps it is this one , or that other one ."
+WHOLE = KNOWN + " "
+TEXT = "The unknown Zorba wrote the quartet."
+
+
+def answer_to(question):
+    """What the LLMs write: `UNSURE` for questions with "unknown" in them, else `KNOWN`."""
+    return UNSURE if "unknown" in question else KNOWN
+
+
+# P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
+COVERED = PassageUtilityModel(
+    features=FEATURES,
+    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
+    bias=-10.0,
+    reading=0.9,
+    distraction=0.25,
+)
+LOOK = LookFirst(model=COVERED)
 
 
 class Writer(BaseChatModel):
@@ -25,6 +49,7 @@ class Writer(BaseChatModel):
         fails_at: Token before which it fails; None never.
         refuses: Arguments that it does not take.
         pace: Called before each token with its number; what it returns is awaited.
+        usage: How many tokens it says with its first one that it has read; None if it does not say.
     """
 
     calls: list = Field(default_factory=list)
@@ -33,6 +58,7 @@ class Writer(BaseChatModel):
     fails_at: int | None = None
     refuses: tuple[str, ...] = ()
     pace: Any = None
+    usage: int | None = None
 
     @property
     def _llm_type(self):
@@ -46,16 +72,19 @@ class Writer(BaseChatModel):
         for name in self.refuses:
             if name in kwargs:
                 raise ValueError(f"unknown parameter {name}")
-        text = UNSURE if "unknown" in messages[-1].text else KNOWN
+        text = answer_to(messages[-1].text)
         for number, token in enumerate(text.split(" ")):
             if number == self.fails_at:
                 raise OSError("connection lost")
             self.written.append(token)
-            metadata = {}
+            metadata = None
             if kwargs.get("logprobs"):
-                metadata["logprobs"] = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+                metadata = {"logprobs": {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}}
             message = AIMessageChunk(f"{token} ")
-            yield ChatGenerationChunk(message=message, generation_info=metadata or None)
+            if self.usage and number == 0:
+                total = {"input_tokens": self.usage, "output_tokens": 1, "total_tokens": self.usage + 1}
+                message.usage_metadata = total
+            yield ChatGenerationChunk(message=message, generation_info=metadata)
 
     def _stream(self, messages, stop=None, run_manager=None, **kwargs):
         try:
@@ -71,10 +100,9 @@ class Writer(BaseChatModel):
     async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
         try:
             for number, chunk in enumerate(self._tokens(messages, kwargs)):
-                if self.pace is not None:
-                    waited = self.pace(number)
-                    if waited is not None:
-                        await waited
+                waited = self.pace(number) if self.pace is not None else None
+                if waited is not None:
+                    await waited
                 yield chunk
         except (GeneratorExit, asyncio.CancelledError):
             self.ended.append("closed")
@@ -98,18 +126,16 @@ class Reader:
 
     on_error = "retrieve"
 
-    def __init__(self, scores=None, before=None):
+    def __init__(self, scores=None):
         self.calls, self.drafts = [], []
         self.scores = scores or {}
-        self.before = before or (lambda: None)
 
     def decide_batch(self, questions, *, threshold=None, drafts=None):
-        self.before()
         self.calls.append(list(questions))
         self.drafts.append(list(drafts or []))
         if any("RAISE" in question for question in questions):
             raise RuntimeError("gate down")
-        thresholds = threshold or [None] * len(questions)
+        thresholds = threshold if isinstance(threshold, list | tuple) else [threshold] * len(questions)
         given = drafts or [None] * len(questions)
         return [self._decision(*each) for each in zip(questions, thresholds, given, strict=True)]
 
@@ -142,7 +168,39 @@ class TurnReader(Reader):
         return super().decide_batch(questions, **options)
 
 
-WHOLE = KNOWN + " "
+class Broken(Reader):
+    """Fails for every draft."""
+
+    def decide_batch(self, questions, *, drafts=None, **options):
+        raise RuntimeError("gate down")
+
+
+class Shelf(BaseRetriever):
+    """Finds what is on the shelf for every query; fails for "broken", and finds nothing for "empty"."""
+
+    texts: list = Field(default_factory=lambda: [TEXT])
+    queries: list = Field(default_factory=list)
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        self.queries.append(query)
+        if "broken" in query:
+            raise TimeoutError("index gone")
+        return [] if "empty" in query else [Document(page_content=text) for text in self.texts]
+
+
+class Told(BaseCallbackHandler):
+    """Tokens and events as a user's screen would show them."""
+
+    run_inline = True
+
+    def __init__(self):
+        self.tokens, self.events = [], []
+
+    def on_llm_new_token(self, token, **kwargs):
+        self.tokens.append(token)
+
+    def on_custom_event(self, name, data, **kwargs):
+        self.events.append(data)
 
 
 class Runs(BaseTracer):
@@ -161,3 +219,43 @@ class Runs(BaseTracer):
 
     def named(self, name):
         return [run for run in self.ended if run.name == name]
+
+
+async def nothing_left(ended=lambda: True):
+    """Let the loop go on until nothing runs on it and all has ended; generators end one within another."""
+    for _ in range(10_000):
+        if ended() and asyncio.all_tasks() == {asyncio.current_task()}:
+            return True
+        await asyncio.sleep(0)
+    return False
+
+
+class Stuck:
+    """A pace at which every answer waits at its fourth token, until it is let go."""
+
+    def __init__(self):
+        self.event, self.waiting = asyncio.Event(), 0
+
+    def __call__(self, number):
+        if number != 3:
+            return None
+        self.waiting += 1
+        return self.event.wait()
+
+    async def leave(self, calls, leaving):
+        """Start calls, cancel the first of them once all wait, and let the others go on; returns their results."""
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        while self.waiting < len(tasks):
+            await asyncio.sleep(0)
+        for task in tasks[:leaving]:
+            task.cancel()
+        self.event.set()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, asyncio.CancelledError) for each in found[:leaving])
+        return found[leaving:]
+
+
+def in_step(callers):
+    """Return a pace at which answers go on only when all have begun, and again when all are released."""
+    barriers = {1: asyncio.Barrier(callers), 6: asyncio.Barrier(callers)}
+    return lambda number: barriers[number].wait() if number in barriers else None

@@ -11,9 +11,8 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
-from tests.begun_answers import KNOWN, Reader, Writer
+from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each
-from tests.test_langchain_look_first import LOOK, Shelf
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 SHORT = {

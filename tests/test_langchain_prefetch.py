@@ -6,36 +6,35 @@ import threading
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
+from tests.begun_answers import Runs
+from tests.langchain_fakes import BATCHES, INVOKES, Judge, Search, each
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
+PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
+
 
 class Logged(logging.Handler):
-    """Waits for a log line."""
+    """Waits for the line about a search that was not needed and has failed."""
 
-    def __init__(self, text):
+    def __init__(self):
         super().__init__(logging.INFO)
-        self.text = text
         self.found = threading.Event()
 
     def emit(self, record):
-        if self.text in record.getMessage():
+        if "not needed failed: OSError: index gone" in record.getMessage():
             self.found.set()
 
 
 @pytest.fixture
 def failure_noted():
-    """Set once the log says that a search which was not needed has failed."""
     log = logging.getLogger("rgate_integrations")
-    handler, level = Logged("not needed failed: OSError: index gone"), log.level
+    handler, level = Logged(), log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     yield handler.found
@@ -43,100 +42,60 @@ def failure_noted():
     log.setLevel(level)
 
 
-def read(found):
-    return f"{found['question']} {found['context'][0].page_content}"
-
-
-PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
-
-
-def searching_router(search):
-    """A router that searches ahead, and whose gate decides only after the search began."""
-    return RetrievalGate(waiting_for(search)).route(
-        retrieve={"context": search, "question": lambda q: q} | RunnableLambda(read),
-        direct=lambda q: f"direct {q}",
-        answer_first=PREFETCH,
-    )
-
-
 def waiting_for(search):
+    """A gate that decides only after the search began."""
+
     def wait():
         assert search.began.wait(PATIENCE)
+        search.began.clear()
 
     return Judge(before=wait)
 
 
-@each(SINGLES)
-def test_a_router_searches_while_an_answer_is_judged(call):
-    search = Search()
-    router = searching_router(search)
-    assert call(router, "unknown?") == "unknown? about unknown?"
-    assert search.queries == ["unknown?"]
-    search.began.clear()
-    assert call(router, "known?") == "direct known?"
-    search.began.clear()
-    assert call(router, "broken, but known?") == "direct broken, but known?"
-    search.began.clear()
-    with pytest.raises(OSError, match="index gone"):
-        call(router, "broken and unknown?")
+def first_of(found):
+    return found[0].page_content
 
 
 def with_context(search):
     """The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound."""
     found = (lambda asked: asked["input"]) | search
     assigned = RunnablePassthrough.assign(context=found.with_config(run_name="retrieve_documents"))
-    return assigned.assign(answer=read_input).with_config(run_name="retrieval_chain")
-
-
-def read_input(found):
-    return f"{found['input']} {found['context'][0].page_content}"
+    answering = assigned.assign(answer=lambda found: first_of(found["context"]))
+    return answering.with_config(run_name="retrieval_chain") | (lambda found: found["answer"])
 
 
 CHAINS = {
-    "assigned and bound": (with_context, lambda answer: answer["answer"]),
-    "after another step": (
-        lambda search: RunnableLambda(lambda asked: asked["input"]) | search | RunnableLambda(str),
-        lambda answer: "unknown? about unknown?" if "about unknown?" in answer else answer,
+    "alone": lambda search: RunnableLambda(lambda asked: asked["input"]) | search | first_of,
+    "assigned and bound": with_context,
+    "after another step": lambda search: (
+        RunnableLambda(lambda asked: asked["input"]) | search.with_config(tags=["a"]) | first_of
     ),
-    "first": (
-        lambda search: (lambda asked: asked["input"]) | search.with_config(tags=["a"]) | RunnableLambda(str),
-        lambda answer: "unknown? about unknown?" if "about unknown?" in answer else answer,
+    "in a branch": lambda search: (
+        {"context": (lambda asked: asked["input"]) | search}
+        | RunnableLambda(lambda found: first_of(found["context"]))
     ),
 }
 
 
-@each(SINGLES)
-@pytest.mark.parametrize("kind", CHAINS)
-def test_the_retriever_is_found_wherever_it_stands(call, kind):
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=list(CHAINS))
+@each(INVOKES)
+def test_a_router_searches_while_an_answer_is_judged_wherever_its_retriever_stands(call, chain):
     search = Search()
-    chain, answer_of = CHAINS[kind]
     router = RetrievalGate(waiting_for(search)).route(
-        retrieve=chain(search),
-        direct=lambda asked: {"answer": f"direct {asked['input']}"},
-        answer_first=PREFETCH,
+        retrieve=chain(search), direct=lambda asked: f"direct {asked['input']}", answer_first=PREFETCH
     )
-    assert answer_of(call(router, {"input": "unknown?"})) == "unknown? about unknown?"
-    assert search.queries == ["unknown?"]
-    search.began.clear()
-    assert call(router, {"input": "known?"}) == {"answer": "direct known?"}
-
-
-@each(SINGLES)
-def test_a_retriever_alone_can_be_the_retrieve_arm(call):
-    search = Search()
-    router = RetrievalGate(waiting_for(search)).route(retrieve=search, direct=str, answer_first=PREFETCH)
-    assert [d.page_content for d in call(router, "unknown?")] == ["about unknown?", "shared"]
-    assert search.queries == ["unknown?"]
+    assert call(router, {"input": "unknown?"}) == "about unknown?"
+    for known in ("known?", "broken, but known?"):
+        assert call(router, {"input": known}) == f"direct {known}"
+    with pytest.raises(OSError, match="index gone"):
+        call(router, {"input": "broken and unknown?"})
+    assert len(search.queries) == 4
 
 
 @each(BATCHES)
 def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
     search, judge = Search(), Judge()
-    router = RetrievalGate(judge).route(
-        retrieve=search | RunnableLambda(lambda found: found[0].page_content),
-        direct=str,
-        answer_first=PREFETCH,
-    )
+    router = RetrievalGate(judge).route(retrieve=search | first_of, direct=str, answer_first=PREFETCH)
     asked = ["unknown 1", "known 2", "broken unknown 3", "unknown 4"]
     found = call(router, asked, return_exceptions=True)
     assert found[:2] == ["about unknown 1", "known 2"]
@@ -144,11 +103,6 @@ def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
     assert found[3] == "about unknown 4"
     assert sorted(search.queries) == ["broken unknown 3", "unknown 1", "unknown 4"]
     assert judge.calls == [asked]
-
-
-def test_a_router_needs_a_first_step_to_run_early():
-    with pytest.raises(ConfigurationError, match="several steps"):
-        RetrievalGate(Judge()).route(retrieve=str, direct=str, answer_first=PREFETCH)
 
 
 def failing_after(search):
@@ -184,7 +138,7 @@ class Held(Search):
 
 @pytest.mark.parametrize("question", ["known", "RAISE"])
 @each(INVOKES)
-def test_a_search_that_nobody_needs_is_dropped(call, question, failure_noted):
+def test_a_search_that_nobody_needs_is_dropped_and_its_failure_only_logged(call, question, failure_noted):
     search = Held()
     gate = RetrievalGate(waiting_for(search) if question == "known" else failing_after(search))
     chain = gate.route(retrieve=search | RunnableLambda(str), direct=str, answer_first=PREFETCH)
@@ -197,6 +151,23 @@ def test_a_search_that_nobody_needs_is_dropped(call, question, failure_noted):
     # A search in a thread cannot be stopped: its failure is noted, so somebody has taken care of it.
     dropped = search.cancelled if call is INVOKES["ainvoke"] else failure_noted
     assert dropped.wait(PATIENCE)
+
+
+@each(INVOKES)
+def test_a_dropped_search_is_a_cancelled_run_and_no_error(call):
+    runs, search = Runs(), Held()
+    chain = {"context": search, "question": RunnablePassthrough()} | RunnableLambda(str)
+    router = RetrievalGate(waiting_for(search)).route(retrieve=chain, direct=str, answer_first=PREFETCH)
+    assert call(router, "known?", {"callbacks": [runs]}) == "known?"
+    search.may_end.set()
+    for _ in range(PATIENCE * 1_000):
+        if {"Held", "RunnableParallel<context,question>"} <= {run.name for run in runs.ended}:
+            break
+        threading.Event().wait(0.001)
+    assert not [run.name for run in runs.ended if run.error is not None]
+    (searched,) = runs.named("RunnableParallel<context,question>")
+    assert searched.outputs["cancelled"] == "by the retrieval gate: the search was not needed"
+    assert not runs.run_map
 
 
 @pytest.mark.parametrize("phase", ["deciding", "searching"])
@@ -217,8 +188,7 @@ async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
                 await asyncio.Event().wait()
             return self.decide_batch(questions, **options)
 
-    gate = RetrievalGate(Slow())
-    chain = gate.route(retrieve=Forever() | str, direct=str, answer_first=PREFETCH)
+    chain = RetrievalGate(Slow()).route(retrieve=Forever() | str, direct=str, answer_first=PREFETCH)
     call = chain.abatch(["unknown?", "known?"]) if kind == "batch" else chain.ainvoke("unknown?")
     task = asyncio.ensure_future(call)
     await began.wait()
@@ -231,64 +201,24 @@ async def test_a_cancelled_call_leaves_no_task_behind(kind, phase):
     assert not others or not (await asyncio.wait(others, timeout=PATIENCE))[1]
 
 
-class Runs(BaseTracer):
-    """Every run that ended."""
-
-    def __init__(self):
-        super().__init__()
-        self.ended = []
-
-    def _persist_run(self, run):
-        self.open = dict(self.run_map)
-
-    def _end_trace(self, run):
-        self.ended.append(run)
-        super()._end_trace(run)
-
-
-@each(INVOKES)
-def test_a_dropped_search_is_a_cancelled_run_and_no_error(call):
-    runs, search = Runs(), Held()
-    chain = {"context": search, "question": RunnablePassthrough()} | RunnableLambda(str)
-    router = RetrievalGate(waiting_for(search)).route(retrieve=chain, direct=str, answer_first=PREFETCH)
-    assert call(router, "known?", {"callbacks": [runs]}) == "known?"
-    search.may_end.set()
-    for _ in range(PATIENCE * 1_000):
-        if {"Held", "RunnableParallel<context,question>"} <= {run.name for run in runs.ended}:
-            break
-        threading.Event().wait(0.001)
-    assert not [run.name for run in runs.ended if run.error is not None]
-    (searched,) = [run for run in runs.ended if run.name.startswith("RunnableParallel")]
-    assert searched.outputs["cancelled"] == "by the retrieval gate: the search was not needed"
-    assert not [run.name for run in runs.run_map.values()]
-
-
 @each(BATCHES)
-def test_the_limit_of_a_batch_holds_for_both_arms_together(call):
+def test_both_arms_run_side_by_side_within_the_limit_of_a_batch(call):
     lock, running, most = threading.Lock(), [], []
+    together = threading.Barrier(2)
 
     def arm(question):
         with lock:
             running.append(question)
             most.append(len(running))
-        threading.Event().wait(0.001)
+        if question in ("known", "unknown"):
+            together.wait(PATIENCE)
         with lock:
             running.remove(question)
         return question
 
     router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)
+    assert call(router, ["known", "unknown"]) == ["known", "unknown"]
+    most.clear()
     asked = [f"{kind} {number}" for number in range(4) for kind in ("known", "unknown")]
     assert call(router, asked, {"max_concurrency": 2}) == asked
     assert max(most) <= 2
-
-
-@each(BATCHES)
-def test_without_a_limit_both_arms_run_side_by_side(call):
-    together = threading.Barrier(2)
-
-    def arm(question):
-        together.wait(PATIENCE)
-        return question
-
-    router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)
-    assert call(router, ["known", "unknown"]) == ["known", "unknown"]

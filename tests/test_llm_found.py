@@ -144,7 +144,7 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
 
 def test_an_answer_that_was_begun_and_the_first_look_are_judged_alike():
     router = RetrievalGate().route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
-    for gate in (router.gate, router.strategy.judge, router.first_look):
+    for gate in (router.gate, router.strategy.judge, router.strategy.question_gate):
         assert ability_of(gate.gate).llm.startswith("gpt-4o")
 
 
@@ -156,7 +156,8 @@ def test_a_name_that_is_given_goes_before_the_chat_models():
         retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True
     )
     assert {
-        ability_of(gate.gate).llm for gate in (router.gate, router.strategy.judge, router.first_look)
+        ability_of(gate.gate).llm
+        for gate in (router.gate, router.strategy.judge, router.strategy.question_gate)
     } == {"phi-4"}
 
 
@@ -223,8 +224,8 @@ def test_llama_index_engines_judge_their_llm():
     assert engine.decider.gate.gate.llm_known_by == "LlamaIndex's metadata"
     like = OpenAILike(model="qwen2.5-72b", api_base="http://localhost:1/v1", api_key="x")
     assert ability_of(GatedQueryEngine.from_defaults(Fixed(), llm=like).decider.gate).llm.startswith("qwen")
-    first = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"), answer_first=True).first
-    assert {ability_of(gate).llm[:6] for gate in (first.gate, first.first_look)} == {"gpt-4o"}
+    first = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"), answer_first=True).strategy
+    assert {ability_of(gate).llm[:6] for gate in (first.judge, first.question_gate)} == {"gpt-4o"}
     assert ability_of(RetrievalGateSelector(llm=like).decider.gate).llm.startswith("qwen")
 
 

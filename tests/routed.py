@@ -1,0 +1,96 @@
+"""A router over a shelf and a writer, in each framework, with all that its parts note: for one contract of both."""
+
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import RunnableLambda
+
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.llama_index import GatedQueryEngine
+from tests import llama_index_writers
+from tests.begun_answers import Reader, Shelf, Told, Writer, answer_to
+from tests.langchain_fakes import SINGLES
+from tests.llama_index_parts import ask
+
+
+class Side:
+    """What a framework's router is made of.
+
+    Args:
+        judge: The gate.
+        scores: What the gate that screens questions says of them; None for no such gate.
+        answers: Whether the direct arm answers first.
+        look: How what was found is judged; None not to look first.
+        fails_at: Token before which the LLM fails.
+        **options: Of `AnswerFirst`.
+    """
+
+    def __init__(self, *, judge=None, scores=None, answers=True, look=None, fails_at=None, **options):
+        self.judge = judge or Reader()
+        self.screen = None if scores is None else Reader(scores)
+        options = {"tokens": 4, "question_gate": self.screen} | options
+        self.make(AnswerFirst(**options) if answers else False, look or False, fails_at)
+
+
+class LangChain(Side):
+    """A LangChain router."""
+
+    way = "invoke"
+
+    def make(self, answer_first, look_first, fails_at):
+        self.shelf, self.writer, self.told = Shelf(), Writer(fails_at=fails_at), Told()
+        context = self.shelf | (lambda found: " ".join(document.page_content for document in found))
+        self.router = RetrievalGate(self.judge).route(
+            retrieve={"context": context} | RunnableLambda(lambda asked: f"<{asked['context']}>"),
+            direct=self.writer | StrOutputParser() if answer_first else RunnableLambda(answer_to),
+            answer_first=answer_first,
+            look_first=look_first,
+        )
+
+    def ask(self, question, threshold=None):
+        config = {"callbacks": [self.told]}
+        if threshold is not None:
+            config["configurable"] = {"retrieval_threshold": threshold}
+        return SINGLES[self.way](self.router, question, config).strip()
+
+    @property
+    def decision(self):
+        return self.told.events[-1]
+
+
+class LangChainStream(LangChain):
+    """The same, as an asynchronous stream."""
+
+    way = "astream"
+
+
+class LlamaIndex(Side):
+    """A LlamaIndex engine."""
+
+    way = "query"
+
+    def make(self, answer_first, look_first, fails_at):
+        self.shelf, self.writer = llama_index_writers.Shelf(), llama_index_writers.Writer(fails_at=fails_at)
+        streaming = "stream" in self.way
+        self.engine = GatedQueryEngine.from_defaults(
+            llama_index_writers.over(self.shelf, streaming=streaming),
+            self.judge,
+            self.writer,
+            streaming=streaming,
+            answer_first=answer_first,
+            look_first=look_first,
+        )
+
+    def ask(self, question, threshold=None):
+        engine = self.engine if threshold is None else self.engine.with_threshold(threshold)
+        text, response = ask(engine, question, self.way)
+        self.decision = response.metadata["rgate"]
+        return text.strip()
+
+
+class LlamaIndexStream(LlamaIndex):
+    """The same, as an asynchronous stream."""
+
+    way = "astream"
+
+
+SIDES = (LangChain, LangChainStream, LlamaIndex, LlamaIndexStream)
