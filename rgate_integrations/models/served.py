@@ -210,17 +210,20 @@ class ServedProxy(Proxy):
         # No likelier than the least of those that are listed, and not more than they leave over.
         left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
-        listed = [_listed(rest, logprobs) for rest in rests]
+        scores, is_any_listed = [], False
+        for rest in rests:
+            listed = _listed(rest, logprobs)
+            is_any_listed |= bool(listed)
+            scores.append(max(listed, default=most))
         # The bounds of targets that are not listed say nothing about which of them is likelier.
-        if len(rests) > 1 and not any(listed):
-            likeliest = max(logprobs, key=lambda token: logprobs[token])
+        if len(rests) > 1 and not is_any_listed:
+            likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
                 f"{self.name} would begin with {likeliest[:_QUOTED]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        scores = tuple(max(found, default=most) for found in listed)
-        return TargetScores(scores, answer.prompt_tokens)
+        return TargetScores(tuple(scores), answer.prompt_tokens)
 
     def _request(
         self,

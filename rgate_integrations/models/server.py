@@ -90,8 +90,9 @@ class ServerConnection:
         async def all_at_once() -> list[Result | BaseException]:
             return await asyncio.gather(*map(work, items), return_exceptions=True)
 
-        loop = self._running_loop()
-        future = asyncio.run_coroutine_threadsafe(all_at_once(), loop)
+        with self._lock:  # not between the loop's last look for requests and its end: nobody would answer
+            loop = self._running_loop()
+            future = asyncio.run_coroutine_threadsafe(all_at_once(), loop)
         try:
             outcomes = future.result()
         except CancelledError:
@@ -187,20 +188,19 @@ class ServerConnection:
         return EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop that requests run on, and make it and the client if there is none.
+        """Return the loop that requests run on, and make it and the client if there is none; with the lock held.
 
         Raises:
             ConfigurationError: The environment names a proxy server that cannot be used.
         """
-        with self._lock:
-            if self._loop is None:
-                self._client = _new_client(self.credentials, self.timeout)
-                self._slots = asyncio.Semaphore(self.max_concurrency)
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="rgate-served", daemon=True).start()
-                self._finalizer = weakref.finalize(self, _end, self._loop, self._client)
-                self._finalizer.atexit = False
-            return self._loop
+        if self._loop is None:
+            self._client = _new_client(self.credentials, self.timeout)
+            self._slots = asyncio.Semaphore(self.max_concurrency)
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name="rgate-served", daemon=True).start()
+            self._finalizer = weakref.finalize(self, _end, self._loop, self._client)
+            self._finalizer.atexit = False
+        return self._loop
 
 
 def no_logprobs(url: str, said: str = "") -> EvidenceError:
