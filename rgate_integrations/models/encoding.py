@@ -28,6 +28,7 @@ class EncodedPrompt:
         template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
         open_ended: Whether the text ends without white space, so that a continuation starts with a space.
         text: Token ids of a text that continues the prompt; ``len()`` counts them, too.
+        seed: Of a continuation that is drawn.
     """
 
     ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class EncodedPrompt:
     template: PromptTemplate
     open_ended: bool
     text: tuple[int, ...] = ()
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.text)
@@ -68,7 +70,9 @@ class PromptEncoder:
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         """Render a prompt and tokenize it within the limit."""
-        clean = {name: self.plain(text) for name, text in values.items()}
+        clean: dict[str, str] = {}
+        for name, text in values.items():
+            clean[name] = self.plain(text)
         encoded = self._encode(prompt, clean)
         for name in (prompt.cut, "question"):  # the question only if the other was not long enough
             excess = len(encoded.ids) - self.limit

@@ -121,8 +121,8 @@ class LocalProxy(Proxy):
         rows = self._encode(prompt, values)
         with self.using() as runner:
             written = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
-        drafts = [each.draft for each in written]
-        return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
+        drafts = iter(written)
+        return [tuple(next(drafts).draft for _ in range(n)) for _ in values]
 
     def generate_hidden(
         self,

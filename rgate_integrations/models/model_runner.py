@@ -9,6 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,7 +42,6 @@ from rgate_integrations.runtime.arrays import Float32Array
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Row = TypeVar("Row")
 
 _MAX_BATCH_TOKENS = 16_384
 """Tokens in one forward pass, padding included."""
@@ -133,12 +133,12 @@ class ModelRunner:
             layers: Which states are pooled on the way; their layers must pass `can_watch`.
             judgment: What is scored on the draft's own keys and values.
         """
-        seeded = []
+        drawn = []
         for row in rows:
             for sample in range(samples):
-                seeded.append((row, row_seed(seed, sample, row.ids)))
+                drawn.append(replace(row, seed=row_seed(seed, sample, row.ids)))
         work = partial(self._generate, tokens, temperature, layers, judgment)
-        return self.in_batches(work, seeded, [len(row) + tokens for row, _ in seeded])
+        return self.in_batches(work, drawn, extra=tokens)
 
     def _generate(
         self,
@@ -146,11 +146,10 @@ class ModelRunner:
         temperature: float,
         layers: Sequence[PooledLayer],
         judgment: Judgment | None,
-        batch: Sequence[tuple[EncodedPrompt, int]],
+        rows: Sequence[EncodedPrompt],
     ) -> list[Generated]:
-        rows = [row for row, _ in batch]
         device = self.model.device
-        generators = [torch.Generator(device).manual_seed(seed) for _, seed in batch]
+        generators = [torch.Generator(device).manual_seed(row.seed) for row in rows]
         template = rows[0].template
         decoder = self._decoder([row.ids for row in rows], template, layer_numbers(layers))
         ends = self.end_mask(at_newline=template.stop_at_newline)
@@ -167,7 +166,9 @@ class ModelRunner:
         drafts = self._drafts(rows, steps, decoder.mask[:, -len(steps) :].sum(dim=1).tolist())
         if layers or judgment:
             decoder.read(self.model)  # the last token: its states, keys and values are wanted too
-        scores = self._judge(decoder, judgment) if judgment else [()] * len(rows)
+        scores: list[tuple[float, ...]] = [()] * len(rows)
+        if judgment:
+            scores = self._judge(decoder, judgment)
         results = []
         for place, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
             states = np.zeros((0, 0), np.float32)
@@ -208,7 +209,7 @@ class ModelRunner:
     def score(self, rows: Sequence[EncodedPrompt], judgment: Judgment) -> list[tuple[float, ...]]:
         """Return for each prompt, which ends with the suffix, the log-probability of each target's whole sequence."""
         longest = max(map(len, judgment.targets))
-        return self.in_batches(partial(self._score, judgment), rows, [len(row) + longest for row in rows])
+        return self.in_batches(partial(self._score, judgment), rows, extra=longest)
 
     def _score(self, judgment: Judgment, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
         before_suffix = [row.ids[: len(row.ids) - len(judgment.suffix)] for row in rows]
@@ -249,7 +250,7 @@ class ModelRunner:
 
     def score_text(self, rows: Sequence[EncodedPrompt]) -> list[dict[str, tuple[float, ...]]]:
         """Return ``logprobs``, ``entropies`` and ``margins`` of the texts that continue prompts, a value a token."""
-        return self.in_batches(self._score_text, rows, list(map(len, rows)))
+        return self.in_batches(self._score_text, rows)
 
     def _score_text(self, rows: Sequence[EncodedPrompt]) -> list[dict[str, tuple[float, ...]]]:
         # A token's probability is read at the token before it, so a text's last token is not read at all.
@@ -272,7 +273,7 @@ class ModelRunner:
 
     def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
         """Pool the states of prompts and of the texts that continue them, each to shape (layers, hidden size)."""
-        return self.in_batches(partial(self._hidden, layers), rows, list(map(len, rows)))
+        return self.in_batches(partial(self._hidden, layers), rows)
 
     def _hidden(self, layers: Sequence[PooledLayer], rows: Sequence[EncodedPrompt]) -> list[Float32Array]:
         inputs = self._inputs([(*row.ids, *row.text) for row in rows])
@@ -296,14 +297,23 @@ class ModelRunner:
     # --- batches ---------------------------------------------------------------------------------------------
 
     def in_batches(
-        self, work: Callable[[Sequence[Row]], Sequence[T]], rows: Sequence[Row], lengths: Sequence[int]
+        self,
+        work: Callable[[Sequence[EncodedPrompt]], Sequence[T]],
+        rows: Sequence[EncodedPrompt],
+        extra: int = 0,
     ) -> list[T]:
         """Do work on rows batch by batch; returns its results in the order of the rows.
 
         Rows of like length share a batch. One that does not fit into memory is halved, down to single rows, so the
         work may keep nothing before its end.
+
+        Args:
+            work: What is done with a batch.
+            rows: The rows.
+            extra: How many tokens are added to each row.
         """
         results: dict[int, T] = {}
+        lengths = [len(row) + extra for row in rows]
         pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
             self.pause()
@@ -351,10 +361,9 @@ class ModelRunner:
             cache = output.past_key_values
             # Caches of sliding windows drop positions, and those of recurrent models are one state of the whole
             # text: neither can be continued after padding.
-            keeps_all = type(cache) is DynamicCache and all(
-                type(each) is DynamicLayer for each in cache.layers
-            )
-            self._prefixes[key] = CachedPrefix(ids, cache) if keeps_all else CachedPrefix()
+            self._prefixes[key] = CachedPrefix()
+            if type(cache) is DynamicCache and set(map(type, cache.layers)) == {DynamicLayer}:
+                self._prefixes[key] = CachedPrefix(ids, cache)
         return self._prefixes[key]
 
     def end_mask(self, *, at_newline: bool = False) -> torch.Tensor:
