@@ -249,33 +249,6 @@ def test_a_write_that_stops_half_way_is_rolled_back(index, monkeypatch, how, met
     assert_untouched(index)
 
 
-def test_readers_never_see_half_of_a_write(index):
-    index.add([Passage("moving", "zzzz")])
-    done, wrong = threading.Event(), []
-
-    def read():
-        try:
-            while not done.is_set():
-                ids = [hit.passage.id for hit in index.search(["zzzz"], k=99)[0]]
-                assert ids[0] == "moving", ids
-                assert {len(ids), len(list(index))} <= {6, 8}
-                assert [passage.id for passage in index.get(["moving"])] == ["moving"]
-                assert index.vectors(["moving"]).shape == (1, 26)
-        except Exception as error:
-            wrong.append(error)
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for turn in range(300):
-        index.upsert([Passage("moving", "z" * (turn + 1)), Passage("x", "xxxx"), Passage("y", "yyyy")])
-        index.delete(["x", "y"])
-    done.set()
-    for reader in readers:
-        reader.join(timeout=PATIENCE)
-    assert wrong == []
-
-
 def test_of_two_writers_of_one_id_one_is_refused():
     both, refused = threading.Barrier(2, timeout=PATIENCE), []
 

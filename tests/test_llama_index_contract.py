@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
@@ -16,15 +15,12 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import load_gate
-from rgate_integrations.index import Passage
-from rgate_integrations.index.retriever import Hit
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     ClaimQueryEngine,
     ClaimQueryTransform,
     GatedQueryEngine,
     GatedRetriever,
-    IndexRetriever,
     RetrievalGateSelector,
 )
 from tests.llama_index_parts import (
@@ -39,7 +35,6 @@ from tests.llama_index_parts import (
     vector_index,
 )
 from tests.scripted_proxy import ScriptedProxy
-from tests.test_hybrid import TEXTS
 
 COMPOSITIONS = (
     "router",
@@ -157,20 +152,6 @@ async def test_a_transform_runs_on_the_event_loop_in_llama_indexs_engine_and_bes
     assert on_the_loop == [engine is TransformQueryEngine] * 2  # the question, and its claims
 
 
-async def test_the_event_loop_runs_while_an_index_is_searched():
-    loop = asyncio.get_running_loop()
-
-    class Index:
-        def search(self, queries, k):
-            self.loop_ran = runs_meanwhile(loop)
-            return [[Hit(Passage("1", "text"), 0.5, query)] for query in queries]
-
-    index = Index()
-    (node,) = await IndexRetriever(index).aretrieve(QueryBundle("a question"))
-    assert node.node.text == "text"
-    assert index.loop_ran
-
-
 async def test_concurrent_queries_share_model_batches():
     class Busy(ScriptedProxy):
         """Its first batch takes until all questions were asked."""
@@ -201,29 +182,6 @@ def cookbook():
 
         patch.setattr(llama_index_engine, "TOKENS", 6)
         yield llama_index_engine, llama_index_workflow
-
-
-@pytest.fixture(scope="module")
-def embedded(cookbook, minilm):
-    """The small corpus, embedded by the real model."""
-    documents = [Document(text=text) for text in TEXTS.values()]
-    return VectorStoreIndex.from_documents(documents, embed_model=cookbook[0].SmallEmbedding())
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("name", ["router", "retriever engine", "context chat", "claim fusion"])
-def test_compositions_on_real_models(smollm2, cookbook, embedded, name):
-    gate = load_gate("default", proxy=smollm2)
-    engine = compose(name, gate, llm=cookbook[0].SmallLLM(), index=embedded)
-    before = smollm2.calls
-    with hearing() as events:
-        text, response = ask(engine, "What is the capital of Italy?", "aquery")
-    assert text
-    assert smollm2.calls > before
-    (decision,) = decisions_in(events)
-    assert decision.error is None
-    if decision.retrieve or name == "claim fusion":
-        assert "Rome" in response.source_nodes[0].node.text
 
 
 @pytest.mark.model

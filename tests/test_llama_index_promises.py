@@ -1,7 +1,5 @@
 """LlamaIndex: what selectors, retrievers, claims and chat engines promise, called and awaited by the same test."""
 
-import asyncio
-
 import pytest
 from llama_index.core import PromptTemplate
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -22,7 +20,6 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from rgate_integrations import Decision
 from rgate_integrations.engine.follow_ups import REFERS_BACK
-from rgate_integrations.engine.gate_like import decide
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.llama_index import (
@@ -32,7 +29,6 @@ from rgate_integrations.llama_index import (
     IndexRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.runtime.flow import arun, run
 from tests.llama_index_parts import ScriptedGate, both_ways, decisions_in, every_style, hearing, vector_index
 from tests.patience import PATIENCE
 from tests.test_hybrid import TEXTS, Words
@@ -47,13 +43,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 @pytest.fixture
 def gate():
     return ScriptedGate()
-
-
-@both_ways
-def test_a_threshold_for_each_question_of_a_gate_that_takes_none(gate, call):
-    flow = decide(gate, [KNOWN, KNOWN, UNKNOWN], threshold=[0.6, None, 0.4])
-    decisions = run(flow) if call.__name__ == "blocking" else asyncio.run(arun(flow))
-    assert [(d.retrieve, d.threshold) for d in decisions] == [(True, 0.6), (False, 0.5), (False, 0.4)]
 
 
 # --- selectors and routers ---------------------------------------------------------------------------------

@@ -107,11 +107,6 @@ class HybridIndex:
         return found
 
 
-def count_words(text: str) -> int:
-    """Return the number of words of a text: its length in tokens, roughly, without a tokenizer."""
-    return len(text.split())
-
-
 def slimplm_search(
     index: HybridIndex,
     question: str,
@@ -119,7 +114,6 @@ def slimplm_search(
     *,
     k: int = 10,
     token_budget: int = 1_000,
-    count: Callable[[str], int] = count_words,
 ) -> list[Hit]:
     """Search as SlimPLM does (section 4.1): BM25 a query, dense rerank against the question, round-robin, budget.
 
@@ -128,8 +122,7 @@ def slimplm_search(
         question: The question that passages are reranked against.
         queries: Claim queries, and the question if it is one.
         k: Passages a query.
-        token_budget: Maximum length of all passages together, at least 1.
-        count: Counts the tokens of a text; words by default.
+        token_budget: Maximum length of all passages together in words, which are tokens, roughly; at least 1.
 
     Returns:
         The passages, each once, in round-robin order of the queries.
@@ -148,7 +141,7 @@ def slimplm_search(
     chosen: list[Hit] = []
     spent = 0
     for hit in _round_robin(rankings):
-        spent += count(hit.passage.searchable)
+        spent += len(hit.passage.searchable.split())
         if spent > token_budget:
             break
         chosen.append(hit)
