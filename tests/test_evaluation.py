@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
@@ -17,6 +18,7 @@ from rgate_integrations.tuning.calibration import fit_map
 from rgate_integrations.tuning.evaluation import JudgedQuestions, StageTimes, measure
 from rgate_integrations.tuning.metrics import (
     area_between,
+    auc,
     expected_calibration_error,
     paired_interval,
     retrieval_curve,
@@ -26,6 +28,7 @@ from rgate_integrations.tuning.policies import ALWAYS, betting_p_value, upper_bo
 from tests.scripted_proxy import ScriptedProxy
 
 T, F = True, False
+GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
 
 
 def write(path, *lines):
@@ -36,45 +39,33 @@ def write(path, *lines):
 # --- paired data -------------------------------------------------------------------------------------------
 
 
-def test_paired_files_that_lack_something_are_named(tmp_path):
-    good = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
-    for bad, why in (
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
         ({"question": 3}, "line 2: no question"),
         ({"question": "b?", "rag_correct": True}, "line 2: no closed_book_correct"),
         ({"question": "b?", "closed_book_correct": True}, "line 2: no rag_correct"),
-        (
-            {"question": "b?", "closed_book_correct": 1, "rag_correct": True},
-            "line 2: closed_book_correct is 1",
-        ),
-        ({**good, "id": "1", "question": "c?"}, "line 2: the id '1' occurs twice"),
-    ):
-        path = write(tmp_path / "bad.jsonl", {**good, "id": "1"}, bad)
-        with pytest.raises(DataFormatError, match=why):
-            read_paired([path])
-    (tmp_path / "empty.jsonl").write_text("\n")
+        ({"question": "b?", "closed_book_correct": 1}, "line 2: closed_book_correct is 1"),
+        ({**GOOD, "id": "1", "question": "c?"}, "line 2: the id '1' occurs twice"),
+    ],
+)
+def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):
+    path = write(tmp_path / "bad.jsonl", {**GOOD, "id": "1"}, bad)
+    with pytest.raises(DataFormatError, match=why):
+        read_paired([path])
+    path.write_text("\n")
     with pytest.raises(DataFormatError, match="no questions"):
-        read_paired([tmp_path / "empty.jsonl"])
+        read_paired([path])
 
 
 def test_correctness_is_computed_where_it_is_not_given(tmp_path):
-    path = write(
-        tmp_path / "set.jsonl",
-        {
-            "question": "a?",
-            "gold_answers": ["The Beatles"],
-            "closed_book_answer": "It was beatles!",
-            "rag_answer": "Stones",
-        },
-    )
-    (found,) = read_paired([path])[0].records
-    assert (found.closed_book_correct, found.rag_correct, found.dataset, found.id) == (
-        True,
-        False,
-        "set",
-        "1",
-    )
-    (found,) = read_paired([path], correctness="exact_match")[0].records
-    assert not found.closed_book_correct
+    answers = {"closed_book_answer": "It was beatles!", "rag_answer": "Stones"}
+    line = {"question": "a?", "gold_answers": ["The Beatles"], **answers}
+    path = write(tmp_path / "set.jsonl", line, {**GOOD, "id": 0})
+    found, zero = read_paired([path])[0].records
+    assert (found.closed_book_correct, found.rag_correct) == (True, False)
+    assert (found.dataset, found.id, zero.id) == ("set", "1", "0")
+    assert not read_paired([path], correctness="exact_match")[0].records[0].closed_book_correct
     assert is_correct("new york city", ["york city hall"], "token_f1")
     assert not is_correct("anything", ["the", "!"])
 
@@ -85,6 +76,18 @@ def test_correctness_is_computed_where_it_is_not_given(tmp_path):
 def judged(p, retrieve, closed, rag):
     arrays = (np.array(p, float), np.array(retrieve), np.array(closed), np.array(rag))
     return JudgedQuestions(*arrays, tuple(load_gate("constant:always").decide_batch(["q?"] * len(p))))
+
+
+def test_auc_against_hand_worked_values_and_scikit_learn():
+    assert auc([0.1, 0.4, 0.35, 0.8], [F, F, T, T]) == 0.75
+    assert auc([1, 1, 1], [T, F, T]) == 0.5
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        scores, labels = rng.integers(0, 6, 40) / 5, rng.random(40) < 0.4
+        assert auc(scores, labels) == pytest.approx(roc_auc_score(labels, scores))
+    for scores, labels in (([1, 2], [T, T]), ([], []), ([1], [T, F]), ([math.nan, 1], [T, F])):
+        with pytest.raises(DataFormatError):
+            auc(scores, labels)
 
 
 def test_every_number_by_hand():
@@ -283,7 +286,7 @@ def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
     assert gate.decide("question 3?", threshold=0.0).retrieve is False
     # the map is applied to what the inner gate says
     inner = load_gate("ik", proxy=ScriptedProxy()).decide("question 3?").p_known
-    assert decision.p_known == pytest.approx(gate.probability(inner))
+    assert decision.p_known == pytest.approx(gate.gate.probability(inner))
     result = tmp_path / "r.json"
     options = ["evaluate", "--gate", str(out), "--versus", "constant:never", "--data", str(data)]
     done = CliRunner().invoke(app, [*options, "--latency", "direct=20,rag=80", "--out", str(result)])
@@ -306,11 +309,3 @@ def test_too_few_questions_to_calibrate(tmp_path):
     )
     with pytest.raises(DataFormatError, match="15 of 30"):
         calibrate(load_gate("constant:always"), read_paired([data]), Budget(0.5))
-
-
-def test_an_id_of_zero_is_an_id(tmp_path):
-    arms = '"closed_book_correct": true, "rag_correct": true'
-    lines = [f'{{"id": 0, "question": "a?", {arms}}}', f'{{"id": "", "question": "b?", {arms}}}']
-    (tmp_path / "ids.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (file,) = read_paired([tmp_path / "ids.jsonl"])
-    assert [record.id for record in file.records] == ["0", "2"]

@@ -78,6 +78,7 @@ def test_the_folded_probe_equals_its_parts():
 
     states, known = separable()
     fitted = fit_probe(states, known)
+    assert fit_probe(states, known).weight.tobytes() == fitted.weight.tobytes()
     logits = np.zeros(len(known))
     for b in range(3):
         model = make_pipeline(
@@ -117,28 +118,9 @@ def test_a_probe_learns_what_differs_within_a_set():
     assert within[0] > within[1] + 0.02
 
 
-def test_fitting_twice_gives_the_same_weights():
-    states, known = separable()
-    first, second = fit_probe(states, known, 3), fit_probe(states, known, 3)
-    assert first.weight.tobytes() == second.weight.tobytes()
-    assert first.bias == second.bias
-
-
 def test_middle_layers():
     assert middle_layers(30) == (14, 16, 18, 20, 22)
     assert middle_layers(30, "question") == (14, 16, 18)
-    assert max(middle_layers(24)) < 24
-
-
-@pytest.mark.model
-def test_the_default_gate_decides(smollm2):
-    gate = load_gate()
-    known, unknown = gate.decide_batch(
-        ["What is the capital of France?", "Who was the mother of Ingeborg of Kalmar?"]
-    )
-    assert known.error is None
-    assert unknown.error is None
-    assert known.p_known > unknown.p_known
 
 
 @pytest.mark.model
@@ -163,7 +145,8 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     again = CliRunner().invoke(app, [*options, "--draft", "proxy", "--out", str(tmp_path / "again")])
     assert again.exit_code == 0
     # The half that was written again ran in another batch: the same tokens, log-probabilities up to rounding.
-    for new, old in zip(drafts.read_text().splitlines(), written.splitlines(), strict=True):
+    lines = drafts.read_text().splitlines()[1:], written.splitlines()[1:]  # the first says what made them
+    for new, old in zip(*lines, strict=True):
         new_draft, old_draft = json.loads(new)["draft"], json.loads(old)["draft"]
         assert json.loads(new)["question"] == json.loads(old)["question"]
         assert new_draft["token_ids"] == old_draft["token_ids"]

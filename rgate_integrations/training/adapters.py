@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -86,24 +85,42 @@ def train_adapter(
     drafts = None
     if gate in _READ_DRAFTS:
         drafts = drafts_for(proxy, examples, options.draft, options.tokens, progress)
-    task = _Task(gate, model, examples, drafts, options, progress)
+    parameters = _parameters(gate, options)
+    recipe = options.recipe or RECIPES[gate]
+    invocation = proxy.encoder.after_draft(IK_FOLLOW_UP) if options.activated else None
+
+    def part(positions: PositionArray) -> tuple[list[Example], list[Draft] | None]:
+        of_part = None if drafts is None else [drafts[i] for i in positions]
+        return [examples[i] for i in positions], of_part
+
+    def train(positions: PositionArray, folder: Path, resume: bool = False) -> None:
+        pairs = pairs_for(gate, *part(positions), options.activated)
+        choices: dict[str, Any] = {"invocation": invocation, "seed": options.seed, "progress": progress}
+        fine_tune(pairs, model, folder, recipe, resume=resume, **choices)
+
+    def p_known(adapter: Path, positions: PositionArray) -> list[float]:
+        some, of_part = part(positions)
+        trained = load_gate(gate, proxy=model, adapter=str(adapter), **parameters)
+        decisions = trained.decide_batch([example.question for example in some], drafts=of_part)
+        return [decision.p_known for decision in decisions]
+
     metrics: dict[str, Any] = {}
     if folds:
-        p = _cross_validate(task, known, folds, show)
+        p = _cross_validate(train, p_known, known, options, show)
         metrics = fold_metrics(p, known, [e.dataset for e in examples])
-    task.fine_tune(np.arange(len(examples)), out, resume=options.resume)
+    train(np.arange(len(examples)), out, options.resume)
     prompt = verdict_prompt(gate, drafts is not None, options.activated)
     artifact = SavedGate(
         method=gate,
         prompts={prompt.name: prompt.hash},
-        parameters=task.parameters,
+        parameters=parameters,
         base_model=model,
         fingerprint=proxy.fingerprint,
         llm=options.llm,
         provenance=options.provenance(
             files,
             folds=folds,
-            recipe=json.dumps(asdict(task.recipe)),
+            recipe=json.dumps(asdict(recipe)),
             metrics=metrics,
             packages=("torch", "transformers", "peft"),
         ),
@@ -123,73 +140,33 @@ def _check(gate: str, options: AdapterOptions) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One gate and the questions it learns from."""
-
-    gate: str
-    model: str
-    examples: Sequence[Example]
-    drafts: Sequence[Draft] | None
-    options: AdapterOptions
-    progress: Progress
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.options.recipe or RECIPES[self.gate]
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Parameters of the gate that fit what it was trained on."""
-        found: dict[str, Any] = {}
-        if self.gate in _READ_DRAFTS:
-            found["tokens"] = self.options.tokens if self.drafts is not None else 0
-            found["source"] = "recorded" if self.options.draft == "recorded" else "proxy"
-        if self.options.activated:
-            found["follow_up"] = True
-        if self.gate == "boundary" and self.options.label in get_args(SampledLabel):
-            found["label"] = self.options.label
-        return found
-
-    def drafts_of(self, positions: PositionArray) -> list[Draft] | None:
-        return None if self.drafts is None else [self.drafts[i] for i in positions]
-
-    def fine_tune(self, positions: PositionArray, out: Path, *, resume: bool = False) -> None:
-        """Train an adapter on some of the questions."""
-        activated = self.options.activated
-        some = [self.examples[i] for i in positions]
-        fine_tune(
-            pairs_for(self.gate, some, self.drafts_of(positions), activated),
-            self.model,
-            out,
-            self.recipe,
-            invocation=shared_proxy(self.model).encoder.after_draft(IK_FOLLOW_UP) if activated else None,
-            seed=self.options.seed,
-            resume=resume,
-            progress=self.progress,
-        )
-
-    def p_known(self, adapter: Path, positions: PositionArray) -> list[float]:
-        """Let the gate with an adapter decide for some of the questions."""
-        gate = load_gate(self.gate, proxy=self.model, adapter=str(adapter), **self.parameters)
-        questions = [self.examples[i].question for i in positions]
-        decisions = gate.decide_batch(questions, drafts=self.drafts_of(positions))
-        return [decision.p_known for decision in decisions]
+def _parameters(gate: str, options: AdapterOptions) -> dict[str, Any]:
+    """Return the parameters of the gate that fit what it was trained on."""
+    found: dict[str, Any] = {}
+    if gate in _READ_DRAFTS:
+        found["tokens"] = 0 if options.draft == "none" else options.tokens
+        found["source"] = "recorded" if options.draft == "recorded" else "proxy"
+    if options.activated:
+        found["follow_up"] = True
+    if gate == "boundary" and options.label in get_args(SampledLabel):
+        found["label"] = options.label
+    return found
 
 
 def _cross_validate(
-    task: _Task, known: BoolArray, folds: int, show: Callable[[str], None] | None
+    train: Callable[[PositionArray, Path], None],
+    p_known: Callable[[Path, PositionArray], list[float]],
+    known: BoolArray,
+    options: AdapterOptions,
+    show: Callable[[str], None] | None,
 ) -> Float64Array:
     """Return for each question P(known) by an adapter that was trained without its fold."""
     p = np.zeros(len(known))
-    parts = question_folds(len(known), folds, task.options.seed)
-    for number, (train, test) in enumerate(parts, start=1):
-        folder = Path(tempfile.mkdtemp(prefix="rgate-fold-"))
-        try:
-            task.fine_tune(train, folder / "gate")
-            p[test] = task.p_known(folder / "gate", test)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    folds = options.folds or 0
+    for number, (fit, test) in enumerate(question_folds(len(known), folds, options.seed), start=1):
+        with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
+            train(fit, Path(folder) / "gate")
+            p[test] = p_known(Path(folder) / "gate", test)
         auc = auc_by_set(p[test], known[test], ["all"] * len(test)).get("all", float("nan"))
         if show is not None:
             show(f"fold {number} of {folds}: AUC {auc:.3f} on {len(test)} questions")

@@ -9,6 +9,7 @@ import numpy as np
 
 from rgate_integrations.errors import missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
+from rgate_integrations.tuning.metrics import auc
 
 
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
@@ -22,14 +23,12 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 
 def auc_by_set(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, float]:
     """Return the AUC of each data set that has both labels."""
-    from sklearn.metrics import roc_auc_score
-
     names = np.asarray(sets)
     found = {}
     for name in dict.fromkeys(sets):
         inside = names == name
         if known[inside].any() and not known[inside].all():
-            found[name] = float(roc_auc_score(known[inside], scores[inside]))
+            found[name] = auc(scores[inside], known[inside])
     return found
 
 
