@@ -44,8 +44,7 @@ class TargetsSpec(WrittenWithDraft[LogProbabilities]):
 
     def comes_with(self, draft: DraftSpec) -> bool:
         """Return whether the prompt is a further turn of the conversation in which that draft is written."""
-        follows = bool(self.prompt.follow_up) and self.prompt.follows(draft.prompt)
-        return follows and is_that_draft(self.draft, draft)
+        return self.prompt.follows(draft.prompt) and is_that_draft(self.draft, draft)
 
     def write(
         self, draft: DraftSpec, proxy: Proxy, values: Sequence[Values]
