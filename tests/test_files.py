@@ -14,7 +14,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Write
 from rgate_integrations.runtime.files import (
     JsonlLog,
     existing_folder,
-    parsed_json,
+    parse_json,
     read_jsonl,
     write_atomically,
     write_folder,
@@ -258,4 +258,4 @@ def test_half_a_surrogate_pair_is_written_as_an_escape(tmp_path):
 def test_json_raises_value_errors_only():
     for text in ("", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5_000, "\ud800"):
         with pytest.raises(ValueError, match=r".+"):
-            parsed_json(text)
+            parse_json(text)

@@ -25,7 +25,7 @@ from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.runtime.files import (
     existing_folder,
     json_text,
-    parsed_json,
+    parse_json,
     write_atomically,
     write_folder,
 )
@@ -150,7 +150,7 @@ def read_gate(name: str | Path) -> SavedGate:
     """
     folder = saved_folder(name)
     try:
-        content = parsed_json((folder / CONFIG).read_bytes())
+        content = parse_json((folder / CONFIG).read_bytes())
         if not isinstance(content, dict):
             raise ValueError(f"{CONFIG} is no JSON object")
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")

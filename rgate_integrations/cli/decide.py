@@ -21,7 +21,7 @@ from rgate_integrations.cli.options import (
 from rgate_integrations.cli.output import Terminal, print_json
 from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 
 Item = TypeVar("Item")
 
@@ -123,7 +123,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield {"question": line}
             continue
         try:
-            found = parsed_json(line)
+            found = parse_json(line)
         except ValueError as error:
             yield {"question": line, "error": f"Line {number}: not JSON ({error})."}
             continue

@@ -12,7 +12,7 @@ from rgate_integrations.errors import OverloadedError
 _T = TypeVar("_T")
 
 
-def results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
     """Wait, blocking, for results or errors; what is not there when the time is up is an `OverloadedError`.
 
     What nobody waits for any more is cancelled: it is not begun, and if it was, its result is dropped.
@@ -29,8 +29,8 @@ def results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | E
             future.cancel()
 
 
-async def aresults(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Wait as `results` does, without blocking the event loop."""
+async def await_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    """Wait as `wait_results` does, without blocking the event loop."""
     waiting = [asyncio.wrap_future(future) for future in futures]
     try:
         if waiting:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher
-from rgate_integrations.engine.deadlines import aresults, results
+from rgate_integrations.engine.deadlines import await_results, wait_results
 from rgate_integrations.engine.evaluation import Evaluation, evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread
@@ -72,9 +72,9 @@ class DecisionEngine:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
         self.rules = Rules.of(always, never)
-        self._asked = gate  # behind the rules, if there are any
+        self._gate_with_rules = gate  # behind the rules, if there are any
         if self.rules:
-            self._asked = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules)
+            self._gate_with_rules = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
@@ -300,13 +300,13 @@ class DecisionEngine:
             return self._apply(requests, [itself] * len(requests))
         # Thresholds stay with the caller: they concern nobody else in a merged batch.
         judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
-        found = yield Call(results, aresults, self._batcher.submit(judged), patience)
+        found = yield Call(wait_results, await_results, self._batcher.submit(judged), patience)
         return self._apply(requests, found)
 
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        (found,) = evaluate([self._asked], batch, Sources(self.get_proxy, self.llm, self._memory))
+        (found,) = evaluate([self._gate_with_rules], batch, Sources(self.get_proxy, self.llm, self._memory))
         return found
 
     def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
@@ -381,7 +381,7 @@ def decide_together(
     judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
     sources = Sources(lambda: proxy, next(iter(llms.values()), None), {})
     found = []
-    evaluations = evaluate([engine._asked for engine in engines], judged, sources)
+    evaluations = evaluate([engine._gate_with_rules for engine in engines], judged, sources)
     for engine, own in zip(engines, evaluations, strict=True):
         asked = [replace(each, threshold=engine.threshold) for each in requests]
         found.append(engine._apply(asked, own))

@@ -10,7 +10,7 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
-from rgate_integrations.engine.loading import load_gate, told_llm
+from rgate_integrations.engine.loading import load_gate, set_llm
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
@@ -53,7 +53,7 @@ def resolve_gate(
     """
     if isinstance(gate, DecisionEngine):
         if llm_name or always or never:
-            told = told_llm(gate.gate, llm_name) if llm_name else gate.gate
+            told = set_llm(gate.gate, llm_name) if llm_name else gate.gate
             return gate.with_options(gate=told, always=always or None, never=never or None)
         return gate
     if isinstance(gate, GateLike):

@@ -69,13 +69,13 @@ def load_gate(
     if isinstance(served, str):
         gate = gate.for_llm(served, "the model that drafts")
     if llm_name:
-        gate = told_llm(gate, llm_name)
+        gate = set_llm(gate, llm_name)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
 
 
-def told_llm(gate: Gate, llm_name: str) -> Gate:
+def set_llm(gate: Gate, llm_name: str) -> Gate:
     """Return a gate that judges what an LLM knows, or one that was fitted to an LLM as it is.
 
     Raises:

@@ -28,7 +28,7 @@ from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.reader import READS
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
@@ -80,7 +80,7 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            return cls.from_config(parsed_json(Path(path).read_text(encoding="utf-8")))
+            return cls.from_config(parse_json(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.logprobs import as_logprob
 
 __all__ = ["Completion", "ServedToken", "read_completion"]
@@ -52,7 +52,7 @@ def read_completion(body: bytes) -> Completion | None:
         quote the body, and a body may quote the key.
     """
     try:
-        answer = parsed_json(body)
+        answer = parse_json(body)
         choice = answer["choices"][0]
         message = choice.get("message")
         written = choice["text"] if message is None else message.get("content") or ""

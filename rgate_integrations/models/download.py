@@ -20,7 +20,7 @@ from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.progress import Say, shown
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.locks import locked
 
 __all__ = [
@@ -68,7 +68,7 @@ def origin(name: str) -> str:
 
 
 def _manifest(path: Path) -> Any:
-    return parsed_json((path / _MANIFEST).read_bytes())
+    return parse_json((path / _MANIFEST).read_bytes())
 
 
 def download(name: str, *, progress: bool = True, source: Source | None = None) -> Path:

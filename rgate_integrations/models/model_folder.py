@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 
 _TRUSTED = "sentence_transformers."
 
@@ -81,7 +81,7 @@ def refuse_pickles(where: str) -> None:
 
 def _read(path: Path) -> Any:
     try:
-        return parsed_json(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The file {str(path)!r} of a model folder cannot be read.",

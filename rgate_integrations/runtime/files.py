@@ -121,7 +121,7 @@ def existing_folder(folder: str | Path) -> Path:
     return aside if os.path.isdir(aside) else target
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, wherever it comes from.
 
     Raises:
@@ -149,7 +149,7 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as lines:
-            yield from _parsed_lines(lines, path, hint)
+            yield from _parse_lines(lines, path, hint)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataFormatError(f"The file {str(path)!r} cannot be read: {reason}.") from error
@@ -185,7 +185,7 @@ class JsonlLog:
             DataFormatError: A line is not JSON.
         """
         whole, _ = self._parts()
-        return [value for _, value in _parsed_lines(whole.split(b"\n"), self.path)]
+        return [value for _, value in _parse_lines(whole.split(b"\n"), self.path)]
 
     def append(self, values: Iterable[Any]) -> None:
         """Append values, one a line: all of them or, with an error, none.
@@ -245,14 +245,14 @@ def _unicode(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _parsed_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator[tuple[int, Any]]:
+def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator[tuple[int, Any]]:
     """Parse the lines of a file: number and value of each that is not blank."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            yield number, parsed_json(line.decode())
+            yield number, parse_json(line.decode())
         except UnicodeDecodeError as error:
             problem = f"{where}: byte {error.start + 1} of it is not UTF-8."
             raise DataFormatError(problem, hint="Save the file as UTF-8.") from error

@@ -134,7 +134,7 @@ class Gather(Step):
 
     def run(self) -> list[Any]:
         """Do the last one in this thread and the others in threads of their own."""
-        jobs = [_in_a_thread(step) for step in self.steps[:-1]]
+        jobs = [_run_in_thread(step) for step in self.steps[:-1]]
         try:
             last = [step.run() for step in self.steps[-1:]]
             return [*(job.run() for job in jobs), *last]
@@ -155,7 +155,7 @@ class Start(Step):
 
     def run(self) -> Task:
         """Begin in a thread, in the caller's context."""
-        return _in_a_thread(self.step)
+        return _run_in_thread(self.step)
 
     async def arun(self) -> Task:
         """Begin as a task."""
@@ -180,7 +180,7 @@ class Task(Step):
         """Cancel the job, or forget its result; what it raises is logged only. A job that is done is left alone."""
         if not self.job.done():
             self.job.cancel()
-        self.job.add_done_callback(_note)
+        self.job.add_done_callback(_log_failure)
 
 
 class NextInput(Step):
@@ -215,17 +215,17 @@ class PushDriver(Generic[_T]):
 
     def start(self) -> Flow[None]:
         """Begin it."""
-        yield from self._going_on(partial(next, self._flow))
+        yield from self._advance(partial(next, self._flow))
 
     def feed(self, value: Any) -> Flow[None]:
         """Bring what it waits for."""
-        yield from self._going_on(partial(self._flow.send, value))
+        yield from self._advance(partial(self._flow.send, value))
 
     def fail(self, error: BaseException) -> Flow[None]:
         """Say that what it waits for failed."""
-        yield from self._going_on(partial(self._flow.throw, error))
+        yield from self._advance(partial(self._flow.throw, error))
 
-    def _going_on(self, go_on: Callable[[], Step]) -> Flow[None]:
+    def _advance(self, go_on: Callable[[], Step]) -> Flow[None]:
         try:
             step = go_on()
             while not isinstance(step, NextInput):
@@ -239,7 +239,7 @@ class PushDriver(Generic[_T]):
             self.result, self.done = end.value, True
 
 
-def _in_a_thread(step: Step) -> Task:
+def _run_in_thread(step: Step) -> Task:
     """Begin a step in a thread of its own, in the caller's context.
 
     There is no pool: jobs that were dropped, but cannot be interrupted, would hold its threads, and all later jobs.
@@ -261,7 +261,7 @@ def _in_a_thread(step: Step) -> Task:
     return Task(job)
 
 
-def _note(job: Future[Any] | asyncio.Future[Any]) -> None:
+def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if job.cancelled():
         return
     error = job.exception()

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.runtime.files import json_text, parsed_json, write_atomically
+from rgate_integrations.runtime.files import json_text, parse_json, write_atomically
 
 _SEAL = "checksums.json"
 _RUN = "run.json"
@@ -58,7 +58,7 @@ def _keep_whole(checkpoints: Path) -> bool:
 
 def _is_whole(checkpoint: Path) -> bool:
     try:
-        sealed = parsed_json((checkpoint / _SEAL).read_bytes())
+        sealed = parse_json((checkpoint / _SEAL).read_bytes())
         found = _checksums(checkpoint)
     except (OSError, ValueError):
         return False

@@ -20,7 +20,7 @@ from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder, parsed_json
+from rgate_integrations.runtime.files import existing_folder, parse_json
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.training.linear import ridge_logistic
@@ -69,7 +69,7 @@ def read_anchors() -> list[Question]:
     text = (files("rgate_integrations") / "weights" / "anchors.jsonl").read_text(encoding="utf-8")
     by_kind: dict[str, list[Question]] = {}
     for line in text.splitlines():
-        fields = parsed_json(line)
+        fields = parse_json(line)
         question = Question(fields["question"], tuple(fields["gold_answers"]), dataset=fields["kind"])
         by_kind.setdefault(question.dataset, []).append(question)
     return [question for some in zip(*by_kind.values(), strict=True) for question in some]

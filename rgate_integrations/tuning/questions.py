@@ -12,7 +12,7 @@ import numpy as np
 
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import Record, read_records
 
 _HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
@@ -153,7 +153,7 @@ def from_rows(rows: Iterable[Mapping[str, Any]], dataset: str) -> Iterator[Quest
                     value = value[part]
                 fields[name] = value
             if dataset == "akariasai/PopQA":
-                fields["gold_answers"] = parsed_json(fields["gold_answers"])  # a list that is kept as text
+                fields["gold_answers"] = parse_json(fields["gold_answers"])  # a list that is kept as text
         except (LookupError, TypeError, ValueError) as error:
             raise DataFormatError(f"{where} is not as expected: {type(error).__name__}: {error}.") from error
         yield Question.of(Record(where, number, fields), dataset)

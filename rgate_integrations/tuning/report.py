@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.runtime.files import json_line, parsed_json
+from rgate_integrations.runtime.files import json_line, parse_json
 from rgate_integrations.runtime.records import Record
 
 _HINT = "rgate evaluate … --out FILE"
@@ -24,7 +24,7 @@ def read_results(paths: Sequence[str | Path]) -> list[dict[str, Any]]:
     found = []
     for path in map(Path, paths):
         try:
-            result = parsed_json(path.read_bytes())
+            result = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise DataFormatError(f"The result {str(path)!r} cannot be read: {error}.") from error
         if not isinstance(result, dict) or not all(key in result for key in _NEEDED):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.runtime.files import existing_folder, json_text, parsed_json, write_folder
+from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, write_folder
 
 ABILITY = "ability.json"
 _FORMAT = 1
@@ -30,7 +30,7 @@ def read_measured(folder: str | Path) -> Ability | None:
     if not os.path.isfile(path):
         return None
     try:
-        facts = dict(parsed_json(path.read_bytes()))
+        facts = dict(parse_json(path.read_bytes()))
         version = facts.pop("format")
         if version != _FORMAT:
             raise ValueError(f"its format is {version}")

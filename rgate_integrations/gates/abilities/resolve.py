@@ -13,7 +13,7 @@ import numpy as np
 from rgate_integrations.gates.abilities.measured import read_measured
 from rgate_integrations.gates.abilities.names import ModelName, parse_name, sizes_left_out
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.runtime.files import parsed_json
+from rgate_integrations.runtime.files import parse_json
 
 DEFAULT_LLM = "Llama-3.1-8B-Instruct"
 """The LLM that is judged where nothing is known of the one that answers. Its ability is 0."""
@@ -103,7 +103,7 @@ def table_of(text: str) -> tuple[Entry, ...]:
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
     """
-    entries = [Entry(parse_name(name), Ability(name, **facts)) for name, facts in parsed_json(text).items()]
+    entries = [Entry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()]
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
         entries += [Entry(sized, entry.ability) for entry in entries if entry.name.words == words]
