@@ -178,6 +178,14 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
     assert call(router, ["unknown a", "b"], configs) == ["D:unknown a", "R:b"]
     assert gate.calls == [["unknown a", "b"]]
+    strict = RetrievalGate(
+        gate, threshold=0.9
+    )  # a call's goes before the field's, and that before the gate's own
+    assert [d.retrieve for d in call(strict, ["b"])] == [True]
+    assert [d.retrieve for d in call(strict, ["b"], {"configurable": {"retrieval_threshold": 0.3}})] == [
+        False
+    ]
+    assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
 
 
 def test_the_graph_shows_gate_and_arms(streaming):

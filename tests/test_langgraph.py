@@ -260,3 +260,13 @@ def test_an_agents_decision_is_in_its_checkpoint(call):
     agent = agents.create_agent(Agent(), [search_docs], middleware=[middleware], checkpointer=InMemorySaver())
     call(agent, {"messages": [HumanMessage("known?")]}, config)
     assert agent.get_state(config).values["retrieval_decision"].retrieve is False
+
+
+def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
+    gate, saver = RetrievalGate(Judge()), InMemorySaver()
+    inner = graph_of(gate, checkpointer=saver)
+    chain = gate.route(retrieve=inner, direct=inner)
+    chain.invoke({"question": "known?"}, {"configurable": {"thread_id": "1"}})
+    found = list(saver.list(None))
+    assert found
+    assert not [key for checkpoint in found for key in checkpoint.metadata if "decided" in key]
