@@ -112,7 +112,10 @@ class ServedProxy(Proxy):
                 options = {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
                 requests.append(self._request(prompt, each, options))
         drafts = self._connection.each(self._draft, requests)
-        return [tuple(drafts[i * n : (i + 1) * n]) for i in range(len(values))]
+        samples = []
+        for number in range(len(values)):
+            samples.append(tuple(drafts[number * n : (number + 1) * n]))
+        return samples
 
     def score(
         self,
@@ -169,8 +172,10 @@ class ServedProxy(Proxy):
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, at four characters each, or None when it is not longer."""
-        cut = text[: tokens * _CHARACTERS_PER_TOKEN]
-        return None if cut == text else cut
+        characters = tokens * _CHARACTERS_PER_TOKEN
+        if len(text) <= characters:
+            return None
+        return text[:characters]
 
     async def _draft(self, request: _Request) -> Draft:
         """Write one draft: with log-probabilities, or without, if the server refuses requests for them."""
