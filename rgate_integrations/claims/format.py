@@ -78,7 +78,9 @@ def parse_claims(text: str) -> list[Claim]:
 def _first(block: str, what: str) -> str | None:
     """Return the first text of a kind in a block, on one line; None where it is missing or empty."""
     match = _TAGGED[what].search(block)
-    return None if match is None else " ".join(match.group(1).split()) or None
+    if match is None:
+        return None
+    return " ".join(match.group(1).split()) or None
 
 
 def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
@@ -86,21 +88,25 @@ def print_claims(claims: Sequence[Claim], style: TagStyle = "annotated") -> str:
 
     The paper's style has no place for `Claim.needs_search` and for sub-questions, which it leaves out.
     """
-    blocks: dict[str, list[str]] = {"question": [], "claim": []}
-    for claim in claims:
-        if style == "paper":
-            query = f" <Query> {claim.query}" if claim.query else ""
-            blocks[claim.kind].append(f"<Claim> {claim.text}{query}")
-        else:
-            search = "" if claim.needs_search is None else f" <Search({claim.needs_search})>"
-            query = "" if claim.query is None else f" <Query({claim.query})>"
-            blocks[claim.kind].append(f"<{claim.kind.title()}({claim.text})>{search}{query}")
     if style == "paper":
-        return " ".join(blocks["claim"])
-    parts = [
-        f"<{kind.title()}s> {' '.join(found)} </{kind.title()}s>" for kind, found in blocks.items() if found
-    ]
+        return " ".join(_plain_block(claim) for claim in claims if claim.kind == "claim")
+    parts = []
+    for kind, tag in (("question", "Question"), ("claim", "Claim")):
+        blocks = [_block(claim, tag) for claim in claims if claim.kind == kind]
+        if blocks:
+            parts.append(f"<{tag}s> {' '.join(blocks)} </{tag}s>")
     return " ".join(parts)
+
+
+def _plain_block(claim: Claim) -> str:
+    query = f" <Query> {claim.query}" if claim.query else ""
+    return f"<Claim> {claim.text}{query}"
+
+
+def _block(claim: Claim, tag: str) -> str:
+    search = "" if claim.needs_search is None else f" <Search({claim.needs_search})>"
+    query = "" if claim.query is None else f" <Query({claim.query})>"
+    return f"<{tag}({claim.text})>{search}{query}"
 
 
 def without_tags(text: str) -> str:
