@@ -142,23 +142,12 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
     assert ability_of(looking.gate.gate).llm.startswith("gpt-4o")
 
 
-def test_an_answer_that_was_begun_and_the_first_look_are_judged_alike():
-    router = RetrievalGate().route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
-    for gate in (router.gate, router.strategy.judge, router.strategy.question_gate):
-        assert ability_of(gate.gate).llm.startswith("gpt-4o")
-
-
-def test_a_name_that_is_given_goes_before_the_chat_models():
-    for gate in (RetrievalGate(llm_name="phi-4"), RetrievalGate(load_gate(llm_name="phi-4"))):
-        router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | BIG)
-        assert ability_of(router.gate.gate).llm == "phi-4"
-    router = RetrievalGate(llm_name="phi-4").route(
-        retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True
-    )
-    assert {
-        ability_of(gate.gate).llm
-        for gate in (router.gate, router.strategy.judge, router.strategy.question_gate)
-    } == {"phi-4"}
+@pytest.mark.parametrize(("given", "judged"), [("", "gpt-4o"), ("phi-4", "phi-4")])
+def test_every_gate_of_a_router_judges_the_same_llm_and_a_given_name_goes_first(given, judged):
+    for gate in (RetrievalGate(llm_name=given), RetrievalGate(load_gate(llm_name=given))):
+        router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
+        for part in (router.gate, router.strategy.judge, router.strategy.question_gate):
+            assert ability_of(part.gate).llm.startswith(judged)
 
 
 def test_a_gate_that_judges_no_llm_takes_no_name():
@@ -170,11 +159,8 @@ def test_a_gate_that_judges_no_llm_takes_no_name():
     assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate is own
 
 
-def test_the_chat_model_that_drafts_is_judged():
+def test_the_chat_model_that_drafts_or_answers_is_judged():
     assert ability_of(RetrievalGate(llm=PROMPT | BIG).gate).llm.startswith("gpt-4o")
-
-
-def test_gated_rag_judges_its_llm():
     chain = gated_rag(RunnableLambda(lambda question: []), SMALL)
     assert ability_of(chain.last.gate.gate).llm.startswith("gpt-4o-mini")
 

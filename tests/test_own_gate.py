@@ -62,22 +62,16 @@ def test_an_own_gate_decides_in_every_way(scripted):
     assert (one.retrieve, one.p_known, one.draft.text) == (True, 0.1, "Perhaps it was Marlowe.")
     assert one.gate == "Hedging"
     assert one.cost.model_calls == 1
-    found = [one, *gate.decide_batch(["who wrote hamlet?"])]
-    found += [asyncio.run(gate.adecide("who wrote hamlet?"))]
-    found += asyncio.run(gate.adecide_batch(["who wrote hamlet?"]))
-    assert {(d.retrieve, d.p_known) for d in found} == {(True, 0.1)}
+    again = asyncio.run(gate.adecide_batch(["who wrote hamlet?"]))
+    assert [(d.retrieve, d.p_known) for d in again] == [(True, 0.1)]
     assert not load_gate(Hedging(words=()), proxy=scripted).decide("who?").retrieve
     assert load_gate(Hedging(threshold=0.05), proxy=scripted).decide("who?").retrieve is False
 
 
-def test_adapters_take_an_own_gate(scripted):
-    assert resolve_gate(Hedging()).gate == Hedging()
-
-
-def test_an_own_gate_works_inside_of_others(scripted):
+def test_adapters_and_other_gates_take_an_own_gate(scripted):
     scripted.fixed = "Perhaps."
-    inner = Hedging()
-    assert load_gate("calibrated", inner=inner, proxy=scripted).decide("who?").p_known == 0.1
+    assert resolve_gate(Hedging()).gate == Hedging()
+    assert load_gate("calibrated", inner=Hedging(), proxy=scripted).decide("who?").p_known == 0.1
 
 
 def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
@@ -87,17 +81,10 @@ def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
     assert "40% of its words" in rare.reason
 
 
-def test_an_own_gate_that_fails_retrieves():
-    class Broken(Rare):
-        def score(self, evidence):
-            raise KeyError("oops")
-
-    decision = load_gate(Broken()).decide("who?")
-    assert decision.retrieve
-    assert decision.error.type == "KeyError"
-
-    class Silent(Rare):
-        def score(self, evidence):
-            return None
-
-    assert "gave no score" in load_gate(Silent()).decide("who?").reason
+@pytest.mark.parametrize(
+    ("score", "error"), [(lambda evidence: 1 / 0, "ZeroDivisionError"), (lambda evidence: None, "ScoreError")]
+)
+def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
+    monkeypatch.setattr(Rare, "score", lambda self, evidence: score(evidence))
+    decision = load_gate(Rare()).decide("who?")
+    assert (decision.retrieve, decision.error.type) == (True, error)

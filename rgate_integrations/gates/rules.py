@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, SkipValidation, TypeAdapter, ValidationError
+from pydantic import Field, SkipValidation, TypeAdapter
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
@@ -28,7 +28,6 @@ from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.reader import READS
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import parse_json
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
@@ -80,33 +79,19 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            return cls.from_config(parse_json(Path(path).read_text(encoding="utf-8")))
+            found = _WRITTEN.validate_json(Path(path).read_bytes())
+            rules: dict[str, list[Rule]] = {}
+            for name, written in found.items():
+                rules[name] = [rule if isinstance(rule, str) else rule["pattern"] for rule in written]
+            return cls.of(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",
                 hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
-    @classmethod
-    def from_config(cls, config: Any) -> Rules:
-        """Return what `config` described.
-
-        Raises:
-            ConfigurationError: It describes no rules.
-        """
-        try:
-            found = _WRITTEN.validate_python(config)
-        except ValidationError as error:
-            raise ConfigurationError(
-                f"Rules are an object with lists named always and never: {error}"
-            ) from error
-        rules: dict[str, list[Rule]] = {}
-        for name, written in found.items():
-            rules[name] = [rule if isinstance(rule, str) else rule["pattern"] for rule in written]
-        return cls.of(**rules)
-
     def config(self) -> dict[str, list[Any]]:
-        """Return the rules as JSON values; a function by its name, which cannot be read back."""
+        """Return the rules as JSON values; a function by its name."""
         return {
             "always": [_to_json(rule) for rule in self.always],
             "never": [_to_json(rule) for rule in self.never],
