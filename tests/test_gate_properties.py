@@ -1,5 +1,6 @@
 """One suite for every gate: range, direction, order, thresholds, failures, JSON."""
 
+import json
 import math
 import pickle
 
