@@ -47,6 +47,7 @@ class Writer(BaseChatModel):
         written: Tokens that it was asked for so far.
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
+        fails: How many of its first calls fail.
         refuses: Arguments that it does not take.
         pace: Called before each token with its number; what it returns is awaited.
         usage: How many tokens it says with its first one that it has read; None if it does not say.
@@ -56,6 +57,7 @@ class Writer(BaseChatModel):
     written: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
+    fails: int = 1_000
     refuses: tuple[str, ...] = ()
     pace: Any = None
     usage: int | None = None
@@ -68,13 +70,15 @@ class Writer(BaseChatModel):
         raise AssertionError("the direct arm is to be streamed")
 
     def _tokens(self, messages, kwargs):
+        yield from self._write(answer_to(messages[-1].text), kwargs)
+
+    def _write(self, text, kwargs):
         self.calls.append(kwargs)
         for name in self.refuses:
             if name in kwargs:
                 raise ValueError(f"unknown parameter {name}")
-        text = answer_to(messages[-1].text)
         for number, token in enumerate(text.split(" ")):
-            if number == self.fails_at:
+            if number == self.fails_at and len(self.calls) <= self.fails:
                 raise OSError("connection lost")
             self.written.append(token)
             metadata = None

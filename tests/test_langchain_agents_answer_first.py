@@ -17,7 +17,17 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.answer_first import STOPPED
-from tests.begun_answers import KNOWN, UNSURE, Reader, Runs, TurnReader, Writer
+from tests.begun_answers import (
+    KNOWN,
+    UNSURE,
+    Reader,
+    Runs,
+    Stuck,
+    TurnReader,
+    Writer,
+    answer_to,
+    nothing_left,
+)
 from tests.langchain_fakes import INVOKES, each, gathered
 from tests.patience import PATIENCE
 
@@ -48,12 +58,10 @@ class Agent(Writer):
     Attributes:
         shown: The tools of each call.
         stubborn: Whether it searches also where it may not.
-        fails: How many of its first calls fail, before the third token.
     """
 
     shown: list = Field(default_factory=list)
     stubborn: bool = False
-    fails: int = 0
 
     def bind_tools(self, tools, **kwargs):
         return self.bind(tools=[t.name for t in tools], **kwargs)
@@ -62,29 +70,20 @@ class Agent(Writer):
         return generate_from_stream(self._tokens(messages, kwargs))
 
     def _tokens(self, messages, kwargs):
-        tools = kwargs.get("tools") or []
+        tools, last = kwargs.get("tools") or [], messages[-1]
         self.shown.append(tools)
-        if messages[-1].type == "tool" and messages[-1].name == "search_docs":
-            call, text = None, f"Read {messages[-1].text} ."
-        elif messages[-1].type == "human" and ("search_docs" in tools or self.stubborn):
-            call, text = {"name": "search_docs", "args": '{"query": "q"}', "id": "1", "index": 0}, ""
-        elif messages[-1].type == "human" and "sum" in messages[-1].text:
-            call, text = {"name": "add", "args": '{"a": 1, "b": 2}', "id": "2", "index": 0}, ""
-        else:
-            asked = [m.text for m in messages if m.type == "human"][-1:]
-            call, text = None, UNSURE if "unknown" in str(asked) else KNOWN
-        self.calls.append(kwargs)
-        if any(name in kwargs for name in self.refuses):
-            raise ValueError(f"unknown parameter {self.refuses[0]}")
+        call = None
+        if last.type == "human" and ("search_docs" in tools or self.stubborn):
+            call = {"name": "search_docs", "args": '{"query": "q"}', "id": "1", "index": 0}
+        elif last.type == "human" and "sum" in last.text:
+            call = {"name": "add", "args": '{"a": 1, "b": 2}', "id": "2", "index": 0}
         if call is not None:
+            self.calls.append(kwargs)
             yield ChatGenerationChunk(message=AIMessageChunk("", tool_call_chunks=[call]))
-        for number, token in enumerate(text.split()):
-            if number == self.fails_at or (number == 2 and len(self.calls) <= self.fails):
-                raise OSError("connection lost")
-            self.written.append(token)
-            told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
-            metadata = {"logprobs": told} if kwargs.get("logprobs") else None
-            yield ChatGenerationChunk(message=AIMessageChunk(f"{token} "), generation_info=metadata)
+            return
+        asked = [message.text for message in messages if message.type == "human"]
+        read = last.type == "tool" and last.name == "search_docs"
+        yield from self._write(f"Read {last.text} ." if read else answer_to(str(asked[-1:])), kwargs)
 
 
 class TellingAgent(Agent):
@@ -107,8 +106,8 @@ class Whole(BaseChatModel):
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         self.calls.append(kwargs.get("tools"))
-        text = UNSURE if "unknown" in messages[-1].text else KNOWN
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(text))])
+        message = AIMessage(answer_to(messages[-1].text))
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def agent_of(model, *, judge=None, before=(), gate=None, agent=None, **options):
@@ -318,7 +317,7 @@ def test_a_model_is_not_judged_on_what_is_clearly_known(call):
 
 @each(INVOKES)
 def test_a_model_that_fails_before_it_is_judged_is_asked_with_tools(call):
-    model = Agent(fails=1)
+    model = Agent(fails_at=2, fails=1)
     found = ask(call, agent_of(model), "a known one?")
     assert searched == ["q"]
     assert found["retrieval_decision"].error.type == "OSError"
@@ -338,7 +337,7 @@ def test_a_model_that_is_retried_is_judged_by_what_it_says_then(call):
         RetrievalGate(judge), tools=["search_docs"], answer_first=AnswerFirst(tokens=4, question_gate=None)
     )
     retry = ModelRetryMiddleware(max_retries=1, initial_delay=0, jitter=False)
-    model = Agent(fails=1)
+    model = Agent(fails_at=2, fails=1)
     agent = create_agent(model, [search_docs, add], middleware=[middleware, retry])
     assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
     assert [d.text for (d,) in judge.drafts] == ["It is surely the"]
@@ -417,45 +416,17 @@ def test_a_later_turn_that_the_gate_does_not_read_shows_the_tools_at_once(call):
     assert "search_docs" in model.shown[0]
 
 
-def test_the_default_gates_are_those_for_begun_answers():
-    middleware = RetrievalGateMiddleware(tools=["search_docs"], answer_first=True)
-    judge = middleware.first.judge.gate.gate
-    assert (judge.question.artifact, judge.answer.artifact) == ("default-heads", "default-answer")
-    assert middleware.first.question_gate.gate.gate.artifact == "default-heads"
-    assert middleware.first.answer_first == AnswerFirst()
-
-
 async def test_callers_who_are_cancelled_leave_nothing_behind():
-    stuck, waiting = asyncio.Event(), []
-
-    def pace(number):
-        if number != 3:
-            return None
-        waiting.append(number)
-        return stuck.wait()
-
-    model = Agent(pace=pace)
+    stuck = Stuck()
+    model = Agent(pace=stuck)
     agent = agent_of(model)
     kinds = ["known", "unknown"]
-    tasks = [
-        asyncio.ensure_future(agent.ainvoke({"messages": [HumanMessage(f"{kinds[n % 2]} {n}")]}))
-        for n in range(20)
-    ]
-    while len(waiting) < 20:
-        await asyncio.sleep(0)
-    for task in tasks[:4]:
-        task.cancel()
-    stuck.set()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(each, asyncio.CancelledError) for each in found[:4])
-    texts = [each["messages"][-1].text.strip() for each in found[4:]]
+    asked = [{"messages": [HumanMessage(f"{kinds[n % 2]} {n}")]} for n in range(20)]
+    found = await stuck.leave([agent.ainvoke(value) for value in asked], leaving=4)
+    texts = [each["messages"][-1].text.strip() for each in found]
     assert texts == [KNOWN, "Read a passage ."] * 8
     assert len(searched) == 8
-    for _ in range(10_000):
-        if asyncio.all_tasks() == {asyncio.current_task()}:
-            break
-        await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert await nothing_left()
     assert model.ended.count("closed") == 4 + 8
 
 
@@ -469,6 +440,12 @@ def test_a_model_that_has_log_probabilities_is_asked_for_them_where_its_answer_i
     ask(call, agent, "an unknown one?")
     # With its search tools it is asked as ever, and once more after the search.
     assert ["logprobs" in kwargs for kwargs in model.calls] == [True, True, False, False]
+    failing = TellingAgent(fails_at=2, fails=1)  # and no error but a refusal has it asked without them
+    assert ask(call, agent_of(failing), "a known one?")["retrieval_decision"].retrieve
+    assert ["logprobs" in kwargs for kwargs in failing.calls] == [True, False, False]
+    told = TellingAgent(logprobs=False)  # what the user has set is left as it is
+    ask(call, agent_of(told), "a known one?")
+    assert ["logprobs" in kwargs for kwargs in told.calls] == [False]
 
 
 @each(INVOKES)
@@ -479,19 +456,3 @@ def test_a_model_that_refuses_log_probabilities_is_asked_without_from_then_on(ca
         assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
     assert ["logprobs" in kwargs for kwargs in model.calls] == [True, False, False]
     assert [draft.logprobs for (draft,) in judge.drafts] == [None, None]
-
-
-@each(INVOKES)
-def test_a_model_that_fails_otherwise_is_not_asked_again_without_log_probabilities(call):
-    model, judge = TellingAgent(fails=1), Reader()
-    found = ask(call, agent_of(model, judge=judge), "a known one?")
-    assert searched == ["q"]
-    assert found["retrieval_decision"].retrieve
-    assert ["logprobs" in kwargs for kwargs in model.calls] == [True, False, False]
-
-
-@each(INVOKES)
-def test_what_the_user_has_set_is_left_as_it_is(call):
-    model, judge = TellingAgent(logprobs=False), Reader()
-    ask(call, agent_of(model, judge=judge), "a known one?")
-    assert ["logprobs" in kwargs for kwargs in model.calls] == [False]

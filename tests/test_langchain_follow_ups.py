@@ -12,7 +12,6 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.judging import judging
 from rgate_integrations.langchain.questions import UNCONDENSED
 from rgate_integrations.langchain.runnable import RunBatch
 from rgate_integrations.runtime.flow import arun, run
@@ -227,10 +226,10 @@ def test_the_draft_sees_the_history(call):
 def test_a_begun_answer_is_judged_instead_of_a_draft(call):
     judge, llm = Judge(), Chat()
     inputs = [{"x": 1}, "known?", [*EARLIER, HumanMessage("And when?")]]
-    batch = RunBatch(inputs, [{}] * 3, [None] * 3)
+    configs = [{}, {"configurable": {"retrieval_threshold": 0.9}}, {}]
     begun = [Draft(text=text, source="llm") for text in ("nothing", "It is", "In 1601")]
     for gate in (RetrievalGate(judge), RetrievalGate(judge, llm=llm)):
-        found = call(judging(gate, batch, [None, 0.9, None], drafts=begun))
+        found = call(gate.flow(RunBatch(inputs, configs, [None] * 3, {"drafts": begun})))
         assert isinstance(found[0], InvalidQuestionError)
         assert [d.draft.text for d in found[1:]] == ["It is", "In 1601"]
         assert [d.retrieve for d in found[1:]] == [True, True]

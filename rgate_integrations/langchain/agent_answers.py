@@ -39,7 +39,7 @@ from rgate_integrations.langchain.events import announcing
 from rgate_integrations.langchain.gate_runnable import given_threshold, own_threshold
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall, only
-from rgate_integrations.runtime.flow import Flow, NextInput, PushDriver, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, NextInput, PushDriver, Step, arun
 
 try:  # by this LangChain tells whether a model that is invoked is to stream
     from langchain_core.tracers._streaming import _StreamingCallbackHandler as StreamingHandler
@@ -193,13 +193,9 @@ class PushedStream(TokenStream):
         """Wait for one."""
         return NextInput()
 
-    def shut(self) -> None:
+    def close(self) -> Step:
         """Stop the model at its next token."""
-        self._events.shut_down()
-
-    async def ashut(self) -> None:
-        """Stop the model at its next token."""
-        self._events.shut_down()
+        return Call(self._events.shut_down, None)
 
 
 class AgentEvents(BufferingHandler, StreamingHandler):  # type: ignore[type-arg]
@@ -225,7 +221,7 @@ class AgentEvents(BufferingHandler, StreamingHandler):  # type: ignore[type-arg]
         """
         if name == "on_chat_model_start" and not self.driver.done:
             self.partial.pieces.clear()  # a model that failed is asked again
-        self.keep(name, *values, **options)
+        self.keep(name, values, options)
         chunk = options.get("chunk")
         if isinstance(chunk, ChatGenerationChunk) and not self.driver.done:
             yield from self.driver.feed(chunk.message)
@@ -252,13 +248,6 @@ class AsyncAgentEvents(AgentEvents):
         return get_async_callback_manager_for_config(config)
 
 
-def _hear(name: str) -> Any:
-    def told(self: AgentEvents, *values: Any, **options: Any) -> None:
-        run(self.hear(name, values, options))
-
-    return told
-
-
 def _ahear(name: str) -> Any:
     async def told(self: AgentEvents, *values: Any, **options: Any) -> None:
         await arun(self.hear(name, values, options))
@@ -267,7 +256,6 @@ def _ahear(name: str) -> Any:
 
 
 for _name in EVENTS:
-    setattr(AgentEvents, _name, _hear(_name))
     setattr(AsyncAgentEvents, _name, _ahear(_name))
 
 

@@ -19,7 +19,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import PartialAnswer
-from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.logprobs import message_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
@@ -161,8 +161,13 @@ class BufferingHandler(BaseCallbackHandler):
             name, values, options = self._kept.pop(0)
             yield Call(handle_event, ahandle_event, self.listeners, name, EVENTS[name], *values, **options)
 
-    def keep(self, name: str, /, *values: Any, **options: Any) -> None:
-        """Keep an event."""
+    def hear(self, name: str, values: tuple[Any, ...], options: dict[str, Any]) -> Flow[None]:
+        """Keep an event, whichever it is."""
+        yield from ()
+        self.keep(name, values, options)
+
+    def keep(self, name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Keep an event, and note what it says of the answer."""
         if name == "on_llm_new_token":
             if self.shut:
                 raise GenerationCancelled
@@ -199,16 +204,15 @@ class BufferingHandler(BaseCallbackHandler):
         self.partial.logprobs += logprobs
         self.partial.set_response(chunk.message.id)
         self.partial.model = str(metadata.get("model_name") or self.partial.model)
+        # Some LLMs tell it with the first chunk, others with the last, which a stopped one never writes.
         usage = getattr(chunk.message, "usage_metadata", None)
-        if (
-            usage
-        ):  # some LLMs tell it with the first chunk, others with the last, which a stopped one never writes
+        if usage:
             self.partial.prompt_tokens = max(self.partial.prompt_tokens, usage["input_tokens"])
 
 
-def _keeping(name: str) -> Any:
+def _hear(name: str) -> Any:
     def told(self: BufferingHandler, *values: Any, **options: Any) -> None:
-        self.keep(name, *values, **options)
+        run(self.hear(name, values, options))
 
     return told
 
@@ -216,7 +220,7 @@ def _keeping(name: str) -> Any:
 _Handler = TypeVar("_Handler", bound=BufferingHandler)
 
 for _name in EVENTS:
-    setattr(BufferingHandler, _name, _keeping(_name))
+    setattr(BufferingHandler, _name, _hear(_name))
 
 
 def attach_handler(

@@ -14,15 +14,16 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec
 from pydantic import Field, PrivateAttr
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike, for_llm, resolve_gate
+from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.langchain.chat_models import llm_name as name_in
-from rgate_integrations.langchain.drafts import ChatDrafter
-from rgate_integrations.langchain.judging import judging
-from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
+from rgate_integrations.langchain.decision_context import bound_decision
+from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
+from rgate_integrations.langchain.questions import Questions
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
@@ -111,7 +112,48 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         most = batch.options.get("threshold_at_most")
         if most is not None:
             thresholds = [most if given is None else min(given, most) for given in thresholds]
-        return (yield from judging(self, batch, thresholds, drafts=batch.options.get("drafts")))
+        drafts = batch.options.get("drafts")
+        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
+        if drafts is None:
+            self._take_bound(questions, batch, thresholds)
+        yield from self._condense(questions, batch)
+        places = list(questions.texts)
+        if not places:
+            return questions.results([])
+        asked = list(questions.texts.values())
+        drafting = None
+        if drafts is None and self.drafter is not None:
+            histories = [questions.histories.get(place, []) for place in places]
+            drafting = self.drafter.drafting(asked, [batch.child(place) for place in places], histories)
+        decisions = yield from decide_messages(
+            self.gate,
+            asked,
+            questions.lines,
+            drafting=drafting,
+            drafts=None if drafts is None else [drafts[place] for place in places],
+            threshold=[thresholds[place] for place in places],
+            metadata=[batch.configs[place].get("metadata") for place in places],
+        )
+        return questions.results(decisions)
+
+    def _take_bound(self, questions: Questions, batch: RunBatch, thresholds: Sequence[float | None]) -> None:
+        """Take what was decided above in the same request."""
+        llm = None if self.drafter is None else self.drafter.llm
+        for place, question in list(questions.texts.items()):
+            decision = bound_decision(
+                batch.configs[place], question, gate=self.origin, llm=llm, threshold=thresholds[place]
+            )
+            if decision is not None:
+                questions.decide(place, decision)
+
+    def _condense(self, questions: Questions, batch: RunBatch) -> Flow[None]:
+        """Condense the follow-ups as one batch."""
+        if self.condense is None or not questions.histories:
+            return
+        conversations = questions.conversations
+        configs = [tagged(batch.child(place), CONDENSE_TAG) for place in conversations]
+        rewritten = yield BatchCall(self.condense, list(conversations.values()), configs)
+        questions.condense(rewritten, on_error=getattr(self.gate, "on_error", "retrieve"))
 
 
 def given_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
