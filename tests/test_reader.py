@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,12 +189,15 @@ def test_the_self_test_knows_other_states(reader, monkeypatch):
         reader.check()
 
 
-@pytest.mark.model
-def test_callers_at_once_load_it_once(reader, monkeypatch):
+def test_callers_at_once_load_it_once(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(reader_module, "_readers", {})
-    monkeypatch.setattr(reader_module, "Reader", lambda folder: made.append(folder) or reader)
+
+    def make(folder):
+        made.append(folder)
+        return SimpleNamespace(calls=0)
+
+    monkeypatch.setattr(reader_module, "Reader", make)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(shared_reader, [cached_path(READER)] * 64))
-    assert len(made) == 1
-    assert all(each is reader for each in found)
+        found = list(pool.map(shared_reader, [tmp_path] * 64))
+    assert made == [tmp_path]
+    assert len(set(map(id, found))) == 1

@@ -52,22 +52,15 @@ def reader():
 
 
 @pytest.mark.model
-def test_a_request_of_one_segment_has_the_states_of_a_question(reader):
-    (read,) = reader.request_states([Segmented.of(HARD)], None, BOTH)
-    (whole,) = reader.hidden([HARD], None, LAYERS)
-    assert np.array_equal(read.segments[0], whole.states)
-    assert np.array_equal(read.whole, whole.states)
-    assert read.prompt_tokens == whole.prompt_tokens
-
-
-@pytest.mark.model
-def test_the_segments_share_the_tokens_of_the_request(reader):
-    (read,) = reader.request_states([Segmented.of(f"{EASY} {HARD}")], None, BOTH)
-    (first,) = reader.request_states([Segmented.of(EASY)], None, BOTH)
-    (whole,) = reader.hidden([f"{EASY} {HARD}"], None, LAYERS)
-    assert read.segments.shape == (2, 2, 576)
-    assert np.array_equal(read.segments[0], first.segments[0])  # what follows changes nothing
-    assert np.array_equal(read.segments[1][1], whole.states[1])  # the last token is that of the whole
+def test_segments_share_the_tokens_of_the_request(reader):
+    both, alone = reader.request_states([Segmented.of(f"{EASY} {HARD}"), Segmented.of(EASY)], None, BOTH)
+    whole, easy = reader.hidden([f"{EASY} {HARD}", EASY], None, LAYERS)
+    assert both.segments.shape == (2, 2, 576)
+    assert np.array_equal(both.segments[0], alone.segments[0])  # what follows changes nothing
+    assert np.array_equal(both.segments[1][1], whole.states[1])  # the last token is that of the whole
+    assert np.array_equal(alone.segments[0], easy.states)  # one segment is a question
+    assert np.array_equal(alone.whole, easy.states)
+    assert alone.prompt_tokens == easy.prompt_tokens
 
 
 @pytest.mark.model
