@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from heads import CONSOLE, KNOWN_WEIGHTS, LAYERS, OUT, THRESHOLD, ece, key, read_question_states
@@ -344,7 +345,7 @@ class Cell:
 
 def measure(answers: Answers, published: Published, table: dict[str, float]) -> list[Cell]:
     """Score all cells."""
-    shipped = read_gate(DEFAULT_GATE)
+    shipped: Any = read_gate(DEFAULT_GATE)
     kinds = shipped.kind_probabilities(answers.states)
     served = [
         np.array([kind.answerable == name for kind in shipped.kinds]) for name in ("always", "if_known")
@@ -479,7 +480,7 @@ def _line_of(mean: float, sd: float, source: str) -> dict:
 
 def refit_head(folder: Path, fitted: Fitted) -> HeadsArtifact:
     """Put a knowledge head into a saved gate; its metrics stay those of the head before, until `heads` measures."""
-    heads = read_gate(folder)
+    heads: Any = read_gate(folder)
     note = f"python benchmarks/abilities.py --head: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}"
     return replace(
         heads,

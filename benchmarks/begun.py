@@ -127,7 +127,7 @@ def judge_runs(
     head = fit_head(features[train], question.part(train), known[train])
     ways = {
         "question and words": together(question, text),
-        "as shipped": together(question, judged(read_gate("default-answer").logprobs, features)),
+        "as shipped": together(question, judged(getattr(read_gate("default-answer"), "logprobs"), features)  # noqa: B009),
         "all": together(question, judged(head, features)),
     }
     ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from labels import LLAMA, SETS, Label, clustered, read_abilities, read_labels, table_name
@@ -355,7 +355,8 @@ def alone(questions: list[str], cache: Path) -> Alone:
         found |= dict(zip(part.questions.tolist(), values, strict=True))
     others = [each for each in dict.fromkeys(questions) if each not in found]
     if others:
-        heads, states = read_gate(DEFAULT_GATE), read_question_states(others, cache)
+        heads: Any = read_gate(DEFAULT_GATE)
+        states = read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
         known = heads.p_fact_known(rows, *heads.default_ability)
         kinds = heads.kind_probabilities(rows)

@@ -14,6 +14,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dialogues import dialogues
@@ -80,7 +81,7 @@ def main() -> None:
     clean = clean_examples(labels, arguments.cache)
     rows = [row for row in read_segment_rows(arguments.data) if not _asks(row, asked)]
     segments = segment_examples(rows, arguments.cache)
-    shipped = read_gate(DEFAULT_GATE)
+    shipped: Any = read_gate(DEFAULT_GATE)
 
     frames = frame_names()
     random.Random(0).shuffle(frames)  # noqa: S311

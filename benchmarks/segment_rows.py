@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from dialogues import dialogues
@@ -271,7 +272,8 @@ def main() -> None:
     if arguments.save is not None:
         clean = clean_examples(clean_labels(arguments.data), arguments.cache)
         found = fit_on(clean, segment_examples(rows, arguments.cache))
-        save_gate(replace(read_gate(arguments.save), segments=found), arguments.save)
+        shipped: Any = read_gate(arguments.save)
+        save_gate(replace(shipped, segments=found), arguments.save)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,8 @@ def main() -> None:
     drafting.decide_batch(asked[:2])
     rows: list[tuple[str, float, str]] = [("import rgate_integrations", import_seconds() * 1e3, "ms")]
 
-    layers = read_gate("default").layers
+    saved: Any = read_gate("default")
+    layers = saved.layers
     for n in (1, 16):
         values = [{"question": q} for q in asked[:n]]
         drafts = proxy.generate(ANSWER, values, tokens=32)
