@@ -18,6 +18,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
@@ -125,9 +126,10 @@ def judge_runs(
     fold = np.array([fold_of[runs.answers.questions[row]] for row in train])
     features, question, known = runs.features(text), runs.question, runs.answers.known
     head = fit_head(features[train], question.part(train), known[train])
+    shipped: Any = read_gate("default-answer")
     ways = {
         "question and words": together(question, text),
-        "as shipped": together(question, judged(getattr(read_gate("default-answer"), "logprobs"), features)  # noqa: B009),
+        "as shipped": together(question, judged(shipped.logprobs, features)),
         "all": together(question, judged(head, features)),
     }
     ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)
