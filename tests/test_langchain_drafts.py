@@ -77,35 +77,24 @@ def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, re
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("errors", "asked"),
     [
-        TimeoutError("timed out"),
-        ConnectionError("connection reset"),
-        StatusError(429),
-        StatusError(500),
-        StatusError(503),
-        RuntimeError("out of memory"),
+        ([TimeoutError("timed out")], []),
+        ([ConnectionError("connection reset")], []),
+        ([StatusError(429)], []),
+        ([StatusError(500)], []),
+        ([RuntimeError("out of memory")], []),
+        ([StatusError(400), StatusError(503)], [{"max_tokens": 2}]),  # no proof that less would work
     ],
-    ids=lambda error: str(error),
+    ids=str,
 )
 @each(SINGLES)
-def test_a_transient_error_changes_nothing_for_the_next_call(call, error):
-    judge, llm = Judge(), Chat(errors=[error])
+def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, errors, asked):
+    judge, llm = Judge(), Chat(errors=list(errors))
     gate = RetrievalGate(judge, llm=llm, tokens=2)
     assert call(gate, "a?").draft is None
-    assert llm.seen == [EVERYTHING]
     assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
-    assert llm.seen == [EVERYTHING] * 2
-
-
-@each(SINGLES)
-def test_a_lesser_form_that_fails_is_not_remembered(call):
-    refusal, outage = StatusError(400), StatusError(503)
-    llm = Chat(errors=[refusal, outage])
-    gate = RetrievalGate(Judge(), llm=llm, tokens=2)
-    assert call(gate, "a?").draft is None
-    assert llm.seen == [EVERYTHING, {"max_tokens": 2}]
-    assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
+    assert llm.seen == [EVERYTHING, *asked, EVERYTHING]
 
 
 def of_the_long(error):
@@ -173,15 +162,20 @@ def test_concurrent_first_calls_agree_on_what_the_llm_takes(style):
     assert llm.seen[20:] == [{"max_tokens": 2}]
 
 
-@each(SINGLES)
-def test_an_llm_that_fails_means_no_draft_and_retrieval(call):
-    def fails(_):
-        raise TimeoutError("server down")
+def fails(_):
+    raise TimeoutError("server down")
 
+
+def searches(_):
+    return AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+
+
+@pytest.mark.parametrize("writes", [fails, searches])
+@each(SINGLES)
+def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, writes):
     judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    decision = call(RetrievalGate(judge, llm=RunnableLambda(fails)), "who?")
-    assert decision.retrieve
-    assert decision.error.type == "EvidenceError"
+    decision = call(RetrievalGate(judge, llm=RunnableLambda(writes)), "who?")
+    assert (decision.retrieve, decision.draft, decision.error.type) == (True, None, "EvidenceError")
 
 
 class Broken(Chat):
@@ -275,14 +269,6 @@ def test_a_fallback_writes_the_draft_when_the_model_fails(call):
     assert call(gate, "a?").draft.logprobs is None
     assert call(gate, "b?").draft.logprobs == (-0.5, -0.5), "the refusal of one is not held against the other"
     assert other.seen == [EVERYTHING, {"max_tokens": 2}]
-
-
-@each(SINGLES)
-def test_a_message_without_text_is_no_draft(call):
-    calls = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
-    judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    decision = call(RetrievalGate(judge, llm=RunnableLambda(lambda _: calls)), "who?")
-    assert (decision.retrieve, decision.draft) == (True, None)
 
 
 def test_an_llm_with_a_history_of_its_own_is_refused():

@@ -79,35 +79,24 @@ def test_an_llm_that_refuses_options_is_asked_without_them_and_that_is_remembere
 
 @both_ways
 @pytest.mark.parametrize(
-    "outage", [TimeoutError("slow"), ConnectionError("reset"), Status(429), Status(503)], ids=repr
+    ("errors", "asked"),
+    [
+        ([TimeoutError("slow")], []),
+        ([ConnectionError("reset")], []),
+        ([Status(429)], []),
+        ([Status(503)], []),
+        ([Status(400), TimeoutError("slow")], [NO_LOGPROBS]),  # no proof that less would work
+        ([Status(400)] * 3, [NO_LOGPROBS, NOTHING]),  # the question is refused, and not a form
+    ],
+    ids=repr,
 )
-def test_an_outage_costs_one_draft_and_changes_nothing(gate, call, outage):
-    failing = iter([outage])
+def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(gate, call, errors, asked):
+    failing = iter(errors)
     llm = ScriptedLLM(lambda options: next(failing, None))
     none, draft = asking(gate, llm, call, 2)
     assert none is None
     assert draft.logprobs == (-0.5, -0.5)
-    assert llm.asked == [EVERYTHING, EVERYTHING]
-
-
-@both_ways
-def test_an_outage_after_a_refusal_is_no_proof_that_less_would_work(gate, call):
-    failing = iter([Status(400), TimeoutError("slow")])
-    llm = ScriptedLLM(lambda options: next(failing, None))
-    none, draft = asking(gate, llm, call, 2)
-    assert none is None
-    assert draft.logprobs == (-0.5, -0.5)
-    assert llm.asked == [EVERYTHING, NO_LOGPROBS, EVERYTHING]
-
-
-@both_ways
-def test_a_question_that_is_refused_in_every_form_changes_nothing(gate, call):
-    failing = iter([Status(400)] * 3)
-    llm = ScriptedLLM(lambda options: next(failing, None))
-    none, draft = asking(gate, llm, call, 2)
-    assert none is None
-    assert draft.logprobs == (-0.5, -0.5)
-    assert llm.asked == [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING]
+    assert llm.asked == [EVERYTHING, *asked, EVERYTHING]
 
 
 @both_ways

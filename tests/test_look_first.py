@@ -29,6 +29,7 @@ from rgate_integrations.evidence.search import (
     weight_of,
     words_of,
 )
+from tests.begun_answers import COVERED
 
 
 def features(question, *texts, titles=None):
@@ -206,72 +207,69 @@ def test_where_there_is_nothing_to_judge_the_question_alone_decides():
             assert len(kept.warnings) == 1
 
 
-def test_a_gate_that_failed_retrieves_whatever_was_found():
-    failed = decision(0.0, error=Failure(type="OSError", message="down"))
-    assert decide_with_passages(failed, [FoundPassage("text")], LookFirst()) == failed
-
-
-@pytest.mark.parametrize("why", [REFERS_BACK, UNREAD])
-def test_what_the_gate_has_not_understood_is_retrieved_for_whatever_was_found(why):
-    made = decision(0.8).model_copy(update={"retrieve": True, "warnings": (why,)})
-    assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
-
-
-def test_the_words_of_a_follow_up_that_the_gate_has_understood_are_not_compared():
-    made = decision(0.8).model_copy(update={"question": "And when?"})
-    assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
-
-
-COVERED = PassageUtilityModel(
-    features=FEATURES,
-    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
-    bias=-10.0,
-    reading=0.9,
-    distraction=0.25,
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"error": Failure(type="OSError", message="down")},
+        {"warnings": (REFERS_BACK,)},
+        {"warnings": (UNREAD,)},
+        {"question": "And when?", "retrieve": False},
+    ],
+    ids=["failed", "refers back", "unread", "follow-up"],
 )
+def test_what_the_gate_alone_can_decide_is_not_compared(change):
+    made = decision(0.8).model_copy(update={"retrieve": True} | change)
+    assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
+
+
 HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 
 
-def first_look(p_known, found, signals=None, **options):
+PRIVATE, GONE = {"private": 0.6}, TimeoutError()
+
+
+@pytest.mark.parametrize(
+    ("p_known", "found", "outcome", "signals", "options"),
+    [
+        # Clearly unknown: read what helps.
+        (0.14, HOLDING, "retrieve", {}, {}),
+        (0.14, BESIDE, "direct", {}, {}),
+        (0.05, BESIDE, "abstain", {}, {}),
+        # What it knows least, and is not clearly unknown, is 0.15; of that these passages leave three quarters.
+        (0.15, BESIDE, "direct", {}, {}),
+        (0.9, BESIDE, "direct", {}, {}),
+        (0.15, BESIDE, "begin", {}, {"min_gain": -0.1}),
+        # Clearly known, and not helped.
+        (0.95, HOLDING, "direct", {}, {}),
+        (0.95, BESIDE, "direct", {}, {}),
+        (0.95, HOLDING, "begin", {}, {"min_gain": -0.2}),
+        (0.95, HOLDING, "retrieve", PRIVATE, {}),
+        # What no LLM can know.
+        (0.3, BESIDE, "retrieve", PRIVATE, {}),
+        (0.3, HOLDING, "retrieve", PRIVATE, {}),
+        (0.3, GONE, "begin", PRIVATE, {}),
+        # All else is left to the begun answer.
+        (0.15, HOLDING, "begin", {}, {}),
+        (0.9, HOLDING, "begin", {}, {}),
+        (0.5, [], "begin", {}, {}),
+        (0.5, GONE, "begin", {}, {}),
+    ],
+)
+def test_what_is_decided_before_an_answer_is_begun(p_known, found, outcome, signals, options):
+    assert early(p_known, found, signals, **options) == outcome
+
+
+def early(p_known, found, signals=None, **options):
     made = decision(p_known, signals=signals or {})
     made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
-    return decide_early(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
+    decided = decide_early(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
+    return "begin" if decided is None else decided.outcome or decided.retrieve
 
 
-def test_a_first_look_settles_what_is_clearly_unknown():
-    assert first_look(0.14, HOLDING).outcome == "retrieve"
-    assert first_look(0.14, BESIDE).outcome == "direct"
-    assert first_look(0.05, BESIDE).outcome == "abstain"
-    for nothing in ([], TimeoutError()):
-        assert first_look(0.14, nothing).retrieve
-
-
-def test_a_first_look_settles_what_no_passage_would_help_with():
-    # What it knows least, and is not clearly unknown, is 0.15; of that these passages leave three quarters.
-    assert first_look(0.15, BESIDE).outcome == "direct"
-    assert first_look(0.9, BESIDE).outcome == "direct"
-    assert first_look(0.15, BESIDE, min_gain=-0.1) is None
-
-
-def test_a_first_look_settles_what_is_clearly_known_and_not_helped():
-    for nothing in (HOLDING, BESIDE, [], TimeoutError()):
-        assert not first_look(0.95, nothing).retrieve
-    assert first_look(0.95, HOLDING).outcome == "direct"
-    assert first_look(0.95, HOLDING, min_gain=-0.2) is None
-    assert first_look(0.95, HOLDING, {"private": 0.6}).outcome == "retrieve"
-
-
-def test_a_first_look_settles_what_no_llm_can_know():
-    assert first_look(0.3, BESIDE, {"private": 0.6}).outcome == "retrieve"
-    assert first_look(0.3, HOLDING, {"private": 0.6}).outcome == "retrieve"
-    assert first_look(0.3, TimeoutError(), {"private": 0.6}) is None  # begins to answer, as without a look
-
-
-def test_a_first_look_leaves_the_rest_to_the_begun_answer():
-    assert first_look(0.15, HOLDING) is None
-    assert first_look(0.9, HOLDING) is None
-    for nothing in ([], TimeoutError()):
-        assert first_look(0.5, nothing) is None
+@pytest.mark.parametrize("nothing", [[], GONE], ids=["empty", "failed"])
+def test_without_passages_a_clear_question_decides_early(nothing):
+    assert early(0.14, nothing) is True
+    assert early(0.95, nothing) is False
 
 
 def test_instructions_in_a_passage_are_words_like_others():
