@@ -1,4 +1,4 @@
-"""Every Python block of README and docs runs, page by page, on the real default gate."""
+"""Every Python block of README and docs runs alone, as a reader copies it, on the real default gate."""
 
 import re
 from pathlib import Path
@@ -18,6 +18,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 WITH_CODE = {p.relative_to(ROOT).as_posix(): BLOCK.findall(p.read_text(encoding="utf-8")) for p in PAGES}
 WITH_CODE = {name: blocks for name, blocks in WITH_CODE.items() if blocks}
+BLOCKS = [
+    pytest.param(name, block, id=f"{name}-{number}")
+    for name, blocks in WITH_CODE.items()
+    for number, block in enumerate(blocks, start=1)
+]
 
 
 def test_the_pages_are_found():
@@ -30,7 +35,7 @@ def surroundings():
     from langchain_core.embeddings import DeterministicFakeEmbedding
     from langchain_core.language_models import FakeListChatModel
     from langchain_core.retrievers import BaseRetriever
-    from langchain_core.runnables import RunnableLambda
+    from langchain_core.runnables import RunnableLambda, RunnablePassthrough
     from llama_index.core import Document, VectorStoreIndex
     from llama_index.core.embeddings import MockEmbedding
     from llama_index.core.llms import MockLLM
@@ -40,7 +45,8 @@ def surroundings():
             return []
 
     return {
-        "rag_chain": RunnableLambda(lambda q: f"with passages: {q}"),
+        "rag_chain": {"context": Nothing(), "question": RunnablePassthrough()}
+        | RunnableLambda(lambda found: f"with passages: {found['question']}"),
         "llm_chain": RunnableLambda(lambda q: f"without: {q}"),
         "retriever": Nothing(),
         "chat_model": FakeListChatModel(responses=["Shakespeare wrote it."]),
@@ -71,21 +77,20 @@ def tune_a_gate(folder):
 
 @pytest.mark.model
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("page", WITH_CODE)
-def test_the_blocks_of_a_page_run_in_order(page, smollm2, minilm, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_a_block_runs_alone(page, block, smollm2, minilm, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tune_a_gate(tmp_path)
     names, question = surroundings(), "What is the capital of France?"
-    for block in WITH_CODE[page]:
-        exec(compile(block, page, "exec"), names)  # noqa: S102
-        if page == "README.md" and "chain = " in block:
-            assert names["chain"].invoke(question).endswith(question)
-        if page == "README.md" and "retriever = " in block:
-            assert names["retriever"].invoke(question) == []
-        if page == "README.md" and "engine = " in block:
-            assert question in str(names["engine"].query(question))
-        if "print" in block:
-            assert capsys.readouterr().out.strip()
+    exec(compile(block, page, "exec"), names)  # noqa: S102
+    if page == "README.md" and "chain = " in block:
+        assert names["chain"].invoke(question).endswith(question)
+    if page == "README.md" and "retriever = " in block:
+        assert names["retriever"].invoke(question) == []
+    if page == "README.md" and "engine = " in block:
+        assert question in str(names["engine"].query(question))
+    if "print" in block:
+        assert capsys.readouterr().out.strip()
 
 
 def test_the_gate_of_the_contributing_guide_works():
