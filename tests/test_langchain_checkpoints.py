@@ -10,7 +10,7 @@ import pytest
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
-from rgate_integrations.langchain.checkpoints import CHECKPOINT_TYPES
+from rgate_integrations.langchain.graph import CHECKPOINT_TYPES
 from tests.langchain_fakes import Judge
 
 pytest.importorskip("langgraph")

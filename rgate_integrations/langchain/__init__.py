@@ -14,9 +14,7 @@ except ImportError as error:
 
 from rgate_integrations.langchain.chains import gated_rag
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.index_retriever import IndexRetriever
-from rgate_integrations.langchain.retriever import GatedRetriever
-from rgate_integrations.langchain.rewriter import ClaimQueryRewriter
+from rgate_integrations.langchain.retriever import ClaimQueryRewriter, GatedRetriever, IndexRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.vectorstore import FaissVectorStore
 

@@ -35,7 +35,7 @@ from rgate_integrations.langchain.buffering import (
     BufferingHandler,
     GenerationCancelled,
 )
-from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.decision_context import announcing
 from rgate_integrations.langchain.gate_runnable import given_threshold, own_threshold
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall, only

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk_to_message
+from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, PartialAnswer, TokenStream
 from rgate_integrations.langchain.arms import Arms
@@ -17,7 +18,6 @@ from rgate_integrations.langchain.buffering import (
     GenerationCancelled,
     attach_handler,
 )
-from rgate_integrations.langchain.chunks import added_up, text_of
 from rgate_integrations.langchain.runnable import RunBatch
 from rgate_integrations.runtime.flow import Flow
 
@@ -137,3 +137,42 @@ class ArmStream(TokenStream):
             if not self._events.writing:
                 return
             await asyncio.sleep(0)
+
+
+# The last is that of `with_structured_output(include_raw=True)`.
+_ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
+
+
+def text_of(chunk: Any) -> str | None:
+    """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
+    if isinstance(chunk, str):
+        return chunk
+    if isinstance(chunk, BaseMessage):
+        calls = (
+            getattr(chunk, "tool_call_chunks", None),
+            getattr(chunk, "tool_calls", None),
+            chunk.additional_kwargs.get("tool_calls"),
+            chunk.additional_kwargs.get("function_call"),
+        )
+        return None if any(calls) else chunk.text
+    if isinstance(chunk, Mapping):
+        texts = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
+        if texts:
+            return text_of(texts[0])
+        # Chains with several outputs stream one after another: their answer may come yet.
+        return "" if isinstance(chunk, AddableDict) else None
+    return None
+
+
+def added_up(chunks: Sequence[Any]) -> Any:
+    """Return the answer that chunks add up to: what the arm, invoked, would have returned."""
+    if not chunks:
+        return None
+    total = chunks[0]
+    for chunk in chunks[1:]:
+        addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
+        if isinstance(total, list) and isinstance(chunk, list):
+            addable = chunk[: len(total)] != total
+        # Parsers give the whole object anew, each time with more in it.
+        total = total + chunk if addable else chunk
+    return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total

@@ -20,7 +20,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.index import Passage
-from rgate_integrations.langchain.drafts import CONDENSE_TAG, tagged
+from rgate_integrations.langchain.chat_models import CONDENSE_TAG, tagged
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.gate_runnable import QuestionInput
 from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, condensed_question

@@ -1,14 +1,17 @@
-"""The chat models inside what a user calls "my LLM": bound, retried, with fallbacks, or a step of a chain."""
+"""The chat models inside what a user calls "my LLM", and drafts: the first tokens of their answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from langchain_core.language_models import BaseLanguageModel
+from langchain_core.language_models import BaseChatModel, BaseLanguageModel
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import (
     Runnable,
     RunnableBranch,
+    RunnableConfig,
     RunnableGenerator,
     RunnableLambda,
     RunnableParallel,
@@ -25,8 +28,15 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 
+from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.abilities.resolve import weakest
+from rgate_integrations.langchain.decision_context import bound_draft
+from rgate_integrations.langchain.runnable import BatchCall
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.logprobs import message_logprobs
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
@@ -82,6 +92,28 @@ def with_options(llm: Runnable[Any, Any], options: Mapping[str, Any]) -> Runnabl
     return llm.bind(**options)
 
 
+def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
+    """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
+    if isinstance(arm, BaseChatModel):
+        return arm.bind(logprobs=True) if knows_logprobs(arm) else None
+    if isinstance(arm, RunnableBindingBase):
+        inner = None if "logprobs" in arm.kwargs else with_logprobs(arm.bound)
+        return None if inner is None else arm.model_copy(update={"bound": inner})
+    if isinstance(arm, RunnableSequence):
+        steps = list(arm.steps)
+        for place in reversed(range(len(steps))):  # the last model is the one that answers
+            inner = with_logprobs(steps[place])
+            if inner is not None:
+                steps[place] = inner
+                return RunnableSequence(*steps, name=arm.name)
+    return None
+
+
+def knows_logprobs(model: BaseChatModel) -> bool:
+    """Whether a model has a field ``logprobs`` that nobody has set, as LangChain's OpenAI models have."""
+    return "logprobs" in type(model).model_fields and getattr(model, "logprobs", None) is None
+
+
 def llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; of several, such as fallbacks, the one that knows least.
 
@@ -109,7 +141,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
             ):
                 names += [str(option) for option in field.options.values()]
         return names
-    parts = _parts(arm)
+    parts = parts_of(arm)
     if parts is None:  # a model, or such as what init_chat_model returns, which is no model itself
         name = _name_of(arm, options)
         return [name] if name or isinstance(arm, BaseLanguageModel) else []
@@ -120,8 +152,12 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
     return found
 
 
-def _parts(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
-    """Return the runnables of which any may answer; None for a runnable that is not made of others."""
+def parts_of(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
+    """Return the runnables that a runnable is made of; None for one that is not made of others."""
+    if isinstance(arm, RunnableBindingBase | RunnableEachBase):
+        return [arm.bound]
+    if isinstance(arm, RunnableSequence):
+        return arm.steps
     if isinstance(arm, RunnableWithFallbacks):
         return arm.runnables
     if isinstance(arm, RunnableConfigurableAlternatives):
@@ -132,8 +168,6 @@ def _parts(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
         return [arm.mapper]
     if isinstance(arm, RunnableBranch):
         return [*(branch for _, branch in arm.branches), arm.default]
-    if isinstance(arm, RunnableEachBase):
-        return [arm.bound]
     if isinstance(arm, RunnableLambda):
         return arm.deps
     return None
@@ -152,3 +186,141 @@ def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
         if isinstance(told, str) and told.strip() and (place in chosen or not elsewhere):
             return told
     return ""
+
+
+DRAFT_TAG = "rgate_draft"
+CONDENSE_TAG = "rgate_condense"
+NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
+
+_log = logging.getLogger("rgate_integrations")
+_CUT = ("length", "max_tokens", "MAX_TOKENS")
+
+
+class ChatDrafter:
+    """Lets a chat model write the first tokens of its answer.
+
+    The model is asked with ``max_tokens`` and ``logprobs``, also inside ``bind``, ``with_retry``, ``with_config``, a
+    chain and the like. One that says that it does not take them is asked with fewer of them, and what it took is
+    remembered. Any other error, such as a timeout, costs that question its draft and changes nothing for the next
+    call; a model that has fallbacks leaves the draft to them.
+
+    The runs of drafts carry the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are no part of the answer.
+
+    Args:
+        llm: The answering chat model, or any runnable from messages to a message or string.
+        tokens: Maximum number of tokens.
+
+    Raises:
+        ConfigurationError: ``llm`` writes what it is asked into a message history.
+    """
+
+    def __init__(self, llm: Runnable[Any, Any], tokens: int = 32) -> None:
+        self.llm = llm
+        self.tokens = tokens
+        self._asked = [
+            (model, DraftRequest(tokens, options=takes_options(model))) for model in models_in_turn(llm)
+        ]
+
+    def drafting(
+        self,
+        questions: Sequence[str],
+        configs: Sequence[RunnableConfig],
+        histories: Sequence[Sequence[BaseMessage]] | None = None,
+    ) -> Flow[list[Draft | None]]:
+        """Write a draft for each question, as one batch; those that a model failed for are left to its fallbacks.
+
+        A draft that the same LLM has written for the same question in the same request is not written again.
+
+        Args:
+            questions: The questions.
+            configs: A config for each of them.
+            histories: The earlier turns of each; none when None.
+
+        Returns:
+            One draft a question, in order; None where every model failed.
+        """
+        turns = histories or [()] * len(questions)
+        prompts: list[list[BaseMessage]] = [
+            [SystemMessage(ANSWER.system), *earlier, HumanMessage(question)]
+            for question, earlier in zip(questions, turns, strict=True)
+        ]
+        hidden = [tagged(config, DRAFT_TAG) for config in configs]
+        drafts = [
+            bound_draft(config, question, llm=self.llm, tokens=self.tokens)
+            for config, question in zip(configs, questions, strict=True)
+        ]
+        answers: dict[int, Any] = {}
+        waiting = [place for place, draft in enumerate(drafts) if draft is None]
+        for model, request in self._asked:
+            if not waiting:
+                break
+            found = yield from _asking(
+                model, request, [prompts[i] for i in waiting], [hidden[i] for i in waiting]
+            )
+            answers.update(zip(waiting, found, strict=True))
+            waiting = [place for place in waiting if isinstance(answers[place], Exception)]
+        for place, answer in answers.items():
+            drafts[place] = self._draft(answer)
+        return drafts
+
+    def _draft(self, answer: Any) -> Draft | None:
+        if isinstance(answer, Exception):
+            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
+            return None
+        draft = _read(answer).head(self.tokens)
+        if not draft.text:
+            _log.warning("The LLM wrote no draft: its answer has no text.")
+            return None
+        return draft
+
+
+def tagged(config: RunnableConfig, tag: str) -> RunnableConfig:
+    """Return the config of a run that is no part of the answer: with this tag, and hidden from message streams."""
+    return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
+
+
+def _asking(
+    model: Runnable[Any, Any],
+    request: DraftRequest,
+    prompts: Sequence[Sequence[BaseMessage]],
+    configs: Sequence[RunnableConfig],
+) -> Flow[list[Any]]:
+    """Ask one model for a batch; those prompts whose form it refused are asked again. Returns answers and errors."""
+    answers: dict[int, Any] = {}
+    waiting = list(range(len(prompts)))
+    any_answered = False
+    for form in request.forms:
+        asked = with_options(model, form)
+        found = yield BatchCall(asked, [prompts[i] for i in waiting], [configs[i] for i in waiting])
+        answers.update(zip(waiting, found, strict=True))
+        answered = any(not isinstance(answer, Exception) for answer in found)
+        # A form that worked for another question of this batch is one that the model takes.
+        if answered and not any_answered:
+            request.worked(form)
+            any_answered = True
+        waiting = [i for i in waiting if _is_refusal(answers[i])]
+        if not waiting:
+            break
+        _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[waiting[0]])
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _read(answer: Any) -> Draft:
+    """Return what a model answered as a draft."""
+    if not isinstance(answer, BaseMessage):
+        return Draft(text=str(answer).strip(), source="llm")
+    metadata = answer.response_metadata
+    tokens, logprobs = message_logprobs(metadata)
+    reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+    return Draft(
+        text=answer.text.strip(),
+        tokens=tokens,
+        logprobs=logprobs or None,
+        finished=reason not in _CUT,
+        source="llm",
+        model=str(metadata.get("model_name") or metadata.get("model") or ""),
+    )
+
+
+def _is_refusal(answer: Any) -> bool:
+    return isinstance(answer, Exception) and says_unsupported(answer)

@@ -1,16 +1,20 @@
-"""The decision of a request is bound to its config, so that nothing below a router decides or drafts it again."""
+"""Within a run: its decision is bound to the config, so that nothing decides again, and told to listeners."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain.questions import question_of
+from rgate_integrations.runtime.flow import Call, Flow
 
 # LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.
 KEY = "__rgate_decided"
@@ -98,3 +102,46 @@ def _bound_to(config: RunnableConfig, question: str) -> BoundDecision | None:
         return None
     is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
     return bound if is_same else None
+
+
+EVENT = "retrieval_gate"
+
+EVENT_VERSION = 1
+"""Version of what `event_of` returns: a key may be added at any time, a change of one makes a new version."""
+
+_SHOWN = {
+    "question",
+    "retrieve",
+    "p_known",
+    "threshold",
+    "reason",
+    "gate",
+    "error",
+    "warnings",
+    "partial_answer",
+    "p_helps",
+    "outcome",
+    "llm",
+}
+
+
+def event_of(decision: Decision) -> dict[str, Any]:
+    """Return what the event says about a decision, as JSON values; it has every key, whatever was decided how."""
+    return {"version": EVENT_VERSION, **decision.model_dump(mode="json", include=_SHOWN)}
+
+
+def announcing(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:
+    """Tell listeners of a decision: a custom event `EVENT`, and in a graph ``{EVENT: ...}`` in its custom stream.
+
+    Args:
+        decision: The decision.
+        config: The config of the run in which it was made; the surrounding run when None.
+    """
+    shown = event_of(decision)
+    with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
+        yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, shown, config=config)
+    if "langgraph" in sys.modules:  # else no graph can be running, and langgraph may not be installed
+        from langgraph.config import get_stream_writer
+
+        with contextlib.suppress(RuntimeError, KeyError):
+            get_stream_writer()({EVENT: shown})

@@ -16,7 +16,7 @@ from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, fo
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
-from rgate_integrations.langchain.drafts import ChatDrafter
+from rgate_integrations.langchain.chat_models import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
 from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
 from rgate_integrations.langchain.router import RetrievalRouter
@@ -84,6 +84,11 @@ class RetrievalGate(GateRunnable):
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
+        # A copy keeps the drafter of its original, which remembers what the LLM does not take.
+        if llm is None:
+            drafter = None
+        elif drafter is None or drafter.llm is not llm or drafter.tokens != tokens:
+            drafter = ChatDrafter(llm, tokens)
         super().__init__(
             gate,
             threshold=threshold,
@@ -93,7 +98,7 @@ class RetrievalGate(GateRunnable):
             condense=None if condense is None else coerce_to_runnable(condense),
             history_key=history_key,
             llm_name=llm_name,
-            drafter=_drafter(llm, tokens, drafter),
+            drafter=drafter,
             always=always,
             never=never,
             name=name,
@@ -196,12 +201,3 @@ class RetrievalGate(GateRunnable):
 def as_retrieval_gate(gate: RetrievalGate | GateLike | Gate | str | None) -> RetrievalGate:
     """Return a `RetrievalGate` as it is, and make one of anything that its ``gate`` argument takes."""
     return gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
-
-
-def _drafter(llm: Runnable[Any, Any] | None, tokens: int, made: ChatDrafter | None) -> ChatDrafter | None:
-    """Return what lets the LLM draft; the one that is there already, if it is for this LLM and as many tokens."""
-    if llm is None:
-        return None
-    if made is not None and made.llm is llm and made.tokens == tokens:
-        return made
-    return ChatDrafter(llm, tokens)

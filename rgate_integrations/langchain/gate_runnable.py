@@ -19,9 +19,9 @@ from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.rules import RuleOrRules
+from rgate_integrations.langchain.chat_models import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.decision_context import bound_decision
-from rgate_integrations.langchain.drafts import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow

@@ -1,4 +1,4 @@
-"""LangGraph: a node that decides whether to retrieve, and the conditional edge that follows it.
+"""LangGraph: a node that decides whether to retrieve, the conditional edge that follows it, and checkpoints.
 
 Nothing here imports langgraph: a node is a runnable and an edge a function, in any version of it.
 """
@@ -12,13 +12,29 @@ from typing import Any, Literal
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
+from rgate_integrations.claims.format import Claim
+from rgate_integrations.claims.plan import JudgedClaim, Query, QueryPlan
+from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.decision_context import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 DECISION_KEY = "retrieval_decision"
+
+CHECKPOINT_TYPES = tuple(
+    (kind.__module__, kind.__name__)
+    for kind in (Decision, Draft, Cost, Failure, PartialAnswerInfo, QueryPlan, Query, JudgedClaim, Claim)
+)
+"""Module and name of each class whose values a graph's state may hold.
+
+A checkpoint names the class of each value, and LangGraph makes only those that it has been told of. Of any other it
+makes none in its strict mode, and warns otherwise::
+
+    serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
+    graph.compile(checkpointer=InMemorySaver(serde=serde))
+"""
 
 
 def gate_node(

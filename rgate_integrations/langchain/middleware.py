@@ -17,8 +17,8 @@ from rgate_integrations.errors import (
     unknown_name,
 )
 from rgate_integrations.langchain.agent_answers import AgentCall, AgentEvents, AsyncAgentEvents
-from rgate_integrations.langchain.arms import knows_logprobs
-from rgate_integrations.langchain.events import announcing
+from rgate_integrations.langchain.chat_models import knows_logprobs
+from rgate_integrations.langchain.decision_context import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.graph import retrieves
 from rgate_integrations.langchain.questions import question_of
@@ -171,15 +171,21 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     ) -> Flow[Any]:
         self._check_names(request.tools)
         hiding = self._hiding(request)
-        if self.first is None or not self._is_open(request):
+        decisions: Any = request.state.get("retrieval_decisions") or {}
+        is_open = self.name in decisions and decisions[self.name] is None
+        if self.first is None or not is_open:
             return (yield Call(handler, handler, hiding if self._known(request.state) else request))
         call = AgentCall(self.first, request.messages, kind)
         if request.response_format is not None:  # a form is filled in: there is no text to judge
             by_question = yield from call.decide_by_question()
             response = yield Call(handler, handler, request if by_question.retrieve else hiding)
             return ExtendedModelResponse(response, Command(update=self._update(by_question)))
-        forms = [Call(handler, handler, form) for form in (*self._telling(hiding), hiding)]
-        response, decision = yield from call.respond(forms, self._told_nothing)
+        forms = [Call(handler, handler, hiding)]
+        settings = hiding.model_settings
+        if not self._refused and "logprobs" not in settings and knows_logprobs(hiding.model):
+            with_logprobs = hiding.override(model_settings={**settings, "logprobs": True})
+            forms.insert(0, Call(handler, handler, with_logprobs))
+        response, decision = yield from call.respond(forms, self._note_refusal)
         if response is None:
             response = yield Call(handler, handler, request)
         elif decision is None and self._asks_for_search(response):
@@ -190,20 +196,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             return response
         return ExtendedModelResponse(response, Command(update=self._update(decision)))
 
-    def _telling(self, request: ModelRequest[Any]) -> list[ModelRequest[Any]]:
-        """Return the request with one for log-probabilities, if the model may have them."""
-        if self._refused or "logprobs" in request.model_settings or not knows_logprobs(request.model):
-            return []
-        return [request.override(model_settings={**request.model_settings, "logprobs": True})]
-
-    def _told_nothing(self) -> None:
+    def _note_refusal(self) -> None:
         self._refused = True
-
-    def _is_open(self, request: ModelRequest[Any]) -> bool:
-        """Whether it is still to be found out if the question of this turn is known."""
-        state: Any = request.state
-        decisions = state.get("retrieval_decisions") or {}
-        return self.name in decisions and decisions[self.name] is None
 
     def _asks_for_search(self, response: Any) -> bool:
         """Whether the model called a tool that it was not shown."""

@@ -1,4 +1,4 @@
-"""`GatedRetriever`: a retriever that finds nothing when the LLM knows, and searches claims when it does not."""
+"""Retrievers: one that a gate guards, one of an index, and the queries of a question that are worth searching."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
+    AsyncCallbackManagerForRetrieverRun,
     CallbackManager,
     CallbackManagerForRetrieverRun,
 )
@@ -15,17 +16,18 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, SkipValidation, field_validator
 from typing_extensions import TypedDict
 
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
+from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.index.fusion import fuse
-from rgate_integrations.langchain.decision_context import is_bound
-from rgate_integrations.langchain.events import announcing
+from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.langchain.decision_context import announcing, is_bound
 from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
@@ -215,11 +217,9 @@ class GatedRetriever(BaseRetriever):
             else:  # as of an input without a question: there is nothing to search for
                 hint = "Pass at least one word."
                 results[place] = InvalidQuestionError("The question is empty.", hint=hint)
-        # What judges claims is asked with drafts, which a runnable cannot be.
-        claim_gate = getattr(self.gate, "gate", None) if self.filter_claims else None
         plans = yield from planning(
             list(decisions.values()),
-            gate=claim_gate if isinstance(claim_gate, GateLike) else None,
+            gate=_claim_gate(self.gate) if self.filter_claims else None,
             always_include_question=self.always_include_question,
             max_queries=self.max_queries,
         )
@@ -278,6 +278,12 @@ class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
         return (yield from self.guarded.decide(batch))
 
 
+def _claim_gate(gate: Runnable[Any, Decision]) -> GateLike | None:
+    """Return what judges claims: it is asked with drafts, which a runnable of the user's own cannot be."""
+    inner = getattr(gate, "gate", None)
+    return inner if isinstance(inner, GateLike) else None
+
+
 def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
     """Fuse what the queries of one question found; returns the exception of a search that failed.
 
@@ -307,3 +313,121 @@ def _returned(results: Sequence[list[Document] | Exception], return_exceptions: 
         if isinstance(result, Exception) and not return_exceptions:
             raise result
     return list(results)
+
+
+class IndexRetriever(BaseRetriever):
+    """An index of this package as a LangChain retriever.
+
+    Args:
+        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
+
+    Attributes:
+        k: Documents a query, 4 unless given; ``invoke(..., k=)`` overrides it.
+
+    Raises:
+        ConfigurationError: The index has no such method.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    index: SkipValidation[Retriever]
+    k: int = Field(default=4, ge=1)
+
+    def __init__(self, *, index: Retriever, **fields: Any) -> None:
+        # Not in a validator: pydantic would turn the error into one of its own.
+        if not callable(getattr(index, "search", None)):
+            raise ConfigurationError(
+                f"An index needs the method search(queries, k); {type(index).__name__} has none.",
+                hint="Pass a PassageIndex, BM25Index or HybridIndex, or an object with that method.",
+            )
+        fields["index"] = index
+        super().__init__(**fields)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        return run(self._searching(query, k))
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        return await arun(self._searching(query, k))
+
+    def _searching(self, query: str, k: int | None) -> Flow[list[Document]]:
+        (hits,) = yield Call(self.index.search, None, [query], self.k if k is None else k)
+        documents = []
+        for hit in hits:
+            # The passage's own metadata last: what it says of itself is not overwritten.
+            metadata = {"title": hit.passage.title, "rgate_score": hit.score, **hit.passage.metadata}
+            documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
+        return documents
+
+
+class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
+    """A runnable from a question to search queries: the question and the claims of the draft.
+
+    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
+    call of the gate for the questions and, if the claims are filtered, one for all of them.
+
+    Args:
+        gate: A `RetrievalGate`, or its ``gate`` argument.
+        rewriter: Makes the claims; sentence by sentence when None.
+        plan: Return the `QueryPlan`, which says why each claim was kept or dropped, instead of a list of strings.
+        always_include_question: Whether the question itself is always a query.
+        max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones.
+
+    Example:
+        >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
+        ['Who wrote Hamlet?']
+    """
+
+    gate: Runnable[Any, Decision]
+    rewriter: SkipValidation[Rewriter] | None = None
+    plan: bool = False
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+
+    def __init__(
+        self,
+        gate: Runnable[Any, Decision] | GateLike | str | None = None,
+        *,
+        rewriter: Rewriter | None = None,
+        plan: bool = False,
+        always_include_question: bool = True,
+        max_queries: int = 6,
+        filter_claims: bool = False,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            gate=as_gate_runnable(gate),
+            rewriter=rewriter,
+            plan=plan,
+            always_include_question=always_include_question,
+            max_queries=max_queries,
+            filter_claims=filter_claims,
+            name=name,
+        )
+
+    @property
+    def OutputType(self) -> Any:
+        """The type of the output."""
+        return QueryPlan if self.plan else list[str]
+
+    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
+        """Decide for a batch, then plan the queries of the unknown questions."""
+        decisions: list[Decision | Exception]
+        decisions = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        decided = {place: found for place, found in enumerate(decisions) if isinstance(found, Decision)}
+        plans = yield from planning(
+            list(decided.values()),
+            gate=_claim_gate(self.gate) if self.filter_claims else None,
+            rewriter=self.rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+        results: list[Any] = list(decisions)  # an input without a question keeps its exception
+        for place, plan in zip(decided, plans, strict=True):
+            results[place] = plan if self.plan else [query.text for query in plan.queries]
+        return results
