@@ -148,7 +148,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"question": "who?"}\n')
     done = rgate("collect", "--questions", tmp_path / "q.jsonl", "--out", tmp_path / "out.jsonl")
-    assert "line 1: no gold_answers" in str(done.exception)
+    assert "'who?' has no gold_answers" in str(done.exception)
     assert not (tmp_path / "out.jsonl").exists()
 
 

@@ -1,8 +1,6 @@
 """What is asked and kept: both arms, samples, failures, kills, full disks, servers. Nothing is asked twice."""
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 import threading
@@ -19,7 +17,6 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
-from rgate_integrations.runtime import files
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.arms import ModelArm, read_answer
@@ -329,35 +326,6 @@ def test_collecting_goes_on_after_a_kill(tmp_path):
     collect(ASKED, again, out, **given)
     assert again.asked == []
     assert "rag_answer" not in collect(ASKED, Model(), tmp_path / "alone.jsonl").read_text()
-
-
-class FullDisk:
-    """Takes the place of the write to a file: once there is no room, half a line goes out, then nothing."""
-
-    def __init__(self, room):
-        self.room = room
-
-    def __call__(self, file, content):
-        taken = content[: self.room]
-        self.room -= len(taken)
-        file.write(taken)
-        if len(taken) < len(content):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_collecting_goes_on_after_a_full_disk(tmp_path, monkeypatch):
-    out = tmp_path / "out.jsonl"
-    with monkeypatch.context() as patched:
-        patched.setattr(files, "_write_all", FullDisk(5_000))
-        with pytest.raises(WriteError, match="No space left") as caught:
-            collect(ASKED, Model(), out)
-    assert "Free some space" in caught.value.hint
-    kept = answers_file(out).read_text()
-    assert kept.endswith("\n"), "no half line"
-    again = Model()
-    collect(ASKED, again, out)
-    assert len(again.asked) == len(ASKED) - kept.count('"draft"') < len(ASKED)
-    assert len(records(out)) == len(ASKED)
 
 
 @pytest.fixture

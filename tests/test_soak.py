@@ -3,6 +3,7 @@
 import pytest
 
 from rgate_integrations.index import PassageIndex
+from rgate_integrations.langchain import RetrievalRouter
 from tests.soak.machine import Allowance, Held
 from tests.soak.runner import SCENARIOS, Soak
 from tests.soak.scenario import chance_of
@@ -39,8 +40,11 @@ def test_an_index_that_loses_a_passage_is_found_out(tmp_path, monkeypatch):
 
 def test_a_router_that_takes_the_wrong_arm_is_found_out(tmp_path):
     soak = soak_of(tmp_path, "router")
-    for router, _ in soak.scenarios[0].routers:
-        router.direct = router.retrieve
+    scenario = soak.scenarios[0]
+    wrong_arm = RetrievalRouter(
+        scenario.routers[0][0].gate, retrieve=str, direct=lambda text: "nobody said so"
+    )
+    scenario.routers = [(wrong_arm, expected) for _, expected in scenario.routers]
     (wrong,) = soak.run(MINUTES, steps=20)
     assert wrong.scenario == "router"
 
