@@ -76,8 +76,8 @@ print(gate.invoke(questions[0], always).retrieve)
 # %% [markdown]
 # ## Only the retriever
 #
-# `guard` leaves the chain alone: the retriever finds nothing for known questions, and for the others it searches the
-# question and the claims of the draft, and says which query found what.
+# `guard` leaves the chain as it is: the retriever returns no documents for known questions. For the others it
+# searches for the question, and for the claims of a draft if there is one, and says which query found what.
 
 # %%
 guarded = gate.guard(retriever)
@@ -88,8 +88,8 @@ for document in guarded.invoke(questions[2]):
 # %% [markdown]
 # ## Drafts by your own LLM
 #
-# The LLM's own first tokens are much stronger evidence than a small proxy's draft. With `llm=` the chat model writes
-# them, with log-probabilities where its API gives them, and the gate judges those.
+# The LLM's own first tokens are much stronger evidence than the question alone. With `llm=` the chat model writes
+# them, with log-probabilities if its API gives them, and the gate judges those.
 
 # %%
 witness = RetrievalGate("perplexity", llm=llm, tokens=16)
@@ -104,4 +104,4 @@ print(decision.reason)
 print(gated_rag(retriever, llm, gate=gate).invoke(questions[3]))
 
 # %% [markdown]
-# **Next:** the threshold 0.5 is a guess about your data. `04_calibrate` sets it with a promise.
+# **Next:** the default threshold is a guess about your data. `04_calibrate` sets it with a guarantee.

@@ -98,7 +98,7 @@ left.plot([0, 1], [after["pooled"]["never"], after["pooled"]["always"]], "--", l
 left.scatter(
     after["pooled"]["retrieval_rate"], after["pooled"]["containment_accuracy"], zorder=3, label="threshold"
 )
-left.set(xlabel="retrieval rate", ylabel="in-accuracy")
+left.set(xlabel="retrieval rate", ylabel="accuracy")
 left.legend()
 known = judged_after.closed_book
 right.hist([judged_after.p[known], judged_after.p[~known]], bins=12, stacked=True, label=["known", "unknown"])

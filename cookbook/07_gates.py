@@ -45,7 +45,7 @@ known = np.array([is_correct(d.text, [city]) for d, (_, city) in zip(drafts, pai
 print(f"{known.mean():.2f} of {len(known)} answers are right")
 
 # %% [markdown]
-# ## Eight gates, one collector
+# ## Eight gates, one batch
 #
 # `decide_together` computes each piece of evidence once, whichever gates ask for it.
 
