@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import CONSOLE, KNOWN_WEIGHTS, LAYERS, OUT, THRESHOLD, ece, key, read_question_states
 from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_abilities, read_adarague, read_recorded, table_name
 from rich.table import Table
@@ -29,7 +30,6 @@ from sklearn.metrics import roc_auc_score
 from rgate_integrations.artifacts.folder import read_gate, save_gate
 from rgate_integrations.artifacts.heads import HeadsArtifact
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
 WHOLE = ("adarague", "calib", "qa-eval", "dba", "llm-eval")
 MOST_QUESTIONS = 1_000  # of every other source

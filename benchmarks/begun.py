@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
+from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import CONSOLE, FOLDS, OUT, SEED, Kept, alone, ece, key
 from labels import LLAMA, SETS, clustered, read_adarague
 from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_runs, together
@@ -34,7 +35,6 @@ from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 from rgate_integrations.runtime.files import read_jsonl
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_known, logistic
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
 """How much each layer's logit counts: chosen on the folds, where values nearby are as good."""

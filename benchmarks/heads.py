@@ -20,6 +20,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from head_fit import (
+    HeadExamples,
+    HeadsRecipe,
+    calibrated_heads,
+    fit_heads,
+    fit_known,
+    logistic,
+)
 from labels import LLAMA, SETS, Label, clustered, read_abilities, read_labels, table_name
 from rich.console import Console
 from rich.table import Table
@@ -32,14 +40,6 @@ from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.training.heads import (
-    HeadExamples,
-    HeadsRecipe,
-    calibrated_heads,
-    fit_heads,
-    fit_known,
-    logistic,
-)
 
 OUT = Path(__file__).parent / "out" / "heads"
 CONSOLE = Console(width=150, highlight=False)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from begun_states import CUTS, Answers, read_states
+from head_fit import logistic
 from heads import CONSOLE, GOALS, SEED, SKIPS, THRESHOLD, Alone, alone, ece
 from mixture import Question
 from rich.table import Table
@@ -25,7 +26,6 @@ from rgate_integrations.artifacts.probe import LogprobHead
 from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.training.heads import logistic
 
 HELD_BACK = CUTS.index(32)  # what `answer_first` holds back
 PENALTY = 1.0

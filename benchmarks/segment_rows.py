@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from dialogues import dialogues
+from head_fit import HeadExamples, HeadsRecipe, fit_segments
 from heads import CONSOLE, KINDS, OUT, Kept, key, read_question_states
 from labels import KIND_OF, SETS, Label, read_adarague, read_practical, read_template_labels
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
@@ -30,7 +31,6 @@ from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import READER, shared_reader
 from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.runtime.files import read_jsonl
-from rgate_integrations.training.heads import HeadExamples, HeadsRecipe, fit_segments
 
 SEED = 21
 SEGMENT_LAYERS = (

@@ -190,7 +190,7 @@ def one(data: Recorded, n: int, seed: int, loss: float) -> dict[str, float] | No
         chosen = MaxLoss(loss).choose(held_out, data.known[fit], data.rag[fit], seed)
         skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
-        found |= {"promised": float(chosen.guaranteed), "skipped": float(skipped.mean())}
+        found |= {"guaranteed": float(chosen.guaranteed), "skipped": float(skipped.mean())}
         if chosen.guaranteed:
             found["held"] = float(lost <= loss)
     return found
@@ -227,7 +227,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=(50, 100, 300, 1_000))
     arguments = parser.parse_args()
     data = [recorded(arguments, name, llm) for name, llm in SOURCES]
-    table(arguments, data, ("nothing", "shipped", "tuned", "promised", "held", "skipped"))
+    table(arguments, data, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
     print()
     table(arguments, list(songs(arguments)), ("nothing", "shipped", "tuned", "answer first"))
 

@@ -205,7 +205,7 @@ def world(rng, n):
     return p, closed, rag
 
 
-def test_promises_hold_as_often_as_they_say():
+def test_guarantees_hold_as_often_as_they_say():
     rng = np.random.default_rng(1)
     p, closed, rag = world(rng, 400_000)
     order = np.argsort(p)
@@ -230,7 +230,7 @@ def test_promises_hold_as_often_as_they_say():
     assert useful["loss"] > repetitions / 2
 
 
-def test_what_cannot_be_promised_is_not():
+def test_what_cannot_be_guaranteed_is_not():
     p, closed, rag = np.full(30, 0.9), np.zeros(30, bool), np.ones(30, bool)
     chosen = MaxLoss(0.01).choose(p, closed, rag, 0)
     assert (chosen.threshold, chosen.guaranteed) == (ALWAYS, False)

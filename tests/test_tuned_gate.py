@@ -1,4 +1,4 @@
-"""A gate that `rgate tune` made: what it says where its promise failed, and its pair under answer first."""
+"""A gate that `rgate tune` made: what it says where its guarantee failed, and its pair under answer first."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from rgate_integrations.runtime.files import write_folder
 
 LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
 PROMISE = (
-    "No threshold that skips can promise a loss of at most 2.0%. About 400 questions like these would do."
+    "No threshold that skips can guarantee a loss of at most 2.0%. About 400 questions like these would do."
 )
 
 
@@ -47,14 +47,14 @@ def pair(tmp_path):
     return folder
 
 
-def test_a_gate_without_its_promise_says_why_it_always_retrieves(tmp_path, scripted):
+def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scripted):
     name = tuned(tmp_path / "mine", threshold=1.01, guaranteed=False, guarantee=PROMISE)
     decision = load_gate(name, proxy=scripted).decide("who?")
     assert decision.retrieve
     assert decision.reason.endswith(f"But {PROMISE[0].lower()}{PROMISE[1:]}")
     chosen = load_gate(name, proxy=scripted, threshold=0.0).decide("who?")
     assert not chosen.retrieve
-    assert "promise" not in chosen.reason
+    assert "guarantee" not in chosen.reason
     kept = tuned(tmp_path / "kept", guaranteed=True, guarantee="Loses at most 2.0%.")
     assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
 

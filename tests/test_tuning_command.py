@@ -111,7 +111,7 @@ def test_the_command_limits_and_samples(command):
     [
         (["--yes"], "Which model"),
         (["--model", "m"], "nobody is at the terminal"),
-        (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one promise"),
+        (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one guarantee"),
         (["--model", "m", "--yes", "--labels", "guess"], "not known"),
         (["--model", "m", "--yes", "--price-in", "3"], "price is missing"),
         (["--model", "m", "--yes", "--latency", "direct=3"], "rag=… is missing"),

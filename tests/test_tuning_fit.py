@@ -1,4 +1,4 @@
-"""The fit of a correction, and the promise that is made on it."""
+"""The fit of a correction, and the guarantee that comes with it."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def simulated(n, rng, directions=6):
     return Table(prior, states, np.zeros((n, 0)), right), rng.random(n) < 0.85
 
 
-def test_the_promise_holds_for_new_questions():
+def test_the_guarantee_holds_for_new_questions():
     broken = made = 0
     for seed in range(20):
         rng = np.random.default_rng(seed)

@@ -231,7 +231,7 @@ def faiss():
 
 
 def train():
-    """Guides: a gate of your own, thresholds with a promise."""
+    """Guides: a gate of your own, thresholds with a guarantee."""
     import numpy as np
 
     from rgate_integrations.tuning import Budget

@@ -1,4 +1,4 @@
-"""``rgate calibrate``: a threshold that keeps a promise on your own data."""
+"""``rgate calibrate``: a threshold with a guarantee on your own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Promise:
+class _Target:
     """What was asked for: one of the three."""
 
     budget: float | None
@@ -62,19 +62,19 @@ def calibrate(
         str | None,
         typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: prices, for the lowest expected cost."),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
     probability: Annotated[str, typer.Option(help="platt, temperature, isotonic or none.")] = "platt",
     proxy: ProxyName = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Choose a gate's threshold on paired data, with a promise, and save the gate."""
+    """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
     from rgate_integrations.artifacts.folder import save_gate
     from rgate_integrations.gates.probability import Method
     from rgate_integrations.gates.registry import loadable, saved_gate
     from rgate_integrations.tuning import calibrate as calibrate_threshold
     from rgate_integrations.tuning.paired import read_paired
 
-    policy = _Promise(budget, max_loss, cost, confidence).policy()
+    policy = _Target(budget, max_loss, cost, confidence).policy()
     if probability not in get_args(Method):
         raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
     files = read_paired([*data, *(more or [])])

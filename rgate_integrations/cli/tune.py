@@ -76,7 +76,7 @@ def tune(
         float | None, typer.Option(help="Price of a million tokens of prompts, for the report.")
     ] = None,
     price_out: Annotated[float | None, typer.Option(help="Price of a million tokens of answers.")] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
     labels: Annotated[
         str,
         typer.Option(
@@ -238,7 +238,7 @@ def _policy(
     from rgate_integrations.tuning.policies import Budget, MaxLoss, MinCost
 
     if max_loss is not None and budget is not None:
-        raise ConfigurationError("Give one promise.", hint="--max-loss or --budget")
+        raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
     if budget is not None:
         return Budget(budget, confidence)
     if max_loss is None and times is not None:
