@@ -123,18 +123,6 @@ def test_an_agent_fills_in_a_form(server, call, judge, answer_first):
     assert called == [("search_docs", "an unknown one?")]
 
 
-def searching(query: str) -> str:
-    """Search the documents."""
-    called.append(("search_docs", query))
-    return "a passage"
-
-
-def adding(a: int, b: int) -> int:
-    """Add two numbers."""
-    called.append(("add", a, b))
-    return a + b
-
-
 AGENTS = {
     "FunctionAgent": lambda tools, llm: FunctionAgent(tools=tools, llm=llm),
     "ReActAgent": lambda tools, llm: ReActAgent(tools=tools, llm=llm),
@@ -155,8 +143,8 @@ def test_a_llama_index_agent_calls_a_guarded_tool(server, made):
     )
 
     async def asked(gate, question):
-        guarded = GatedTool(FunctionTool.from_defaults(searching, name="search_docs"), gate)
-        return str(await made([guarded, FunctionTool.from_defaults(adding, name="add")], llm).run(question))
+        guarded = GatedTool(FunctionTool.from_defaults(search_docs.func, name="search_docs"), gate)
+        return str(await made([guarded, FunctionTool.from_defaults(add.func, name="add")], llm).run(question))
 
     gate = ScriptedGate()
     assert "Read a passage" in asyncio.run(asked(gate, "an unknown one?"))

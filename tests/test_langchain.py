@@ -202,24 +202,3 @@ async def test_a_thousand_concurrent_calls_share_batches():
     questions = [f"q{i}?" for i in range(1_000)]
     assert await asyncio.gather(*(chain.ainvoke(q) for q in questions)) == questions
     assert len(proxy.calls) < 500
-
-
-@pytest.mark.model
-@each(BATCHES)
-def test_a_batch_of_32_makes_two_model_batches(smollm2, call):
-    gate = load_gate("prompt", proxy=smollm2)
-    searched = []
-
-    def search(question):
-        searched.append(question)
-        return "retrieve"
-
-    router = RetrievalGate(gate).route(retrieve=search, direct=lambda q: "direct")
-    asked = [f"What is the capital of country {i}?" for i in range(32)]
-    decisions = gate.decide_batch(asked)
-    middle = sorted(d.p_known for d in decisions)[16]
-    before = smollm2.calls
-    answers = call(router, asked, {"configurable": {"retrieval_threshold": middle}})
-    assert smollm2.calls - before == 32 / smollm2.max_batch_size == 2
-    assert sorted(searched) == sorted(d.question for d in decisions if d.p_known < middle)
-    assert [a == "retrieve" for a in answers] == [d.p_known < middle for d in decisions]

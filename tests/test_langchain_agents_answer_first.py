@@ -14,7 +14,6 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel, Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.errors import UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.answer_first import STOPPED
 from tests.begun_answers import (
@@ -360,14 +359,6 @@ def test_without_a_question_the_tools_are_shown(call):
     found = call(agent_of(model, question_gate=Reader()), {"messages": [AIMessage("Hello, unknown.")]})
     assert found["retrieval_decision"].error.type == "InvalidQuestionError"
     assert model.shown[-1] == ["search_docs", "add"]
-
-
-@each(INVOKES)
-def test_a_misspelt_name_is_an_error(call):
-    middleware = RetrievalGateMiddleware(Reader(), tools=["serch_docs"], answer_first=True)
-    agent = create_agent(Agent(), [search_docs, add], middleware=[middleware])
-    with pytest.raises(UnknownNameError, match="serch_docs"):
-        ask(call, agent, "a known one?")
 
 
 class Fact(BaseModel):

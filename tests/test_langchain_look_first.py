@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
@@ -14,7 +13,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
-from tests.langchain_fakes import BATCHES, INVOKES, STREAMS, Judge, each
+from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 
 HELD, HELD_UNKNOWN = "who wrote the Zorba quartet", "who wrote the unknown Zorba quartet"
 
@@ -77,18 +76,6 @@ def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(cal
     assert [question for questions in judge.calls for question in questions] == begun
     assert sorted(shelf.queries) == sorted(asked)
     assert sorted(writer.ended) == ["closed", "closed", "whole", "whole", "whole"]
-
-
-@each(BATCHES)
-def test_a_batch_that_only_looks_decides_once_too(call):
-    shelf, judge = Shelf(texts=["Zorba wrote the quartet."]), Judge()
-    asked = [HELD, "unknown weather", "broken unknown", "broken, yet fine", "empty unknown"]
-    found = call(router_over(reading(shelf), judge=judge), asked, return_exceptions=True)
-    assert found[:2] == [shelf.texts[0], answer_to("unknown")]
-    assert isinstance(found[2], TimeoutError)
-    assert found[3:] == [answer_to(""), ""]
-    assert judge.calls == [asked]
-    assert sorted(shelf.queries) == sorted(asked)
 
 
 def test_a_model_that_fails_retrieves(monkeypatch):
@@ -195,18 +182,6 @@ async def test_a_slow_search_is_waited_for_and_leaves_the_loop_free(answer_first
     slow.may.set()
     assert await task == TEXT
     assert slow.queries == [HELD_UNKNOWN]
-
-
-@each(INVOKES)
-def test_a_conversation_that_the_gate_does_not_read_reads_what_was_found(call):
-    turns = [HumanMessage("Who is Zorba?"), AIMessage("A Greek."), HumanMessage("Is he unknown?")]
-    shelf, writer, told = Shelf(), Writer(), Told()
-    rewriting = RunnableLambda(lambda messages: "the unknown Zorba") | reading(shelf)
-    first = AnswerFirst(tokens=4, question_gate=Reader())
-    router = router_over(rewriting, judge=Reader(), answer_first=first, direct=writer | StrOutputParser())
-    assert call(router, turns, {"callbacks": [told]}) == TEXT
-    assert (told.events[0]["outcome"], told.events[0]["p_known"]) == (None, 0.0)
-    assert (writer.calls, shelf.queries) == ([], ["the unknown Zorba"])
 
 
 @pytest.mark.parametrize("answer_first", [False, True, AnswerFirst(prefetch=True)])

@@ -65,16 +65,6 @@ def test_a_router_before_a_rewriter_decides_and_drafts_once(call, llm):
     assert len(chat.seen) == llm
 
 
-@each(SINGLES)
-def test_a_router_in_an_arm_of_a_router_does_not_decide_again(call):
-    judge = Judge()
-    gate = RetrievalGate(judge)
-    inner = gate.route(retrieve=lambda _: "inner rag", direct=lambda _: "inner direct")
-    chain = gate.route(retrieve=inner, direct=lambda _: "direct")
-    assert call(chain, "unknown?") == "inner rag"
-    assert len(judge.calls) == 1
-
-
 @each(INVOKES)
 def test_a_condensed_question_is_condensed_once(call):
     judge, condensed = Judge(), []
@@ -129,16 +119,6 @@ def test_another_question_and_another_threshold_are_decided(call):
     stricter = gate.with_config(configurable={"retrieval_threshold": 0.9})
     assert call(gate.route(retrieve=stricter, direct=stricter), "known?").retrieve is True
     assert judge.questions == ["known?", "known? really", "known?", "known?"]
-
-
-@each(INVOKES)
-def test_the_next_request_is_decided_anew(call):
-    judge = Judge()
-    gate = RetrievalGate(judge)
-    chain = gate.route(retrieve=gate, direct=gate)
-    call(chain, "known?")
-    call(chain, "known?")
-    assert judge.calls == [["known?"]] * 2
 
 
 @each(INVOKES)

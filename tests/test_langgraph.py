@@ -208,20 +208,6 @@ def test_the_draft_is_not_in_the_message_stream_of_a_node(call):
     assert len(llm.seen) == 2
 
 
-@each(STREAMS)
-def test_the_draft_is_not_in_the_message_stream_of_an_agent(call):
-    agents = pytest.importorskip("langchain.agents")
-    from rgate_integrations.langchain import RetrievalGateMiddleware
-    from tests.test_langchain_agents import Agent, search_docs
-
-    llm = Chat()
-    middleware = RetrievalGateMiddleware(RetrievalGate(Judge(), llm=llm, tokens=2), tools=["search_docs"])
-    agent = agents.create_agent(Agent(), [search_docs], middleware=[middleware])
-    chunks = call(agent, {"messages": [HumanMessage("known?")]}, stream_mode="messages")
-    assert shown(chunks) == "answer after known?"
-    assert len(llm.seen) == 1
-
-
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 

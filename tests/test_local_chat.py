@@ -1,7 +1,6 @@
 """A local model as the answering LLM: chat model, LLM, and a gate that judges it by its own states."""
 
 import asyncio
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -284,11 +283,3 @@ def test_what_was_not_kept_is_read(change, proxy, tmp_path):
     decision = gate.decide(QUESTION, draft=kept)
     assert decision.error is None
     assert decision.cost.model_calls == 1
-
-
-def test_pieces_are_what_is_new(proxy):
-    chat = LocalChat(proxy=proxy, max_tokens=6)
-    chunks = list(chat.stream(QUESTION))
-    texts = ["".join(chunk.content for chunk in chunks[:end]) for end in range(1, len(chunks) + 1)]
-    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
-    assert len({chunk.id for chunk in chunks}) == 1

@@ -5,7 +5,6 @@ import copy
 import datetime
 import math
 import pickle
-import threading
 import uuid
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from rgate_integrations.errors import ConfigurationError, DataFormatError, IndexMismatchError
 from rgate_integrations.langchain import FaissVectorStore
 from rgate_integrations.langchain.vectorstore import METRICS
-from tests.patience import PATIENCE
 
 TEXTS = ["aaa", "aab", "abb", "bbb", "bcc", "ccc"]
 every_metric = pytest.mark.parametrize("strategy", list(METRICS))
@@ -106,33 +104,6 @@ async def test_200_concurrent_writers_lose_nothing(store):
     added = await asyncio.gather(*(store.aadd_documents([document]) for document in documents))
     assert added == [[document.id] for document in documents]
     assert content(store).keys() == {*TEXTS, *(document.id for document in documents)}
-
-
-def test_readers_and_copies_beside_a_writer_never_miss_a_document(store):
-    stop, wrong = threading.Event(), []
-
-    def read():
-        while not stop.is_set():
-            try:
-                assert len(store.max_marginal_relevance_search("a", k=3, fetch_k=6)) == 3
-                assert len(store.similarity_search("a", k=2, filter={"n": {"$lt": 9}})) == 2
-                assert ids(store.get_by_ids(["aaa"])) == ["aaa"]
-                twin = pickle.loads(pickle.dumps(store))  # noqa: S301  our own
-                assert len(twin.similarity_search("a", k=9)) == len(content(twin)) in (6, 7)
-            except BaseException as error:
-                wrong.append(error)
-                return
-
-    readers = [threading.Thread(target=read) for _ in range(4)]
-    for reader in readers:
-        reader.start()
-    for turn in range(100):
-        store.add_texts(["aaa", "aab"], [{"n": turn % 5}] * 2, ids=["aaa", f"t{turn}"])
-        store.delete([f"t{turn}"])
-    stop.set()
-    for reader in readers:
-        reader.join(timeout=PATIENCE)
-    assert wrong == []
 
 
 async def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):

@@ -240,34 +240,47 @@ class ChatDrafter:
             One draft a question, in order; None where every model failed.
         """
         turns = histories or [()] * len(questions)
-        prompts: list[list[BaseMessage]] = [
-            [SystemMessage(ANSWER.system), *earlier, HumanMessage(question)]
-            for question, earlier in zip(questions, turns, strict=True)
-        ]
-        hidden = [tagged(config, DRAFT_TAG) for config in configs]
-        drafts = [
-            bound_draft(config, question, llm=self.llm, tokens=self.tokens)
-            for config, question in zip(configs, questions, strict=True)
-        ]
+        drafts: list[Draft | None] = []
+        prompts: dict[int, list[BaseMessage]] = {}  # of the questions without a draft
+        hidden: dict[int, RunnableConfig] = {}
+        for place, (question, config) in enumerate(zip(questions, configs, strict=True)):
+            drafts.append(bound_draft(config, question, llm=self.llm, tokens=self.tokens))
+            if drafts[place] is None:
+                prompts[place] = [SystemMessage(ANSWER.system), *turns[place], HumanMessage(question)]
+                hidden[place] = tagged(config, DRAFT_TAG)
         answers: dict[int, Any] = {}
-        waiting = [place for place, draft in enumerate(drafts) if draft is None]
         for model, request in self._asked:
-            if not waiting:
+            if not prompts:
                 break
-            found = yield from _asking(
-                model, request, [prompts[i] for i in waiting], [hidden[i] for i in waiting]
-            )
-            answers.update(zip(waiting, found, strict=True))
-            waiting = [place for place in waiting if isinstance(answers[place], Exception)]
+            found = yield from _asking(model, request, prompts, hidden)
+            for place, answer in found.items():
+                answers[place] = answer
+                if not isinstance(answer, Exception):
+                    del prompts[place]
         for place, answer in answers.items():
             drafts[place] = self._draft(answer)
         return drafts
 
     def _draft(self, answer: Any) -> Draft | None:
+        """Return what a model answered as a draft; None if it failed or wrote nothing."""
         if isinstance(answer, Exception):
             _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
             return None
-        draft = _read(answer).head(self.tokens)
+        if isinstance(answer, BaseMessage):
+            metadata = answer.response_metadata
+            tokens, logprobs = message_logprobs(metadata)
+            reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+            draft = Draft(
+                text=answer.text.strip(),
+                tokens=tokens,
+                logprobs=logprobs or None,
+                finished=reason not in _CUT,
+                source="llm",
+                model=str(metadata.get("model_name") or metadata.get("model") or ""),
+            )
+        else:
+            draft = Draft(text=str(answer).strip(), source="llm")
+        draft = draft.head(self.tokens)
         if not draft.text:
             _log.warning("The LLM wrote no draft: its answer has no text.")
             return None
@@ -282,45 +295,28 @@ def tagged(config: RunnableConfig, tag: str) -> RunnableConfig:
 def _asking(
     model: Runnable[Any, Any],
     request: DraftRequest,
-    prompts: Sequence[Sequence[BaseMessage]],
-    configs: Sequence[RunnableConfig],
-) -> Flow[list[Any]]:
+    prompts: Mapping[int, Sequence[BaseMessage]],
+    configs: Mapping[int, RunnableConfig],
+) -> Flow[dict[int, Any]]:
     """Ask one model for a batch; those prompts whose form it refused are asked again. Returns answers and errors."""
     answers: dict[int, Any] = {}
-    waiting = list(range(len(prompts)))
+    waiting = list(prompts)
     any_answered = False
     for form in request.forms:
         asked = with_options(model, form)
         found = yield BatchCall(asked, [prompts[i] for i in waiting], [configs[i] for i in waiting])
-        answers.update(zip(waiting, found, strict=True))
-        answered = any(not isinstance(answer, Exception) for answer in found)
-        # A form that worked for another question of this batch is one that the model takes.
-        if answered and not any_answered:
-            request.worked(form)
-            any_answered = True
-        waiting = [i for i in waiting if _is_refusal(answers[i])]
-        if not waiting:
+        refused = []
+        for place, answer in zip(waiting, found, strict=True):
+            answers[place] = answer
+            if not isinstance(answer, Exception):
+                # A form that worked for one question of a batch is one that the model takes.
+                if not any_answered:
+                    request.worked(form)
+                any_answered = True
+            elif says_unsupported(answer):
+                refused.append(place)
+        if not refused:
             break
-        _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[waiting[0]])
-    return [answers[i] for i in range(len(prompts))]
-
-
-def _read(answer: Any) -> Draft:
-    """Return what a model answered as a draft."""
-    if not isinstance(answer, BaseMessage):
-        return Draft(text=str(answer).strip(), source="llm")
-    metadata = answer.response_metadata
-    tokens, logprobs = message_logprobs(metadata)
-    reason = metadata.get("finish_reason") or metadata.get("stop_reason")
-    return Draft(
-        text=answer.text.strip(),
-        tokens=tokens,
-        logprobs=logprobs or None,
-        finished=reason not in _CUT,
-        source="llm",
-        model=str(metadata.get("model_name") or metadata.get("model") or ""),
-    )
-
-
-def _is_refusal(answer: Any) -> bool:
-    return isinstance(answer, Exception) and says_unsupported(answer)
+        _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[refused[0]])
+        waiting = refused
+    return answers

@@ -10,6 +10,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, resolve_gate
 from rgate_integrations.errors import ConfigurationError, MissingDependencyError
 from rgate_integrations.langchain.questions import Questions
+from rgate_integrations.langchain.runnable import only
 from rgate_integrations.runtime.flow import Flow, arun, run
 
 try:
@@ -80,9 +81,7 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
                 )
         read = Questions.read([state])
         judged = yield from decide_messages(self.gate, list(read.texts.values()), read.lines)
-        (decision,) = read.results(judged)
-        if isinstance(decision, Exception):
-            raise decision
+        decision = only(read.results(judged))
         answers = {name: _answer(decision, question) for name, question in questions.items()}
         return ClassifierResponse(model=self.model, answers=answers)
 

@@ -32,9 +32,6 @@ class RGateEmbeddings(Embeddings):
         self.model = model
         self.embedder = SentenceEmbedder(model)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(model={self.model!r})"
-
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents in one call of the model."""
         vectors: list[list[float]] = self.embedder.embed(texts).tolist()

@@ -150,10 +150,9 @@ class RetrievalGate(GateRunnable):
             ConfigurationError: This one cannot see an answer, and no gate for begun answers belongs to it.
         """
         judge, look = answer_first_gates(self.gate, options.question_gate)
-        return (
-            self if judge is self.gate else self._reading_alike(judge),
-            None if look is None else self._reading_alike(look),
-        )
+        judging = self if judge is self.gate else self._reading_alike(judge)
+        question_gate = None if look is None else self._reading_alike(look)
+        return judging, question_gate
 
     def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""

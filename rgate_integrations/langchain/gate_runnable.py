@@ -115,8 +115,19 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         drafts = batch.options.get("drafts")
         questions = Questions.read(batch.inputs, self.input_key, self.history_key)
         if drafts is None:
-            self._take_bound(questions, batch, thresholds)
-        yield from self._condense(questions, batch)
+            # What was decided above in the same request is not decided again.
+            llm = None if self.drafter is None else self.drafter.llm
+            for place, question in list(questions.texts.items()):
+                decision = bound_decision(
+                    batch.configs[place], question, gate=self.origin, llm=llm, threshold=thresholds[place]
+                )
+                if decision is not None:
+                    questions.decide(place, decision)
+        if self.condense is not None and questions.histories:
+            conversations = questions.conversations
+            configs = [tagged(batch.child(place), CONDENSE_TAG) for place in conversations]
+            rewritten = yield BatchCall(self.condense, list(conversations.values()), configs)
+            questions.condense(rewritten, on_error=getattr(self.gate, "on_error", "retrieve"))
         places = list(questions.texts)
         if not places:
             return questions.results([])
@@ -135,25 +146,6 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
             metadata=[batch.configs[place].get("metadata") for place in places],
         )
         return questions.results(decisions)
-
-    def _take_bound(self, questions: Questions, batch: RunBatch, thresholds: Sequence[float | None]) -> None:
-        """Take what was decided above in the same request."""
-        llm = None if self.drafter is None else self.drafter.llm
-        for place, question in list(questions.texts.items()):
-            decision = bound_decision(
-                batch.configs[place], question, gate=self.origin, llm=llm, threshold=thresholds[place]
-            )
-            if decision is not None:
-                questions.decide(place, decision)
-
-    def _condense(self, questions: Questions, batch: RunBatch) -> Flow[None]:
-        """Condense the follow-ups as one batch."""
-        if self.condense is None or not questions.histories:
-            return
-        conversations = questions.conversations
-        configs = [tagged(batch.child(place), CONDENSE_TAG) for place in conversations]
-        rewritten = yield BatchCall(self.condense, list(conversations.values()), configs)
-        questions.condense(rewritten, on_error=getattr(self.gate, "on_error", "retrieve"))
 
 
 def given_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:

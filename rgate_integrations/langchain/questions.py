@@ -143,10 +143,11 @@ class Questions:
         """The earlier turns of each of `texts`, as gates read them."""
         found = []
         for place in self.texts:
-            turns = self.histories.get(place, [])
-            found.append(
-                tuple(f"{'user' if turn.type == 'human' else 'assistant'}: {turn.text}" for turn in turns)
-            )
+            lines = []
+            for turn in self.histories.get(place, []):
+                speaker = "user" if turn.type == "human" else "assistant"
+                lines.append(f"{speaker}: {turn.text}")
+            found.append(tuple(lines))
         return found
 
     def results(self, decisions: Sequence[Decision]) -> list[Decision | Exception]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
@@ -122,7 +122,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
-        async with _closing(self.atransform(_single(input), config, **kwargs)) as chunks:
+        async with aclosing(self.atransform(_single(input), config, **kwargs)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -134,10 +134,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     async def atransform(
         self, input: AsyncIterator[Input], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output]:
         """Gather the input, decide, then stream the chosen arm."""
-        streamed = self._atransform_stream_with_config(input, self._atransform, config, **kwargs)
-        async with _closing(streamed) as chunks:
+        # A stream is closed when its reader leaves it, and not only when the generator is collected.
+        streamed: Any = self._atransform_stream_with_config(input, self._atransform, config, **kwargs)
+        async with aclosing(streamed) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -165,7 +166,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         for places in shares.values():
             running.append((places, ArmRun.batch([results[place] for place in places])))
         # A limit holds for all that runs together.
-        groups = [finishing + running] if limit is None else [finishing, *([share] for share in running)]
+        groups = [finishing + running]
+        if limit is not None:
+            groups = [finishing, *([share] for share in running)]
         for group in groups:
             found = yield Gather([step for _, step in group])
             for (places, _), answers in zip(group, found, strict=True):
@@ -198,7 +201,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ) -> AsyncIterator[Any]:
         value = added_up([value async for value in values])
         left: Any = only(await arun(self._route(RunBatch([value], [config], [run_manager], options))))
-        async with _closing(left.astream()) as chunks:
+        async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -216,16 +219,6 @@ def _drawn(
             return first, last
     node = graph.add_node(arm, id=f"{name}:{arm.get_name()}")
     return node, node
-
-
-@asynccontextmanager
-async def _closing(chunks: AsyncIterator[Any]) -> AsyncIterator[AsyncIterator[Any]]:
-    """Close a stream when its reader leaves it, now and not when the generator is collected."""
-    try:
-        yield chunks
-    finally:
-        if isinstance(chunks, AsyncGenerator):
-            await chunks.aclose()
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
@@ -324,12 +317,10 @@ class RouterCall(RoutedCall):
             elif isinstance(each.answer, ArmAnswer):
                 left.append(each.answer)
             else:
-                left.append(self._arm_run(place, each))
+                config = arm_config(self.batch, place, each.decision)
+                if each.searched:  # the first step had the options
+                    left.append(ArmRun(self.arms.rest, each.found, config, {}))
+                    continue
+                arm = self.arms.retrieve if each.decision.retrieve else self.arms.direct
+                left.append(ArmRun(arm, self.batch.inputs[place], config, self.batch.options))
         return left
-
-    def _arm_run(self, place: int, routed: Routed) -> ArmRun:
-        config = arm_config(self.batch, place, routed.decision)
-        if routed.searched:
-            return ArmRun(self.arms.rest, routed.found, config, {})  # the first step had the options
-        arm = self.arms.retrieve if routed.decision.retrieve else self.arms.direct
-        return ArmRun(arm, self.batch.inputs[place], config, self.batch.options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -228,9 +229,8 @@ class FaissVectorStore(VectorStore):
         if len(ids) != len(documents):
             raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
         names = [uuid.uuid4().hex if name is None else str(name) for name in ids]  # 0 and "" are ids
-        last = {
-            name: place for place, name in enumerate(names)
-        }  # of equal ids in one call the last one counts
+        # Of equal ids in one call the last one counts.
+        last = {name: place for place, name in enumerate(names)}
         passages = []
         for name, place in last.items():
             document = documents[place]
@@ -386,9 +386,11 @@ class FaissVectorStore(VectorStore):
             if all(len(kept) == k or len(hits) < wide for kept, hits in zip(results, found, strict=True)):
                 break
             wide *= _WIDER
-        if score_threshold is None:
-            return results
-        return [[each for each in kept if self._is_near(each[1], score_threshold)] for kept in results]
+        if score_threshold is not None:
+            nearer = operator.le if self.index.metric == "l2" else operator.ge
+            for place, scored in enumerate(results):
+                results[place] = [each for each in scored if nearer(each[1], score_threshold)]
+        return results
 
     def _passing(self, hits: Sequence[Hit], passes: Callable[[Document], bool] | None) -> Scored:
         kept = []
@@ -399,9 +401,6 @@ class FaissVectorStore(VectorStore):
                 score = max(0.0, -hit.score) if self.index.metric == "l2" else hit.score
                 kept.append((document, score))
         return kept
-
-    def _is_near(self, score: float, threshold: float) -> bool:
-        return score <= threshold if self.index.metric == "l2" else score >= threshold
 
     def _search_diverse(
         self, query: str, k: int, fetch_k: int, lambda_mult: float, filter: Filter | None
