@@ -1,53 +1,36 @@
-"""How well P(known) follows the ability of the LLM, and the table of abilities.
+"""The table of abilities that ships: how much LLMs know, by their recorded answers and by published figures.
 
-    python benchmarks/abilities.py --data FOLDER                    the measure
-    python benchmarks/abilities.py --data FOLDER --table            fits the shipped table, and prints it
-    python benchmarks/abilities.py --data FOLDER --head FOLDER      fits the knowledge head of a saved gate again
+    python benchmarks/abilities.py --data FOLDER [--save]
 
-The folder holds ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. A cell is an LLM and a set of
-questions. What scores it was fitted without the set and without the LLM's family, on answers whose licence allows it;
-of SimpleQA, half of the questions train and the others measure. The LLM's ability is, by turns, unknown, read off
-published figures by a regression that leaves the LLM out, and updated by 30 or 100 of its answers to other sets. The
-kinds of requests are those of the shipped gate. Hidden states are kept where `heads` keeps them.
+The folder holds ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Abilities are fitted together with a
+knowledge head, on answers whose licence allows it; Llama-3.1-8B-Instruct has 0. LLMs without such answers are read
+off published figures by a regression. Hidden states are kept where `heads` keeps them.
 """
 
-import argparse
 import csv
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from base import CONSOLE, argument_parser
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CONSOLE, KNOWN_WEIGHTS, LAYERS, OUT, THRESHOLD, ece, key, read_question_states
-from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_abilities, read_adarague, read_recorded, table_name
-from rich.table import Table
-from sklearn.metrics import roc_auc_score
+from heads import CACHE, KNOWN_WEIGHTS, LAYERS, key, read_question_states
+from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_adarague, read_recorded, table_name
 
-from rgate_integrations.artifacts.folder import read_gate, save_gate
-from rgate_integrations.artifacts.heads import HeadsArtifact
-from rgate_integrations.engine.loading import DEFAULT_GATE
-
-WHOLE = ("adarague", "calib", "qa-eval", "dba", "llm-eval")
+WHOLE = ("adarague", "calib", "qa-eval")
 MOST_QUESTIONS = 1_000  # of every other source
-MOST_ANSWERS = 300  # of a cell, in a fit
-LEAST_ANSWERS = 100  # of a cell that is measured
+MOST_ANSWERS = 300  # of a source, set and LLM, in a fit
 GROUP_SD = 0.6  # of the level of a source and set: prompts and judges differ
 LEAST_RESIDUAL = 0.4
-ANCHORS = (30, 100)
 ROUNDS = 3
-GRID = np.linspace(-5, 6, 221)
 COLUMNS = ("simpleqa", "triviaqa", "nq", "mmlu", "params_b")
 SLOPES = {"params_b": (0.33, 0.1)}
 """What a line's slope is drawn to, and how far it may be from it: about one logit for ten times the parameters."""
 LOGITS = (1.0, 0.25)
 """That of the log-odds of an accuracy: in the one-parameter model they grow as the ability does."""
 LONG_TAIL = ("simpleqa", "entity_questions")
-SMALL = 14.0  # billions of parameters
-STRONG = 70.0
 SIZES = {
     "Llama-2-7B-chat": 7.0,
     "Meta-Llama-3.1-8B": 8.0,
@@ -67,82 +50,70 @@ SIZES = {
     "text-davinci-003": 175.0,
 }
 """Billions of parameters of LLMs that the table of published figures lacks."""
-FAMILIES = ("gpt", "llama", "gemma", "mi", "claude", "phi", "qwen", "gemini", "deepseek")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Closed-book answers of LLMs, one a row.
+    """Closed-book answers of LLMs that may train what ships, one a row.
 
     Attributes:
-        labels: Question, source, set, LLM and whether it was right.
         states: Hidden states of the question, shape (n, layers, hidden size).
-        source, what, llm, group, known, ships: Columns of the labels.
+        source, what, llm, group, known: Columns of the labels, shape (n,).
     """
 
-    labels: list[Label]
     states: np.ndarray
     source: np.ndarray
     what: np.ndarray
     llm: np.ndarray
     group: np.ndarray
     known: np.ndarray
-    ships: np.ndarray
 
     @classmethod
     def read(cls, data: Path, cache: Path) -> "Answers":
         """Read all answers, and the hidden states of their questions."""
-        labels = [*read_adarague(data), *read_recorded(data, everything=True)]
-        # Where the source chose the share of right answers, the level cannot be compared.
-        labels = _drawn([each for each in labels if each.ships or not each.llm.endswith("(selected)")])
+        labels = _drawn([*read_adarague(data), *read_recorded(data)])
+        labels = [label for label in labels if not label.what.endswith("(low quality)")]
         states = read_question_states([label.question for label in labels], cache)
-        columns = [
-            np.array([getattr(label, name) for label in labels])
-            for name in ("source", "what", "llm", "group", "known", "ships")
-        ]
-        return cls(labels, np.stack([states[key(label.question)] for label in labels]), *columns)
+        columns = []
+        for name in ("source", "what", "llm", "group", "known"):
+            columns.append(np.array([getattr(label, name) for label in labels]))
+        return cls(np.stack([states[key(label.question)] for label in labels]), *columns)
 
-    @property
-    def trains(self) -> np.ndarray:
-        """Which rows may train what ships, and are worth it."""
-        poor = np.char.endswith(self.what, "(low quality)")
-        return self.ships & ~poor
-
-    @property
-    def cells(self) -> np.ndarray:
-        """The cell of each row: source, set and LLM."""
-        return np.char.add(np.char.add(self.group, "|"), self.llm)
-
-    def fit(self, chosen: np.ndarray, abilities: dict[str, float]) -> tuple[np.ndarray, float]:
-        """Fit a knowledge head on some rows, at most `MOST_ANSWERS` of a cell."""
+    def fit(self, abilities: dict[str, float]) -> np.ndarray:
+        """Fit a knowledge head, at most `MOST_ANSWERS` of a cell; returns its logits for ability 0, shape (n,)."""
         rng = np.random.default_rng(0)
+        cells = np.char.add(np.char.add(self.group, "|"), self.llm)
         rows, weights = [], []
-        for cell in np.unique(self.cells[chosen]):
-            own = np.flatnonzero(chosen & (self.cells == cell))
-            rows.append(rng.permutation(own)[:MOST_ANSWERS])
+        for cell in np.unique(cells):
+            own = np.flatnonzero(cells == cell)
+            drawn = rng.permutation(own)[:MOST_ANSWERS]
+            rows.append(drawn)
             # What was drawn stands for all.
-            weights += [KNOWN_WEIGHTS[self.source[own[0]]] * len(own) / len(rows[-1])] * len(rows[-1])
+            weights.append(np.full(len(drawn), KNOWN_WEIGHTS[self.source[own[0]]] * len(own) / len(drawn)))
         part = np.concatenate(rows)
         examples = HeadExamples(
             self.states[part],
             np.full(len(part), ""),
             self.known[part],
-            np.array([abilities.get(llm, 0.0) for llm in self.llm[part]]),
+            np.array([abilities[llm] for llm in self.llm[part]]),
             self.group[part],
-            np.array(weights),
+            np.concatenate(weights),
         )
-        return fit_known(examples, LAYERS, HeadsRecipe())
+        weight, bias = fit_known(examples, LAYERS, HeadsRecipe())
+        return np.einsum("nlh,lh->n", self.states.astype(np.float32), weight) + bias
+
+    def linked(self) -> set[str]:
+        """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
+        usual = ~np.isin(self.what, LONG_TAIL) & ~np.char.endswith(self.llm, "(selected)")
+        return set(np.unique(self.llm[usual]).tolist())
 
 
 def _drawn(labels: list[Label]) -> list[Label]:
     """Leave out what is beyond `MOST_QUESTIONS` of a source: the questions that come last by their hash."""
-    questions: dict[str, set[str]] = {}
-    for label in labels:
-        questions.setdefault(label.source, set()).add(label.question)
-    drawn = {
-        source: found if source in WHOLE else set(sorted(found, key=key)[:MOST_QUESTIONS])
-        for source, found in questions.items()
-    }
+    drawn: dict[str, set[str]] = {}
+    for source in {label.source for label in labels}:
+        found = {label.question for label in labels if label.source == source}
+        drawn[source] = found if source in WHOLE else set(sorted(found, key=key)[:MOST_QUESTIONS])
     return [label for label in labels if label.question in drawn[label.source]]
 
 
@@ -170,14 +141,9 @@ class Published:
         name = TABLE_NAMES.get(llm, llm)
         if name in self.figures:
             return self.figures[name]
-        return np.array(
-            [math.nan] * (len(COLUMNS) - 1) + [math.log2(SIZES[llm]) if llm in SIZES else math.nan]
-        )
-
-    def size(self, llm: str) -> float:
-        """Return billions of parameters; infinite where the maker does not say, as the large ones do not."""
-        size = 2 ** self.of(llm)[-1]
-        return math.inf if math.isnan(size) else float(size)
+        figures = np.full(len(COLUMNS), math.nan)
+        figures[-1] = math.log2(SIZES.get(llm, math.nan))
+        return figures
 
     def ability(
         self, figures: np.ndarray, measured: dict[str, float], without: str = ""
@@ -226,31 +192,25 @@ def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -
 
 
 def fit_abilities(
-    answers: Answers, logits: np.ndarray, chosen: np.ndarray, prior: dict[str, tuple[float, float]]
+    answers: Answers, logits: np.ndarray, prior: dict[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
     """Fit abilities and the levels of sources and sets to answers, with a prior an LLM.
 
     Args:
         answers: The rows.
         logits: What the knowledge head says for ability 0, shape (n,).
-        chosen: The rows to fit on.
         prior: Mean and standard deviation by LLM.
 
     Returns:
         Mean and standard deviation by LLM.
     """
-    llms, llm = np.unique(answers.llm[chosen], return_inverse=True)
-    groups, group = np.unique(answers.group[chosen], return_inverse=True)
-    means, sds = np.array([prior.get(name, (0.0, 1.0)) for name in llms]).T
-    columns = np.hstack(
-        [
-            np.eye(len(llms))[llm] * sds[llm, None],
-            np.eye(len(groups))[group] * GROUP_SD,
-        ]
-    )
+    llms, llm = np.unique(answers.llm, return_inverse=True)
+    groups, group = np.unique(answers.group, return_inverse=True)
+    means, sds = np.array([prior[name] for name in llms]).T
+    columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
-    offset = logits[chosen] + means[llm]
-    found, _ = logistic(columns, nothing, answers.known[chosen], np.ones(len(llm)), 1.0, offset)
+    offset = logits + means[llm]
+    found, _ = logistic(columns, nothing, answers.known, np.ones(len(llm)), 1.0, offset)
     thetas = means + found[: len(llms)] * sds
     p = 1 / (1 + np.exp(-(offset + columns @ found)))
     information = np.bincount(llm, p * (1 - p))
@@ -260,262 +220,61 @@ def fit_abilities(
     return {str(name): (float(t), float(s)) for name, t, s in zip(llms, thetas, total, strict=True)}
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A knowledge head, and the abilities that it was fitted with: mean and standard deviation by LLM."""
-
-    weight: np.ndarray
-    bias: float
-    abilities: dict[str, tuple[float, float]]
-
-    def logits(self, states: np.ndarray) -> np.ndarray:
-        """Return the logit of an LLM of ability 0 for each question."""
-        return np.einsum("nlh,lh->n", states.astype(np.float32), self.weight) + self.bias
-
-
-def fit_together(answers: Answers, published: Published) -> Fitted:
-    """Fit head and abilities in turns, on what may ship; Llama-3.1-8B-Instruct has 0."""
-    chosen = answers.trains
-    thetas = {str(llm): 0.0 for llm in np.unique(answers.llm[chosen])}
-    links = _linked(answers, chosen)
+def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
+    """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
+    thetas = {str(llm): 0.0 for llm in np.unique(answers.llm)}
+    links = answers.linked()
+    found: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
-        weight, bias = answers.fit(chosen, thetas)
-        head = Fitted(weight, bias, {})
+        logits = answers.fit(thetas)
         measured = {llm: theta for llm, theta in thetas.items() if llm in links}
-        prior = {llm: published.ability(published.of(llm), measured, llm)[:2] for llm in thetas}
+        prior = {}
+        for llm in thetas:
+            mean, sd, _ = published.ability(published.of(llm), measured, llm)
+            prior[llm] = (mean, sd)
         prior[LLAMA] = (0.0, 0.2)
-        found = fit_abilities(answers, head.logits(answers.states), chosen, prior)
-        shift = found[LLAMA][0]
-        found = {llm: (mean - shift, sd) for llm, (mean, sd) in found.items()}
+        fitted = fit_abilities(answers, logits, prior)
+        shift = fitted[LLAMA][0]
+        found = {llm: (mean - shift, sd) for llm, (mean, sd) in fitted.items()}
         thetas = {llm: mean for llm, (mean, _) in found.items()}
-    return Fitted(weight, bias + shift, found)
+    return found
 
 
-def _linked(answers: Answers, chosen: np.ndarray) -> set[str]:
-    """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
-    usual = chosen & ~np.isin(answers.what, LONG_TAIL) & ~np.char.endswith(answers.llm, "(selected)")
-    return set(np.unique(answers.llm[usual]).tolist())
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What scores the questions of a cell.
-
-    Attributes:
-        always: P(the kinds that every LLM serves), shape (n,).
-        if_known: P(the kinds that it serves if it knows the fact), shape (n,).
-        logits: Those of an LLM of ability 0, shape (n,).
-    """
-
-    always: np.ndarray
-    if_known: np.ndarray
-    logits: np.ndarray
-
-    def part(self, rows: np.ndarray) -> "Gate":
-        """Return some rows."""
-        return Gate(self.always[rows], self.if_known[rows], self.logits[rows])
-
-    def p_known(self, theta: float | np.ndarray, sd: float) -> np.ndarray:
-        """Return P(known) of each question; of several abilities, shape (abilities, n)."""
-        logits = (self.logits + np.asarray(theta)[..., None]) / math.sqrt(1 + math.pi / 8 * sd**2)
-        return self.always + self.if_known / (1 + np.exp(-logits))
-
-    def updated(self, known: np.ndarray, theta: float, sd: float) -> tuple[float, float]:
-        """Return mean and standard deviation of an ability after some answers to questions of other sets."""
-        p = np.clip(self.p_known(GRID, 0.0), 1e-6, 1 - 1e-6)
-        right = known >= 0.5
-        likelihood = np.log(p[:, right]).sum(axis=1) + np.log(1 - p[:, ~right]).sum(axis=1)
-        log_posterior = likelihood - (GRID - theta) ** 2 / (2 * sd**2)
-        posterior = np.exp(log_posterior - log_posterior.max())
-        posterior /= posterior.sum()
-        mean = float(posterior @ GRID)
-        return mean, float(math.sqrt(posterior @ (GRID - mean) ** 2 + GROUP_SD**2))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The figures of one cell, by how the ability is known."""
-
-    llm: str
-    what: str
-    accuracy: float
-    right: np.ndarray
-    p_known: dict[str, np.ndarray]
-
-
-def measure(answers: Answers, published: Published, table: dict[str, float]) -> list[Cell]:
-    """Score all cells."""
-    shipped: Any = read_gate(DEFAULT_GATE)
-    kinds = shipped.kind_probabilities(answers.states)
-    served = [
-        np.array([kind.answerable == name for kind in shipped.kinds]) for name in ("always", "if_known")
-    ]
-    always, if_known = (kinds[:, chosen].sum(axis=1) for chosen in served)
-    abilities = {llm: table.get(table_name(llm), 0.0) for llm in np.unique(answers.llm).tolist()}
-    measured = {llm: abilities[llm] for llm in sorted(_linked(answers, answers.trains))}
-    odd = np.array([int(key(label.question), 16) % 2 == 1 for label in answers.labels])
-    fitted: dict[tuple[str, str], np.ndarray] = {}
-    cells = []
-    for name in np.unique(answers.cells):
-        rows = np.flatnonzero((answers.cells == name) & ~(odd & np.isin(answers.what, LONG_TAIL)))
-        llm, what = str(answers.llm[rows[0]]), str(answers.what[rows[0]])
-        skip = what.endswith("(low quality)") or llm.endswith("(selected)")
-        if skip or len(rows) < LEAST_ANSWERS:
-            continue
-        family = _family(llm) if (answers.trains & (answers.llm == llm)).any() else ""
-        of_set = what if (answers.trains & (answers.what == what)).any() else ""
-        if (family, of_set) not in fitted:
-            families = (
-                np.array([_family(each) for each in answers.llm])
-                if family
-                else np.full(len(answers.llm), "-")
-            )
-            chosen = answers.trains & (families != family) & (answers.what != of_set)
-            if of_set in LONG_TAIL:
-                chosen |= answers.trains & (families != family) & (answers.what == of_set) & odd
-            head = Fitted(*answers.fit(chosen, abilities), {})
-            fitted[family, of_set] = head.logits(answers.states)
-            CONSOLE.print(f"{len(fitted)} heads", end="\r")
-        gate = Gate(always, if_known, fitted[family, of_set])
-        theta, sd, _ = published.ability(published.of(llm), measured, llm)
-        own = gate.part(rows)
-        found = {"unknown": own.p_known(*shipped.default_ability), "by name": own.p_known(theta, sd)}
-        others = np.flatnonzero(
-            (answers.llm == llm) & (answers.what != what) & ~np.char.endswith(answers.what, "(low quality)")
-        )
-        for n in ANCHORS:
-            if len(others) >= n:
-                drawn = np.random.default_rng(0).permutation(others)[:n]
-                found[f"{n} answers"] = own.p_known(
-                    *gate.part(drawn).updated(answers.known[drawn], theta, sd)
-                )
-        right = answers.known[rows] >= 0.5
-        cells.append(Cell(llm, what, float(right.mean()), right, found))
-    return cells
-
-
-def _family(llm: str) -> str:
-    name = llm.lower().replace("chatgpt", "gpt").replace("meta-", "").replace("text-davinci", "gpt")
-    return next((family for family in FAMILIES if name.startswith(family)), name)
-
-
-def show_cells(cells: list[Cell], published: Published) -> None:
-    """Print one line a class of LLMs and way of knowing the ability; and all cells."""
-    table = Table(title=f"threshold {THRESHOLD}", title_justify="left", box=None)
-    columns = (
-        "LLMs",
-        "ability",
-        "cells",
-        "accuracy",
-        "|P - acc.|",
-        "ECE",
-        "skipped",
-        "of these right",
-        "AUC",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("LLMs", "ability") else "right")
-    ways = dict.fromkeys(way for cell in cells for way in cell.p_known)
-    for title, chosen in _classes(cells, published).items():
-        for way in ways:
-            own = [cell for cell in chosen if way in cell.p_known]
-            if own:
-                table.add_row(title, way, *_figures(own, way))
-    CONSOLE.print(table)
-    for cell in cells:
-        means = "  ".join(
-            f"{way} {p.mean():.2f}/{(p >= THRESHOLD).mean():.0%}" for way, p in cell.p_known.items()
-        )
-        CONSOLE.print(
-            f"{cell.llm:28} {cell.what:18} n {len(cell.right):5} right {cell.accuracy:.2f}  {means}"
-        )
-
-
-def _classes(cells: list[Cell], published: Published) -> dict[str, list[Cell]]:
-    usual = [cell for cell in cells if cell.what not in LONG_TAIL]
-    return {
-        "strong": [cell for cell in usual if published.size(cell.llm) >= STRONG],
-        "between": [cell for cell in usual if SMALL <= published.size(cell.llm) < STRONG],
-        "small": [cell for cell in usual if published.size(cell.llm) < SMALL],
-        "all, long tail": [cell for cell in cells if cell.what in LONG_TAIL],
-    }
-
-
-def _figures(cells: list[Cell], way: str) -> Iterable[str]:
-    off, calibration, skipped, right, aucs = [], [], [], [], []
-    for cell in cells:
-        p = cell.p_known[way]
-        off.append(abs(p.mean() - cell.accuracy))
-        calibration.append(ece(p, cell.right.astype(float)))
-        skipped.append((p >= THRESHOLD).mean())
-        right.append((cell.right & (p >= THRESHOLD)).mean())
-        if 0 < cell.accuracy < 1:
-            aucs.append(roc_auc_score(cell.right, p))
-    of_skipped = np.sum(right) / np.sum(skipped) if np.sum(skipped) else math.nan
-    accuracy = np.mean([cell.accuracy for cell in cells])
-    yield from (f"{len(cells)}", f"{accuracy:.1%}", f"{np.mean(off):.3f}", f"{np.mean(calibration):.3f}")
-    yield from (f"{np.mean(skipped):.1%}", f"{of_skipped:.1%}", f"{np.mean(aucs):.3f}")
-
-
-def table_of(fitted: Fitted, answers: Answers, published: Published) -> dict[str, dict]:
+def table_of(answers: Answers, published: Published) -> dict[str, dict]:
     """Return ability, uncertainty and source of every LLM that there are labels or figures of."""
-    linked = _linked(answers, answers.trains)
-    measured = {llm: mean for llm, (mean, _) in fitted.abilities.items() if llm in linked}
-    found: dict[str, dict] = {}
-    for llm in sorted(linked):
-        mean, sd = fitted.abilities[llm]
-        sources = sorted(set(answers.source[answers.trains & (answers.llm == llm)].tolist()))
-        found[table_name(llm)] = _line_of(mean, sd, f"recorded answers ({', '.join(sources)})")
+    abilities = fit_together(answers, published)
+    found: dict[str, tuple[float, float, str]] = {}
+    measured = {}
+    for llm in sorted(answers.linked()):
+        mean, sd = abilities[llm]
+        measured[llm] = mean
+        sources = sorted(set(answers.source[answers.llm == llm].tolist()))
+        found[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
     for name, figures in published.figures.items():
         mean, sd, columns = published.ability(figures, measured)
         if columns and name.lower() not in found:
             urls = published.urls[name].replace(" ; ", ", ")
-            found[name.lower()] = _line_of(mean, sd, f"published {columns}: {urls}")
-    return dict(sorted(found.items()))
-
-
-def _line_of(mean: float, sd: float, source: str) -> dict:
-    return {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
-
-
-def refit_head(folder: Path, fitted: Fitted) -> HeadsArtifact:
-    """Put a knowledge head into a saved gate; its metrics stay those of the head before, until `heads` measures."""
-    heads: Any = read_gate(folder)
-    note = f"python benchmarks/abilities.py --head: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}"
-    return replace(
-        heads,
-        known_weight=fitted.weight.astype(np.float32),
-        known_bias=fitted.bias,
-        ability_slope=1.0,
-        provenance=heads.provenance | {"knowledge": note},
-    )
+            found[name.lower()] = (mean, sd, f"published {columns}: {urls}")
+    table = {}
+    for name in sorted(found):
+        mean, sd, source = found[name]
+        table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
+    return table
 
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
-    parser.add_argument("--table", action="store_true", help="fit the table of abilities that ships")
-    parser.add_argument(
-        "--head", type=Path, help="folder of a saved gate, whose knowledge head is fitted again"
-    )
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--save", action="store_true", help="write the table that ships")
     arguments = parser.parse_args()
     answers = Answers.read(arguments.data, arguments.cache)
-    published = Published(arguments.data / "strong" / "abilities.csv")
-    if arguments.table or arguments.head:
-        fitted = fit_together(answers, published)
-        table = table_of(fitted, answers, published)
-        for name, line in table.items():
-            CONSOLE.print(f"{name:40} {line['theta']:5.2f} ± {line['sd']:.2f}  {line['source'][:80]}")
-        if arguments.table:
-            TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        if arguments.head:
-            save_gate(refit_head(arguments.head, fitted), arguments.head)
-        return
-    show_cells(measure(answers, published, read_abilities()), published)
+    table = table_of(answers, Published(arguments.data / "strong" / "abilities.csv"))
+    for name, line in table.items():
+        CONSOLE.print(f"{name:40} {line['theta']:5.2f} ± {line['sd']:.2f}  {line['source'][:80]}")
+    if arguments.save:
+        TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,31 @@
 """Trains the gate for begun answers, and measures it on questions that it has not seen.
 
-    python benchmarks/begun.py --data FOLDER [--runs FOLDER] [--compare] [--cache FOLDER] [--save FOLDER]
+    python benchmarks/begun.py --data FOLDER [--runs FOLDER] [--cache FOLDER] [--save FOLDER]
 
 One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer alike: each recorded answer is
 cut to each of these lengths. All figures are held out by question cluster, also those of the ensemble with the gate
 for the question alone, which is the default for begun answers: run `heads.py` with the same cache first.
-``--compare`` also tries probes that were trained on one length alone.
 
 ``--runs`` has recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and ``questions.PART.jsonl``,
-see `logprobs.py`): a small head that weighs them is fitted on the part ``train``, whose questions are the probe's own
+see `served.py`): a small head that weighs them is fitted on the part ``train``, whose questions are the probe's own
 (so probes that were trained without the question's set score them), and measured on the other parts and, if the data
 folder has them, on the answers of six LLMs about songs.
 """
 
-import argparse
 import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import base
 import numpy as np
+from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CONSOLE, FOLDS, OUT, SEED, Kept, alone, ece, key
-from labels import LLAMA, SETS, clustered, read_adarague
-from logprobs import Judged, Runs, cross_validated_head, fit_head, judged, read_runs, together
-from rich.table import Table
+from heads import CACHE, FOLDS, SEED, Kept, alone, ece, key
+from labels import LLAMA, clustered, read_adarague
+from logprobs import Runs, cross_validated_head, fit_head, judged, read_runs, show_knowledge, together
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.artifacts.folder import read_gate, save_gate
@@ -34,7 +33,6 @@ from rgate_integrations.artifacts.probe import LogprobHead, ProbeArtifact
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
-from rgate_integrations.runtime.files import read_jsonl
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
 """How much each layer's logit counts: chosen on the folds, where values nearby are as good."""
@@ -58,14 +56,14 @@ class Probe:
         return replace(self, slope=slope * self.slope, intercept=slope * self.intercept + intercept)
 
 
-def fit(answers: Answers, chosen: np.ndarray, cuts: list[int]) -> Probe:
-    """Fit a probe on some answers, cut to some of the lengths; not calibrated."""
-    states = answers.states[chosen][:, cuts]
-    n = len(states) * len(cuts)
-    known, sets = np.repeat(answers.known[chosen], len(cuts)), np.repeat(answers.sets[chosen], len(cuts))
+def fit(answers: Answers, chosen: np.ndarray) -> Probe:
+    """Fit a probe on some answers, cut to all lengths; not calibrated."""
+    states = answers.states[chosen]
+    cuts, n = len(CUTS), len(states) * len(CUTS)
+    known, sets = np.repeat(answers.known[chosen], cuts), np.repeat(answers.sets[chosen], cuts)
     nothing = np.full(n, "")
     rows = HeadExamples(
-        states.reshape(n, *states.shape[2:]), nothing, known, np.zeros(n), sets, np.full(n, 1 / len(cuts))
+        states.reshape(n, *states.shape[2:]), nothing, known, np.zeros(n), sets, np.full(n, 1 / cuts)
     )
     layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
     weight, _ = fit_known(rows, layers, HeadsRecipe())
@@ -74,11 +72,11 @@ def fit(answers: Answers, chosen: np.ndarray, cuts: list[int]) -> Probe:
     return replace(probe, intercept=-float(probe(states).mean()))
 
 
-def cross_validated(answers: Answers, fold: np.ndarray, cuts: list[int]) -> np.ndarray:
+def cross_validated(answers: Answers, fold: np.ndarray) -> np.ndarray:
     """Return held-out logits, shape (n, cuts)."""
     logits = np.zeros((len(answers.known), len(CUTS)))
     for number in range(FOLDS):
-        probe = fit(answers, fold != number, cuts)
+        probe = fit(answers, fold != number)
         logits[fold == number] = probe(answers.states[fold == number])
     return logits
 
@@ -133,9 +131,7 @@ def judge_runs(
         "all": together(question, judged(head, features)),
     }
     ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)
-    shown = Judged(runs, features, ways)
-    shown.show_knowledge()
-    shown.show_requests()
+    show_knowledge(runs, features, ways)
     learned = [runs.answers.questions[row] for row in train]
     facts = {
         "n": len(train),
@@ -149,38 +145,36 @@ def judge_runs(
 # --- all of it -----------------------------------------------------------------------------------------------
 
 
-def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray, list[dict]]:
-    """Return the six sets' answers, the fold of each question, and the records."""
-    records = [
-        record for name in SETS for _, record in read_jsonl(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
-    ]
+def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
+    """Return the six sets' answers, and the fold of each question."""
     labels = list(read_adarague(data))
     embedded = Kept(cache / "embeddings").fill([each.question for each in labels], SentenceEmbedder().embed)
     vectors = np.stack([embedded[key(each.question)] for each in labels]).astype(np.float32)
     clusters = np.array([each.cluster for each in clustered(labels, vectors)])
     fold = np.random.default_rng(SEED).integers(0, FOLDS, clusters.max() + 1)[clusters]
-    pairs = [(each["question"].strip(), each["closed_book_text"].strip()) for each in records]
+    pairs = []
+    for name in SETS:
+        for record in base.read_answers(data, name):
+            pairs.append((record["question"].strip(), record["closed_book_text"].strip()))
     answers = Answers(
         read_states(cache, pairs),
         np.array([each.known for each in labels]),
         np.array([each.what for each in labels]),
         [question for question, _ in pairs],
     )
-    return answers, fold, records
+    return answers, fold
 
 
 def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
     """Print the AUC of each set, and the calibration, of log-odds by way, shape (n, cuts) each."""
-    table = Table(title="AUC, held out by question cluster", title_justify="left", box=None)
-    for column in ("", "tokens", *SETS, "mean", "ECE"):
-        table.add_column(column, justify="right" if column else "left")
+    rows = []
     for name, logits in ways.items():
         p = 1 / (1 + np.exp(-logits))
         for place, cut in enumerate(CUTS):
             each = aucs(logits[:, place], answers)
             values = [f"{value:.3f}" for value in (*each, np.mean(each), ece(p[:, place], answers.known))]
-            table.add_row(name if place == 0 else "", str(cut), *values)
-    CONSOLE.print(table)
+            rows.append([name, str(cut), *values])
+    base.print_table(["", "tokens", *SETS, "mean", "ECE"], rows, "AUC, held out by question cluster")
 
 
 def _means(logits: np.ndarray, answers: Answers) -> dict[str, float]:
@@ -190,37 +184,29 @@ def _means(logits: np.ndarray, answers: Answers) -> dict[str, float]:
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = base.argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, help="recorded calls with log-probabilities")
-    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
-    parser.add_argument("--compare", action="store_true", help="also probes that were trained on one length")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    answers, fold, records = read_answers(arguments.data, arguments.cache)
-    everywhere = list(range(len(CUTS)))
-    logits = cross_validated(answers, fold, everywhere)
+    answers, fold = read_answers(arguments.data, arguments.cache)
+    logits = cross_validated(answers, fold)
     slope, intercept = line_of(logits, answers.known)
     words = slope * logits + intercept
     both = together(alone(answers.questions, arguments.cache), words)
-    ways = {"words": words, "question and words": both}
-    if arguments.compare:
-        for place in (2, 3):
-            ways[f"words, trained on {CUTS[place]} tokens alone"] = cross_validated(answers, fold, [place])
-    show_sets(ways, answers)
-    probe = fit(answers, np.ones(len(fold), bool), everywhere).calibrated(slope, intercept)
+    show_sets({"words": words, "question and words": both}, answers)
+    probe = fit(answers, np.ones(len(fold), bool)).calibrated(slope, intercept)
     head, facts = None, {}
     if arguments.runs is not None:
         fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
         runs = read_runs(arguments.runs, arguments.data, arguments.cache)
         without = {}
         for name in np.unique(runs.kind[runs.part == "train"]):
-            other = fit(answers, answers.sets != name, everywhere)
+            other = fit(answers, answers.sets != name)
             without[name] = other.calibrated(slope, intercept)
         head, facts = judge_runs(runs, probe, without, fold_of)
-        CONSOLE.print(head)
+        base.CONSOLE.print(head)
     if arguments.save is not None:
         whole = aucs(words[:, -1], answers)
         metrics = {
@@ -230,7 +216,7 @@ def main() -> None:
             "auc_mean_by_tokens": _means(words, answers),
             "auc_mean_with_default_heads": _means(both, answers),
         }
-        _save(arguments.save, answers, probe, head, metrics, facts, records)
+        _save(arguments.save, answers, probe, head, metrics, facts)
 
 
 def _save(
@@ -240,7 +226,6 @@ def _save(
     head: LogprobHead | None,
     metrics: dict,
     runs: dict,
-    records: list[dict],
 ) -> None:
     questions = sorted(answers.questions)
     data = [
@@ -248,7 +233,7 @@ def _save(
             "name": "adarague",
             "licence": "MIT",
             "sha256": hashlib.sha256(json.dumps(questions).encode()).hexdigest(),
-            "n": len(records),
+            "n": len(answers.known),
             "known": float(answers.known.mean()),
             "llms": [LLAMA],
         }
@@ -277,7 +262,7 @@ def _save(
             "licence": "Apache-2.0",
         },
     )
-    CONSOLE.print(f"saved: {save_gate(artifact, folder)}")
+    base.CONSOLE.print(f"saved: {save_gate(artifact, folder)}")
 
 
 if __name__ == "__main__":

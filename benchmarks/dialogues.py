@@ -1,7 +1,5 @@
 """Conversations whose last message is to be judged in the light of the turns before it.
 
-    python benchmarks/dialogues.py              prints how many there are, and one of each frame
-
 ``templates/dialogues.txt`` says how its frames are written. A message such as "And for Peru?" comes after turns of
 several kinds and has theirs; a question of its own has the same kind whatever was before. So neither the message of
 a frame nor the turns before it tell the kind alone, and half of each frame needs passages.
@@ -9,7 +7,6 @@ a frame nor the turns before it tell the kind alone, and half of each frame need
 
 import random
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
@@ -197,20 +194,3 @@ def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
         text = filled(draw.choice([each for each in templates if slot in each]), open_slots, draw)
         if slot in text:
             return text
-
-
-def main() -> None:
-    """Print what there is."""
-    for part in ("train", "test"):
-        found = dialogues(part=part)
-        names = {each.frame for each in found}
-        print(
-            f"{part}: {len(found)} dialogues of {len(names)} frames, {Counter(each.kind for each in found)}"
-        )
-        for name in sorted(names):
-            one = next(each for each in found if each.frame == name)
-            print(f"--- {name}: {one.kind}", *one.history, f"> {one.message}", sep="\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,25 +5,20 @@
 The data files have one record a question with ``question`` and ``closed_book_correct``.
 """
 
-import argparse
-import json
-import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from base import argument_parser, print_table, read_records
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.decision_engine import decide_together
-from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.tuning.metrics import auc
 
 # Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.
 SAMPLES = {"samples": 5, "tokens": 12}
-GATES = {
+# The shipped gates were trained on the questions of the page: their honest numbers are those of gate_quality.py.
+GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "ik (question)": ("ik", {"tokens": 0}),
     "ik": ("ik", {}),
     "slimplm": ("slimplm", {"tokens": 32}),
@@ -37,116 +32,49 @@ GATES = {
     "semantic_sets": ("semantic_sets", SAMPLES),
     "lexical_similarity": ("lexical_similarity", SAMPLES),
     "eigval_laplacian": ("eigval_laplacian", SAMPLES),
-    "default": ("default", {}),
 }
-# The shipped gate was trained on these very questions: its honest numbers are the cross-validated ones that
-# benchmarks/gate_quality.py prints. Ask for it with --gates on data that it has not seen.
-UNTRAINED = [name for name in GATES if name != "default"]
-OUT = Path(__file__).parent / "out"
+PROXY, BATCH = "smollm2-135m-instruct", 32
 
 
-def read(path: Path) -> list[dict]:
-    return [record for _, record in read_jsonl(path)]
-
-
-def set_name(path: Path) -> str:
-    """The data set of a file such as llm.SET.dev.jsonl; the name of any other file."""
-    parts = path.name.removesuffix(".gz").removesuffix(".jsonl").split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
-def settings(name: str) -> str:
-    """What was not left at its default, for the table."""
-    return ", ".join(f"{k}={v}" for k, v in GATES[name][1].items())
-
-
-def measure_set(path: Path, limit: int, names: list[str], proxy: str) -> dict:
-    records = read(path)[:limit]
-    gates = [load_gate(GATES[g][0], **GATES[g][1], on_error="raise").with_options(proxy=proxy) for g in names]
-    decisions: list[list] = [[] for _ in gates]
-    start = time.perf_counter()
-    for at in range(0, len(records), 32):
-        batch = [r["question"] for r in records[at : at + 32]]
-        for kept, new in zip(decisions, decide_together(gates, batch), strict=True):
-            kept += new
-    print(f"{set_name(path)}: {len(records)} questions in {time.perf_counter() - start:.0f} s", flush=True)
-    known = [r["closed_book_correct"] for r in records]
-    both = len(set(known)) == 2  # a small --limit may leave one class
-    return {
-        name: {
-            "auc": auc([d.p_known for d in each], known) if both else None,
-            "calls": sum(d.cost.model_calls for d in each),
-            "ms": sum(d.cost.milliseconds for d in each),
-            "failed": sum(d.error is not None for d in each),
-            "questions": len(records),
-        }
-        for name, each in zip(names, decisions, strict=True)
-    }
-
-
-def measure(paths: list[Path], limit: int, names: list[str], proxy: str, resume: bool) -> dict:
-    """Measure each set and keep it in a file, so that an interrupted run can be resumed."""
-    found = {}
-    for path in paths:
-        asked = {"limit": limit, "proxy": proxy, "gates": {name: settings(name) for name in names}}
-        kept = OUT / f"gates.{set_name(path)}.{limit}.json"
-        done = json.loads(kept.read_text()) if resume and kept.exists() else {}
-        if done.get("asked") != asked:
-            done = {"asked": asked, "gates": measure_set(path, limit, names, proxy)}
-            kept.write_text(json.dumps(done, indent=1))
-        found[set_name(path)] = done["gates"]
-    total = sum(rows[names[0]]["questions"] for rows in found.values())
-    gates = {
-        name: {
-            "settings": settings(name),
-            "auc": {each: rows[name]["auc"] for each, rows in found.items()},
-            "calls": sum(rows[name]["calls"] for rows in found.values()) / total,
-            # the median of the sets: a machine that is busy for a while must not decide
-            "ms": float(np.median([rows[name]["ms"] / rows[name]["questions"] for rows in found.values()])),
-            "failed": sum(rows[name]["failed"] for rows in found.values()),
-        }
-        for name in names
-    }
-    return {"limit": limit, "proxy": proxy, "questions": total, "gates": gates}
-
-
-def show(result: dict) -> None:
-    sets = list(next(iter(result["gates"].values()))["auc"])
-    console = Console(width=150)
-    console.print(
-        f"AUC of p_known for closed_book_correct; {result['questions']} questions, proxy {result['proxy']}, "
-        f"{date.today()}, torch {version('torch')}, transformers {version('transformers')}. Model calls and "
-        "milliseconds (of the median set) count everything a gate needs, as if it ran alone; batches of 32."
-    )
-    table = Table(box=None)
-    left = ("gate", "settings")
-    for column in (*left, *sets, "mean", "calls", "ms"):
-        table.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    for name, row in result["gates"].items():
-        measured = [v for v in row["auc"].values() if v is not None]
-        values = ["-" if v is None else f"{v:.3f}" for v in row["auc"].values()]
-        mean = f"{np.mean(measured):.3f}" if measured else "-"
-        table.add_row(name, row["settings"], *values, mean, f"{row['calls']:.1f}", f"{row['ms']:.0f}")
-    console.print(table)
-    for name, row in result["gates"].items():
-        if row["failed"]:
-            console.print(f"{name}: failed for {row['failed']} questions, which count as p_known = 0.")
+def measure(path: Path, limit: int, names: list[str]) -> list[tuple[float, float, float]]:
+    """Return AUC, model calls and milliseconds a question of each gate, as if it ran alone."""
+    records = read_records(path)[:limit]
+    gates = []
+    for name in names:
+        kind, options = GATES[name]
+        gates.append(load_gate(kind, **options, on_error="raise").with_options(proxy=PROXY))
+    decisions: list[list[Any]] = [[] for _ in gates]
+    for start in range(0, len(records), BATCH):
+        batch = [record["question"] for record in records[start : start + BATCH]]
+        for own, new in zip(decisions, decide_together(gates, batch), strict=True):
+            own += new
+    known = [record["closed_book_correct"] for record in records]
+    found = []
+    for own in decisions:
+        calls = np.mean([decision.cost.model_calls for decision in own])
+        milliseconds = np.mean([decision.cost.milliseconds for decision in own])
+        found.append((auc([decision.p_known for decision in own], known), float(calls), float(milliseconds)))
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--limit", type=int, default=200)
-    parser.add_argument("--gates", nargs="+", choices=GATES, default=UNTRAINED)
-    parser.add_argument("--proxy", default="smollm2-135m-instruct")
-    parser.add_argument("--resume", action="store_true", help="keep the sets that were measured before")
+    parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     arguments = parser.parse_args()
-    OUT.mkdir(exist_ok=True)
-    result = measure(arguments.data, arguments.limit, arguments.gates, arguments.proxy, arguments.resume)
-    (OUT / "gates.json").write_text(json.dumps(result, indent=1))
-    show(result)
+    names = arguments.gates
+    # Shape (sets, gates, figures).
+    found = np.array([measure(path, arguments.limit, names) for path in arguments.data])
+    rows = []
+    for number, name in enumerate(names):
+        aucs, calls, milliseconds = found[:, number].T
+        settings = ", ".join(f"{option}={value}" for option, value in GATES[name][1].items())
+        each = [f"{value:.3f}" for value in (*aucs, aucs.mean())]
+        # The median of the sets: a machine that is busy for a while must not decide.
+        rows.append([name, settings, *each, f"{calls.mean():.1f}", f"{np.median(milliseconds):.0f}"])
+    sets = [path.name.removeprefix("adaptive_llama31_8b.").partition(".")[0] for path in arguments.data]
+    print_table(["gate", "settings", *sets, "mean", "model calls", "ms"], rows)
 
 
 if __name__ == "__main__":

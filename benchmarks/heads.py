@@ -1,7 +1,6 @@
 """Trains the default gate's heads, and measures them on what they have not seen.
 
     python benchmarks/heads.py --data FOLDER                    cross-validated: practical requests and the six sets
-    python benchmarks/heads.py --data FOLDER --everything       the same with what may not ship: the ceiling
     python benchmarks/heads.py --data FOLDER --save FOLDER      also fits on everything that ships, and saves the gate
 
 The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Practical
@@ -10,16 +9,15 @@ that were trained without the question's cluster; both by the same recipe. Hidde
 ``benchmarks/out/heads``, or ``--cache FOLDER``: the first run takes a quarter of an hour.
 """
 
-import argparse
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from base import OUT, SETS, argument_parser, print_table
 from head_fit import (
     HeadExamples,
     HeadsRecipe,
@@ -28,9 +26,7 @@ from head_fit import (
     fit_known,
     logistic,
 )
-from labels import LLAMA, SETS, Label, clustered, read_abilities, read_labels, table_name
-from rich.console import Console
-from rich.table import Table
+from labels import LLAMA, Label, clustered, read_abilities, read_labels, table_name
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.artifacts.folder import read_gate, save_gate
@@ -41,8 +37,7 @@ from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.prompts import ANSWER
 
-OUT = Path(__file__).parent / "out" / "heads"
-CONSOLE = Console(width=150, highlight=False)
+CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
 THRESHOLD = 0.62  # more private and fresh requests are found than at 0.5, for somewhat more retrieval
 LAYERS = (
@@ -79,13 +74,13 @@ KNOWN_WEIGHTS = {
     "halueval": 0.5,
     "gemma-2b": 0.1,
     "templates": 0.01,
-    "faclens": 0.1,
-    "sce": 0.1,
 }
 """How much an answer of each source counts; the others only measure."""
 
 
 Known: TypeAlias = tuple[np.ndarray, float]
+Line: TypeAlias = tuple[float, float]
+"""Slope and intercept that map the knowledge head's logits."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +90,15 @@ class Rows:
     Attributes:
         labels: One a row.
         examples: The same rows.
-        everything: Whether the fits also use what may not ship.
     """
 
     labels: list[Label]
     examples: HeadExamples
-    everything: bool
 
     @classmethod
-    def of(cls, labels: list[Label], states: dict[str, np.ndarray], everything: bool) -> "Rows":
+    def of(cls, labels: list[Label], states: dict[str, np.ndarray]) -> "Rows":
         """Make rows of labels, and of the hidden states by `key` of the question."""
         rows = []
-        abilities = read_abilities()
         for label in labels:
             if label.kind:
                 rows.append(replace(label, known=float("nan"), weight=1.0))
@@ -114,38 +106,30 @@ class Rows:
             weight = 0.0 if poor else KNOWN_WEIGHTS.get(label.source, 0.0)
             if weight and not np.isnan(label.known):
                 rows.append(replace(label, kind="", weight=weight))
-        columns = {
-            name: np.array([getattr(row, name) for row in rows])
-            for name in ("kind", "known", "group", "weight")
-        }
+        abilities = read_abilities()
         examples = HeadExamples(
             np.stack([states[key(row.question)] for row in rows]),
-            columns["kind"],
-            columns["known"],
+            np.array([row.kind for row in rows]),
+            np.array([row.known for row in rows]),
             np.array([abilities.get(table_name(row.llm), 0.0) for row in rows]),
-            columns["group"],
-            columns["weight"],
+            np.array([row.group for row in rows]),
+            np.array([row.weight for row in rows]),
         )
-        return cls(rows, examples, everything)
+        return cls(rows, examples)
 
     def column(self, name: str) -> np.ndarray:
         """Return one attribute of every label."""
         return np.array([getattr(label, name) for label in self.labels])
 
     def fit(self, chosen: np.ndarray, known: Known | None = None) -> HeadsArtifact:
-        """Fit heads on those of some rows that may be used; the knowledge head may be fitted already."""
-        part = self.examples.rows(chosen & self.usable)
+        """Fit heads on those of some rows that may ship; the knowledge head may be fitted already."""
+        part = self.examples.rows(chosen & self.column("ships"))
         return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(), known)
 
     def fit_known(self, chosen: np.ndarray) -> Known:
         """Fit the knowledge head alone."""
-        part = self.examples.rows(chosen & self.usable & ~np.isnan(self.examples.known))
+        part = self.examples.rows(chosen & self.column("ships") & ~np.isnan(self.examples.known))
         return fit_known(part, LAYERS, HeadsRecipe())
-
-    @property
-    def usable(self) -> np.ndarray:
-        """Which rows the fits may use."""
-        return self.column("ships") | self.everything
 
 
 def key(question: str) -> str:
@@ -163,7 +147,9 @@ class Kept:
             part = np.load(path)
             self.vectors.update(zip(part["keys"].tolist(), part["vectors"], strict=True))
 
-    def fill(self, questions: list[str], compute, part: int = 1024) -> dict[str, np.ndarray]:  # noqa: ANN001
+    def fill(
+        self, questions: list[str], compute: Callable[[list[str]], Any], part: int = 1024
+    ) -> dict[str, np.ndarray]:
         """Compute what is missing; returns all vectors by key."""
         missing = list({key(q): q for q in questions if key(q) not in self.vectors}.values())
         missing.sort(key=len)  # rows of like length share a batch
@@ -174,25 +160,21 @@ class Kept:
             keys = [key(q) for q in some]
             np.savez(self.folder / f"{keys[0]}.npz", keys=np.array(keys), vectors=vectors)
             self.vectors.update(zip(keys, vectors, strict=True))
-            CONSOLE.print(f"{self.folder.name}: {start + len(some)} of {len(missing)}", end="\r")
         return self.vectors
 
 
-def read_rows(data: Path, everything: bool, cache: Path = OUT) -> Rows:
+def read_rows(data: Path, cache: Path) -> Rows:
     """Read all labels and their hidden states, computed where they are not kept in the cache yet."""
-    labels = read_labels(data, everything)
-    questions = [label.question for label in labels]
-    states = read_question_states(questions, cache)
-    embedder = SentenceEmbedder()
+    labels = read_labels(data)
+    states = read_question_states([label.question for label in labels], cache)
     recorded = [label.question for label in labels if label.source != "templates"]
-    embedded = Kept(cache / "embeddings").fill(recorded, embedder.embed)
+    embedded = Kept(cache / "embeddings").fill(recorded, SentenceEmbedder().embed)
     nothing = np.zeros_like(next(iter(embedded.values())))
     # Many LLMs answered the same questions, and each question is clustered once.
     asked = list({label.question: label for label in labels}.values())
     vectors = np.stack([embedded.get(key(each.question), nothing) for each in asked]).astype(np.float32)
     cluster_of = {each.question: each.cluster for each in clustered(asked, vectors)}
-    labels = [replace(label, cluster=cluster_of[label.question]) for label in labels]
-    return Rows.of(labels, states, everything)
+    return Rows.of([replace(label, cluster=cluster_of[label.question]) for label in labels], states)
 
 
 def read_question_states(
@@ -238,62 +220,33 @@ class HeldOut:
         """Read what `save` kept."""
         return cls(**np.load(cache / f"held_out_{name}.npz"))
 
-    def p_known(self, line: "Calibration") -> np.ndarray:
+    def p_known(self, line: Line) -> np.ndarray:
         """Return P(the LLM alone serves the request well)."""
-        known = 1 / (1 + np.exp(-(line.slope * self.known + line.intercept)))
+        slope, intercept = line
+        known = 1 / (1 + np.exp(-(slope * self.known + intercept)))
         shares = np.stack([kind.share_answered(known) for kind in KINDS], axis=1)
         return (self.kinds * shares).sum(axis=1)
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The line that maps the knowledge head's logits."""
-
-    slope: float
-    intercept: float
-
-    @classmethod
-    def of(cls, sets: HeldOut) -> "Calibration":
-        """Fit the line on held-out questions of the six sets."""
-        one, n = np.ones((len(sets.known), 1)), len(sets.known)
-        slope, intercept = logistic(sets.known[:, None], one, sets.label, np.ones(n), 1e-3, np.zeros(n))
-        return cls(float(slope[0]), float(intercept[0]))
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Practical requests by source, and what may train the heads that score them.
-
-    Attributes:
-        asked: Which rows are practical requests.
-        parts: Which rows are of each source.
-        training: For each source the rows that are of another one, and near none of its requests.
-        label: Whether each row should be skipped.
-    """
-
-    asked: np.ndarray
-    parts: list[np.ndarray]
-    training: list[np.ndarray]
-    label: np.ndarray
-
-    @classmethod
-    def of(cls, rows: Rows) -> "LeftOut":
-        """Leave one source out after the other."""
-        sources, clusters = rows.column("source"), rows.column("cluster")
-        asked = np.isin(sources, PRACTICAL) & (rows.examples.kinds != "")
-        parts, training = [], []
-        for source in PRACTICAL:
-            parts.append(asked & (sources == source))
-            training.append((sources != source) & ~np.isin(clusters, clusters[parts[-1]]))
-        return cls(asked, parts, training, np.isin(rows.column("what"), SKIPS).astype(float))
+def line_of(sets: HeldOut) -> Line:
+    """Fit the line that calibrates the knowledge head on held-out questions of the six sets."""
+    one, n = np.ones((len(sets.known), 1)), len(sets.known)
+    slope, intercept = logistic(sets.known[:, None], one, sets.label, np.ones(n), 1e-3, np.zeros(n))
+    return float(slope[0]), float(intercept[0])
 
 
 def held_out_requests(rows: Rows) -> HeldOut:
     """Score each practical source by heads that were trained without it, and without what is near it."""
-    left_out = LeftOut.of(rows)
+    sources, clusters = rows.column("source"), rows.column("cluster")
+    asked = np.isin(sources, PRACTICAL) & (rows.examples.kinds != "")
+    parts, training = [], []
+    for source in PRACTICAL:
+        own = asked & (sources == source)
+        parts.append(own)
+        training.append((sources != source) & ~np.isin(clusters, clusters[own]))
+    skip = np.isin(rows.column("what"), SKIPS).astype(float)
     # No practical request has a part in the knowledge head, so that one is enough for all.
-    known = rows.fit_known(~left_out.asked)
-    return _held_out(rows, left_out.parts, left_out.training, left_out.label, known)
+    return _held_out(rows, parts, training, skip, rows.fit_known(~asked))
 
 
 def held_out_sets(rows: Rows) -> HeldOut:
@@ -317,7 +270,6 @@ def _held_out(
     for part, rest in zip(parts, training, strict=True):
         if part.any():
             heads = rows.fit(rest, fitted)
-            CONSOLE.print(f"{int(part.sum())} scored", end="\r")
             kinds[part] = heads.kind_probabilities(rows.examples.states[part])
             known[part] = heads.known_logits(rows.examples.states[part], theta=0.0)
     asked = np.any(parts, axis=0)
@@ -345,10 +297,10 @@ class Alone:
 def alone(questions: list[str], cache: Path) -> Alone:
     """Return what the question alone says.
 
-    Questions that `cross_validate_heads` scored are held out; the others are scored by the shipped heads.
+    Questions that `main` scored are held out; the others are scored by the shipped heads.
     """
     sets, requests = HeldOut.read(cache, "sets"), HeldOut.read(cache, "requests")
-    line = Calibration.of(sets)
+    line = line_of(sets)
     found: dict[str, tuple[float, float]] = {}
     for part in (sets, requests):
         values = zip(part.p_known(line).tolist(), _depends(part.kinds).tolist(), strict=True)
@@ -374,7 +326,7 @@ def _depends(kinds: np.ndarray) -> np.ndarray:
     return if_known / (if_known + always)
 
 
-def measured(requests: HeldOut, sets: HeldOut, line: Calibration, threshold: float) -> dict:
+def measured(requests: HeldOut, sets: HeldOut, line: Line) -> dict:
     """Return all figures as JSON values."""
     of_requests, of_sets = requests.p_known(line), sets.p_known(line)
     sources = {}
@@ -383,58 +335,63 @@ def measured(requests: HeldOut, sets: HeldOut, line: Calibration, threshold: flo
         if len(np.unique(requests.label[own])) == 1:  # one kind only: against all requests of the other side
             own |= requests.label != requests.label[own][0]
         sources[str(source)] = float(roc_auc_score(requests.label[own], of_requests[own]))
-    each = {}
+    aucs, retrieved, retrieved_sets, errors = {}, {}, {}, {}
+    for kind in GOALS:
+        own = requests.what == kind
+        retrieved[kind] = float((of_requests[own] < THRESHOLD).mean())
+        errors[kind] = ece(of_requests[own], requests.label[own])
     for name in SETS:
         own = sets.what == name
-        each[name] = float(roc_auc_score(sets.label[own], of_sets[own]))
+        aucs[name] = float(roc_auc_score(sets.label[own], of_sets[own]))
+        retrieved_sets[name] = float((of_sets[own] < THRESHOLD).mean())
+        errors[name] = ece(of_sets[own], sets.label[own])
+    errors["requests"] = ece(of_requests, requests.label)
+    errors["sets"] = ece(of_sets, sets.label)
     return {
-        "auc": each,
-        "auc_mean": float(np.mean(list(each.values()))),
+        "auc": aucs,
+        "auc_mean": float(np.mean(list(aucs.values()))),
         "auc_pooled": float(roc_auc_score(sets.label, of_sets)),
         "auc_requests": float(roc_auc_score(requests.label, of_requests)),
         "auc_without_source": sources,
-        "retrieved": {w: float((of_requests[requests.what == w] < threshold).mean()) for w in GOALS},
-        "retrieved_sets": {w: float((of_sets[sets.what == w] < threshold).mean()) for w in SETS},
-        "ece": {w: ece(of_requests[requests.what == w], requests.label[requests.what == w]) for w in GOALS}
-        | {w: ece(of_sets[sets.what == w], sets.label[sets.what == w]) for w in SETS}
-        | {"requests": ece(of_requests, requests.label), "sets": ece(of_sets, sets.label)},
+        "retrieved": retrieved,
+        "retrieved_sets": retrieved_sets,
+        "ece": errors,
     }
 
 
 def ece(p: np.ndarray, label: np.ndarray, bins: int = 10) -> float:
     """Return the expected calibration error of probabilities, in bins of like size."""
     order = np.argsort(p)
-    gaps = [
-        len(part) * abs(p[part].mean() - label[part].mean())
-        for part in np.array_split(order, bins)
-        if len(part)
-    ]
-    return float(sum(gaps) / len(p))
+    gaps = 0.0
+    for part in np.array_split(order, bins):
+        if len(part):
+            gaps += len(part) * abs(p[part].mean() - label[part].mean())
+    return float(gaps / len(p))
 
 
 def show_metrics(metrics: dict, title: str) -> None:
     """Print what `measured` returned."""
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("", "AUC", "retrieved", "goal", "ECE"):
-        table.add_column(column, justify="left" if not column else "right")
+    rows, errors = [], metrics["ece"]
     for kind, goal in GOALS.items():
         sign = "≤" if kind in SKIPS else "≥"
-        found = f"{metrics['retrieved'][kind]:.1%}"
-        table.add_row(kind, "", found, f"{sign} {goal:.0%}", f"{metrics['ece'][kind]:.3f}")
-    pooled = {name: f"{metrics['ece'].get(name, np.nan):.3f}" for name in ("requests", "sets")}
-    table.add_row("all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", pooled["requests"])
+        rows.append(
+            [kind, "", f"{metrics['retrieved'][kind]:.1%}", f"{sign} {goal:.0%}", f"{errors[kind]:.3f}"]
+        )
+    pooled = errors.get("requests", float("nan"))
+    rows.append(["all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", f"{pooled:.3f}"])
     for source, value in metrics["auc_without_source"].items():
-        table.add_row(f"  without {source}", f"{value:.3f}", "", "≥ 0.950", "")
-    for name in metrics["auc"]:
+        rows.append([f"without {source}", f"{value:.3f}", "", "≥ 0.950", ""])
+    for name, value in metrics["auc"].items():
         retrieved = f"{metrics['retrieved_sets'][name]:.1%}"
-        table.add_row(name, f"{metrics['auc'][name]:.3f}", retrieved, "", f"{metrics['ece'][name]:.3f}")
-    table.add_row("mean of the six sets", f"{metrics['auc_mean']:.3f}", "", "≥ 0.685", pooled["sets"])
-    CONSOLE.print(table)
+        rows.append([name, f"{value:.3f}", retrieved, "", f"{errors[name]:.3f}"])
+    pooled = errors.get("sets", float("nan"))
+    rows.append(["mean of the six sets", f"{metrics['auc_mean']:.3f}", "", "≥ 0.685", f"{pooled:.3f}"])
+    print_table(["", "AUC", "retrieved", "goal", "ECE"], rows, title)
 
 
-def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
+def train(rows: Rows, metrics: dict, line: Line, folder: Path) -> None:
     """Fit on every row that ships, calibrate, and save with all that is known about the data."""
-    heads = calibrated_heads(rows.fit(rows.column("ships")), line.slope, line.intercept)
+    heads = calibrated_heads(rows.fit(rows.column("ships")), *line)
     sources: dict[tuple[str, str], list[Label]] = {}
     for label in rows.labels:
         if label.ships and (label.kind or not np.isnan(label.known)):
@@ -463,36 +420,25 @@ def train(rows: Rows, metrics: dict, line: Calibration, folder: Path) -> Path:
         "licence": "Apache-2.0",
     }
     found = replace(heads, threshold=THRESHOLD, fingerprint=shared_proxy().fingerprint, provenance=provenance)
-    return save_gate(found, folder)
-
-
-def cross_validate_heads(data: Path, everything: bool, cache: Path = OUT, save: Path | None = None) -> None:
-    """Cross-validate, print, and fit on all that ships if there is a folder to save to."""
-    rows = read_rows(data, everything, cache)
-    for (source, ships), n in Counter((label.source, label.ships) for label in rows.labels).items():
-        CONSOLE.print(f"{source}: {n} rows{'' if ships else ', may not ship'}")
-    requests, sets = held_out_requests(rows), held_out_sets(rows)
-    requests.save(cache, "requests")
-    sets.save(cache, "sets")
-    line = Calibration.of(sets)
-    metrics = measured(requests, sets, line, THRESHOLD)
-    what = "with everything" if everything else "with what may ship"
-    show_metrics(metrics, f"held out, threshold {THRESHOLD}, {what}")
-    if save is not None:
-        CONSOLE.print(f"saved: {train(rows, metrics, line, save)}")
+    save_gate(found, folder)
 
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--everything", action="store_true")
-    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    cross_validate_heads(arguments.data, arguments.everything, arguments.cache, arguments.save)
+    rows = read_rows(arguments.data, arguments.cache)
+    requests, sets = held_out_requests(rows), held_out_sets(rows)
+    requests.save(arguments.cache, "requests")
+    sets.save(arguments.cache, "sets")
+    line = line_of(sets)
+    metrics = measured(requests, sets, line)
+    show_metrics(metrics, f"held out, threshold {THRESHOLD}")
+    if arguments.save is not None:
+        train(rows, metrics, line, arguments.save)
 
 
 if __name__ == "__main__":

@@ -5,20 +5,16 @@
 No LLM has a part in it. DIR holds the recorded questions adaptive_llama31_8b.*.dev.jsonl, practical.dev.jsonl, and
 the corpora hotpot_2wiki, slimplm and retrievalqa with their questions. The passages of a search hold the answer if a
 gold answer occurs in them, on word boundaries; questions with answers such as "yes" are left out. Corpora and
-questions of SlimPLM and RetrievalQA only measure. Searches are kept in benchmarks/out: a second run takes seconds.
+questions of SlimPLM and RetrievalQA only measure.
 """
 
-import argparse
-import gzip
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from base import CONSOLE, SETS, argument_parser, print_table, read_answers, read_records
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -27,18 +23,11 @@ from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, sea
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.models.download import PASSAGES, cached_path
-from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.runtime.text import contains_answer
 
-OUT = Path(__file__).parent / "out" / "holds.jsonl"
-CONSOLE = Console(width=110)
-SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 MULTIHOP = ("hotpotqa", "2wikimultihopqa")
-SMALL, AT_ONCE, ASKED = (
-    150,
-    10,
-    4,
-)  # small corpora: the contexts of ten questions; four of them and four others asked
+# Small corpora: the contexts of ten questions; four of them and four others are asked.
+SMALL, AT_ONCE, ASKED = 150, 10, 4
 TEMPLATED = 500
 TEMPLATES = ("What is {}?", "Who is {}?", "What is {} known for?", "Tell me about {}.", "When did {} begin?")
 SEED, FOLDS, STRENGTH = 0, 5, 0.3
@@ -79,35 +68,30 @@ class Searched:
         return any(contains_answer(text, g) for g in telling)
 
 
-def read_corpus(path: Path, prefix: str = "") -> list[Passage]:
-    """Read a corpus, but for empty passages."""
-    content = path.read_bytes()
-    text = gzip.decompress(content) if path.suffix == ".gz" else content
-    records = [json.loads(line) for line in text.splitlines()]
-    return [Passage(f"{prefix}{r['id']}", r["text"], r["title"]) for r in records if r["text"].strip()]
-
-
 def read_corpora(data: Path) -> dict[str, list[Passage]]:
-    """Read all corpora, by name."""
+    """Read all corpora, by name, but for empty passages."""
     leads = cached_path("encyclopedia-leads")
     if leads is None:
         raise FileNotFoundError("Run: rgate download encyclopedia-leads")
-    corpora = {"leads": read_corpus(leads / PASSAGES)}
+    paths = {"leads": leads / PASSAGES}
     for name in ("hotpot_2wiki", "slimplm", "retrievalqa"):
+        paths[name] = data / f"corpus.{name}.jsonl.gz"
+    corpora = {}
+    for name, path in paths.items():
         prefix = "r-" if name == "retrievalqa" else ""  # the others' ids differ
-        corpora[name] = read_corpus(data / f"corpus.{name}.jsonl.gz", prefix)
+        corpora[name] = []
+        for record in read_records(path):
+            if record["text"].strip():
+                corpora[name].append(Passage(f"{prefix}{record['id']}", record["text"], record["title"]))
     return corpora
-
-
-def records_of(data: Path, *names: str) -> list[dict]:
-    """Read question sets."""
-    return [record for name in names for _, record in read_jsonl(data / name)]
 
 
 def search_all(data: Path, corpora: dict[str, list[Passage]]) -> Iterator[Searched]:
     """Search everything."""
-    asked = records_of(data, *(f"adaptive_llama31_8b.{name}.dev.jsonl" for name in SETS))
-    requests = records_of(data, "practical.dev.jsonl")
+    asked = []
+    for name in SETS:
+        asked += read_answers(data, name)
+    requests = read_records(data / "practical.dev.jsonl")
     for request in requests:
         request |= {"dataset": "practical", "gold_answers": []}
     both = corpora["hotpot_2wiki"] + corpora["leads"]
@@ -121,15 +105,15 @@ def search_all(data: Path, corpora: dict[str, list[Passage]]) -> Iterator[Search
     rng = np.random.default_rng(SEED)
     for _ in range(SMALL):
         chosen = rng.choice(len(multihop), AT_ONCE, replace=False)
-        context = {
-            name: by_id[name] for row in chosen for name in multihop[row]["context_ids"] if name in by_id
-        }
+        context = {}
+        for row in chosen:
+            context.update({name: by_id[name] for name in multihop[row]["context_ids"] if name in by_id})
         others = rng.choice(len(multihop), ASKED, replace=False)
         some = [multihop[row] for row in (*chosen[:ASKED], *others)]
         yield from search(some, BM25Index(list(context.values())), "a hundred passages")
-    unseen = records_of(data, "retrievalqa.jsonl")
+    unseen = read_records(data / "retrievalqa.jsonl")
     yield from search(unseen, BM25Index(corpora["retrievalqa"]), "unseen: RetrievalQA")
-    unseen = records_of(data, "judgment_llama2_7b_v0118.jsonl", "claims_gpt4.jsonl")
+    unseen = read_records(data / "judgment_llama2_7b_v0118.jsonl") + read_records(data / "claims_gpt4.jsonl")
     unseen = [r for r in unseen if r["dataset"] in ("musique", "2wikimultihopqa")]
     yield from search(unseen, BM25Index(corpora["slimplm"]), "unseen: SlimPLM")
 
@@ -152,18 +136,6 @@ def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[S
         yield Searched(record["question"], gold, record["dataset"], corpus, found)
 
 
-def searches_of(data: Path, corpora: dict[str, list[Passage]]) -> list[Searched]:
-    """Return all searches: those that are kept, or new ones."""
-    if not OUT.is_file():
-        made = list(search_all(data, corpora))
-        OUT.parent.mkdir(exist_ok=True)
-        OUT.write_text("".join(json.dumps(asdict(each)) + "\n" for each in made))
-    return [
-        Searched(**{**row, "gold": tuple(row["gold"]), "passages": tuple(row["passages"])})
-        for _, row in read_jsonl(OUT)
-    ]
-
-
 @dataclass(frozen=True)
 class Rows:
     """Searches whose label can be told.
@@ -183,20 +155,19 @@ class Rows:
     fold: np.ndarray
 
     @classmethod
-    def of(cls, searches: list[Searched], passages: dict[str, Passage]) -> "Rows":
+    def of(cls, searches: Iterable[Searched], passages: dict[str, Passage]) -> "Rows":
         """Make rows of searches."""
-        kept, features, held = [], [], []
+        kept, features, held, weight, fold = [], [], [], [], []
         for each in searches:
             label = each.held(passages)
-            if label is not None:
-                found = [passages[name] for name in each.passages]
-                kept.append(each)
-                held.append(label)
-                features.append(
-                    search_features(each.question, [FoundPassage(p.text, p.title) for p in found])
-                )
-        weight = [REQUESTS if each.kind == "practical" else 1.0 for each in kept]
-        fold = [crc32(each.question.encode()) % FOLDS for each in kept]
+            if label is None:
+                continue
+            found = [FoundPassage(passages[name].text, passages[name].title) for name in each.passages]
+            kept.append(each)
+            held.append(label)
+            features.append(search_features(each.question, found))
+            weight.append(REQUESTS if each.kind == "practical" else 1.0)
+            fold.append(crc32(each.question.encode()) % FOLDS)
         return cls(kept, np.array(features), np.array(held), np.array(weight), np.array(fold))
 
     def where(self, attribute: str) -> np.ndarray:
@@ -235,36 +206,33 @@ class Rows:
 
 def show(rows: Rows, p_contains_answer: np.ndarray) -> dict[str, float]:
     """Print how well the labels are told apart; returns the AUC of each corpus and set."""
-    table = Table(
-        title="P(the passages hold the answer), held out by question", title_justify="left", box=None
-    )
-    for column in ("corpus", "questions", "n", "hold it", "mean P", "AUC"):
-        table.add_column(column, justify="left" if column in ("corpus", "questions") else "right")
-    corpora, kinds, found = rows.where("corpus"), rows.where("kind"), {}
+    corpora, kinds, found, table = rows.where("corpus"), rows.where("kind"), {}, []
     for corpus in dict.fromkeys(corpora):
         for kind in (*dict.fromkeys(kinds[corpora == corpus]), "all"):
             own = (corpora == corpus) & ((kinds == kind) | (kind == "all"))
             held, p = rows.held[own], p_contains_answer[own]
-            auc = float(roc_auc_score(held, p)) if 0 < held.mean() < 1 else None
-            if auc is not None:
+            shown = ""
+            if 0 < held.mean() < 1:
+                auc = float(roc_auc_score(held, p))
                 found[f"{corpus}: {kind}"] = round(auc, 3)
-            shown = "" if auc is None else f"{auc:.3f}"
-            table.add_row(corpus, kind, str(len(p)), f"{held.mean():.1%}", f"{p.mean():.1%}", shown)
-    CONSOLE.print(table)
+                shown = f"{auc:.3f}"
+            table.append([corpus, kind, str(len(p)), f"{held.mean():.1%}", f"{p.mean():.1%}", shown])
+    columns = ["corpus", "questions", "n", "hold it", "mean P", "AUC"]
+    print_table(columns, table, "P(the passages hold the answer), held out by question")
     return found
 
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     corpora = read_corpora(arguments.data)
-    passages = {passage.id: passage for corpus in corpora.values() for passage in corpus}
-    rows = Rows.of(searches_of(arguments.data, corpora), passages)
+    passages = {}
+    for corpus in corpora.values():
+        passages.update({passage.id: passage for passage in corpus})
+    rows = Rows.of(search_all(arguments.data, corpora), passages)
     found = show(rows, rows.held_out())
     model = rows.fit(~rows.unseen)
     for name, weight in zip(model.features, model.weights, strict=True):

@@ -10,18 +10,17 @@
   say nothing of how much the LLM knows.
 """
 
-import gzip
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from base import SETS, read_answers, read_records
 from templates import LICENCE, template_requests
 
 LLAMA = "Llama-3.1-8B-Instruct"
-SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,16 @@ class Source:
     Attributes:
         path: Below the folder of data.
         name: Short name.
-        licence: As its repository states it; without one, only measurements may use it.
+        licence: As its repository states it: one that lets weights ship that are trained on it.
         soft: Whether answers were sampled, and the share of right ones counts.
         selected: Whether the source chose the share of right answers.
     """
 
     path: str
     name: str
-    licence: str = "none stated"
+    licence: str
     soft: bool = False
     selected: bool = False
-
-    @property
-    def ships(self) -> bool:
-        """Whether weights that are trained on it may ship."""
-        return self.licence in ("MIT", "Apache-2.0")
 
 
 RECORDED = (
@@ -56,15 +50,6 @@ RECORDED = (
     Source("more/halueval_hotpot_llama31.jsonl.gz", "halueval", "MIT"),
     Source("strong/calib_nq_tqa_sciq_wikiqa.jsonl.gz", "calib", "MIT"),
     # BoolQ is half right by chance, TruthfulQA asks about misconceptions, and RealTimeQA about news: not in here.
-    Source("more/webqsp_gpt_family.jsonl.gz", "webqsp", "GPL-3.0"),
-    Source("more/dba_multihop_ten_llms.jsonl.gz", "dba"),
-    Source("more/faclens_nq_eq.jsonl.gz", "faclens"),
-    Source("more/llm_eval_triviaqa.jsonl.gz", "llm-eval"),
-    Source("more/when_to_retrieve_nq.jsonl.gz", "when-to-retrieve"),
-    Source("more/sce_triviaqa_sciq.jsonl.gz", "sce", selected=True),
-    Source("more/kalash_triviaqa_sciq.jsonl.gz", "kalash", selected=True),
-    Source("strong/hotpotqa_qwen25_7b.jsonl.gz", "hotpotqa-qwen"),
-    Source("strong/sagekg_multihop_paired.jsonl.gz", "sagekg"),
 )
 
 _SET_NAMES = {
@@ -173,31 +158,20 @@ def read_abilities() -> dict[str, float]:
     return {name: line["theta"] for name, line in json.loads(TABLE.read_text(encoding="utf-8")).items()}
 
 
-def read_labels(data: Path, everything: bool = False) -> list[Label]:
-    """Read all sources: those that may ship, and practical requests of others, to test on.
-
-    Args:
-        data: The folder with the files.
-        everything: Also the recorded answers that may not ship, to measure what they would bring.
-    """
-    return [
-        *read_adarague(data),
-        *read_practical(data),
-        *read_template_labels(),
-        *read_recorded(data, everything),
-    ]
+def read_labels(data: Path) -> list[Label]:
+    """Read all sources: those that may ship, and practical requests of others, to test on."""
+    return [*read_adarague(data), *read_practical(data), *read_template_labels(), *read_recorded(data)]
 
 
-def read_recorded(data: Path, everything: bool = False) -> Iterator[Label]:
-    """Read the recorded closed-book answers of many LLMs: those that may ship, or all.
+def read_recorded(data: Path) -> Iterator[Label]:
+    """Read the recorded closed-book answers of many LLMs that may train what ships.
 
     What is near a question of the six sets is left out, and so are the rows of NQ in WACK, which are all right.
     """
     for source in RECORDED:
-        if source.ships or everything:
-            for record in _records(data / source.path):
-                if record["overlap"] is None and (source.name, record["dataset"]) != ("wack", "nq"):
-                    yield from _recorded(record, source)
+        for record in read_records(data / source.path):
+            if record["overlap"] is None and (source.name, record["dataset"]) != ("wack", "nq"):
+                yield from _recorded(record, source)
 
 
 def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
@@ -230,7 +204,7 @@ def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
 def read_adarague(data: Path) -> Iterator[Label]:
     """Read the six sets: questions, and whether an 8B LLM answered them rightly without retrieval."""
     for name in SETS:
-        for record in _records(data / f"adaptive_llama31_8b.{name}.dev.jsonl"):
+        for record in read_answers(data, name):
             known = float(record["closed_book_correct"])
             question = record["question"].strip()
             yield Label(
@@ -239,21 +213,21 @@ def read_adarague(data: Path) -> Iterator[Label]:
 
 
 def read_practical(data: Path) -> Iterator[Label]:
-    for record in _records(data / "practical.dev.jsonl"):
+    for record in read_records(data / "practical.dev.jsonl"):
         ships = not record["licence"].startswith("none")
-        yield _requested(record["question"], record["source"], record["licence"], ships, record["kind"], "")
+        yield _requested(record["question"], record["source"], record["licence"], ships, record["kind"])
 
 
 def read_template_labels() -> Iterator[Label]:
     for request in template_requests():
-        label = _requested(request.question, "templates", LICENCE, True, request.kind, "")
+        label = _requested(request.question, "templates", LICENCE, True, request.kind)
         yield replace(label, cluster=request.template)
 
 
-def _requested(question: str, source: str, licence: str, ships: bool, what: str, llm: str) -> Label:
+def _requested(question: str, source: str, licence: str, ships: bool, what: str) -> Label:
     known = {"common": _ALWAYS, "obscure": _NEVER}.get(what, math.nan)
     group = f"{source}:" if not math.isnan(known) else ""
-    return Label(question.strip(), source, licence, ships, KIND_OF[what], what, known, llm, group)
+    return Label(question.strip(), source, licence, ships, KIND_OF[what], what, known, "", group)
 
 
 def _recorded(record: dict, source: Source) -> Iterator[Label]:
@@ -268,15 +242,8 @@ def _recorded(record: dict, source: Source) -> Iterator[Label]:
     llm = _LLM_NAMES.get(record["llm"], record["llm"])
     if source.selected:
         llm += " (selected)"
-    label = Label(record["question"].strip(), source.name, source.licence, source.ships, what=name)
+    label = Label(record["question"].strip(), source.name, source.licence, True, what=name)
     yield replace(label, known=float(known), llm=llm, group=f"{source.name}:{name}")
-
-
-def _records(path: Path) -> Iterable[dict]:
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    for line in data.decode().split("\n"):
-        if line:
-            yield json.loads(line)
 
 
 def _plain(question: str) -> str:

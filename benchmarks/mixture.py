@@ -20,8 +20,6 @@ seeded and every kind is spread evenly over it, so that any beginning of it is a
 ``read_training`` gives questions that gates *were* trained on, for those who train: never for the test.
 """
 
-import gzip
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from base import read_answers, read_records
 from labels import read_labels
 
 from rgate_integrations.index import Passage, read_passages
 from rgate_integrations.models.download import PASSAGES, cached_path
-from rgate_integrations.runtime.files import read_jsonl
 
 SHARES = {"2wiki": 20, "musique": 15, "hop": 15, "trivia": 15, "nq": 15, "common": 10, "task": 10}
 TRAINING_SHARES = {"hotpotqa": 35, "2wikimultihopqa": 25, "trivia": 20, "nq": 20}
@@ -74,7 +72,7 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
         seed: Seed of choice and order.
     """
     if data is None:
-        return _in_order(_requests(), {"common": 50, "task": 50}, total, seed)
+        return in_order(_requests(), {"common": 50, "task": 50}, total, seed)
     kinds = {
         "2wiki": _slimplm(data, "2wikimultihopqa", "2wiki"),
         "musique": _slimplm(data, "musique", "musique"),
@@ -88,16 +86,16 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
     missing = total * SHARES["trivia"] // 100 - len({q.id for q in fresh["trivia"]})
     others = (q for q in _open_trivia(data) if q.question not in seen)
     fresh["trivia"] += islice(others, max(0, missing))
-    return _in_order(fresh, SHARES, total, seed)
+    return in_order(fresh, SHARES, total, seed)
 
 
 def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Question]:
     """Return questions with recorded answers of an 8B LLM, which the shipped gates were trained on, in order."""
     kinds = {}
     for name in TRAINING_SHARES:
-        records = _records(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
+        records = read_answers(data, name)
         kinds[name] = [_question(r["id"], name, r, "train", "adarague") for r in records]
-    return _in_order(kinds, TRAINING_SHARES, total, seed)
+    return in_order(kinds, TRAINING_SHARES, total, seed)
 
 
 def read_corpus(data: Path | None) -> list[Passage]:
@@ -129,7 +127,7 @@ class Seen:
         return any(_jaccard(words, self._words[row]) >= NEAR for row in rows)
 
 
-def _in_order(
+def in_order(
     kinds: dict[str, list[Question]], shares: dict[str, int], total: int, seed: int
 ) -> list[Question]:
     """Choose by share, and spread every kind evenly."""
@@ -148,7 +146,7 @@ def _in_order(
 
 
 def _slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
-    records = [r for name in SLIMPLM for r in _records(data / f"{name}.jsonl") if r["dataset"] == dataset]
+    records = [r for name in SLIMPLM for r in read_records(data / f"{name}.jsonl") if r["dataset"] == dataset]
     return [_question(r["id"], kind, r, "test", "slimplm") for r in records if r["gold_answers"]]
 
 
@@ -156,7 +154,7 @@ def _first_hops(data: Path) -> list[Question]:
     """Return those parts of multi-hop questions that are whole questions: they name no other part as #1."""
     found = {}
     for name in SLIMPLM[:2]:
-        for record in _records(data / f"{name}.jsonl"):
+        for record in read_records(data / f"{name}.jsonl"):
             for number, hop in enumerate(record.get("question_decomposition") or ()):
                 if "#" not in hop["question"]:
                     asked = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
@@ -194,7 +192,7 @@ _RELATIONS = {
 
 def _open_trivia(data: Path) -> Iterator[Question]:
     """Give those that make sense without their options."""
-    for record in _records(data / "open_trivia.questions.jsonl.gz"):
+    for record in read_records(data / "open_trivia.questions.jsonl.gz"):
         asked, gold = record["question"], record["gold_answers"]
         is_open = re.match(r"(who|what|where|when|in (what|which)|how many)\b", asked.lower())
         names_options = re.search(r"\b(these|this|following|not|all of|picture|quiz)\b", asked.lower())
@@ -204,14 +202,14 @@ def _open_trivia(data: Path) -> Iterator[Question]:
 
 
 def _nq(data: Path) -> list[Question]:
-    records = _records(data / "nq_train_part.questions.jsonl.gz")
+    records = read_records(data / "nq_train_part.questions.jsonl.gz")
     short = [r for r in records if all(len(answer.split()) <= 5 for answer in r["gold_answers"])]
     return [_question(r["id"], "nq", r, "test", "natural questions") for r in short]
 
 
 def _requests() -> dict[str, list[Question]]:
     found: dict[str, list[Question]] = {"common": [], "task": []}
-    for record in _records(Path(__file__).parent / "requests.jsonl"):
+    for record in read_records(Path(__file__).parent / "requests.jsonl"):
         found[record["kind"]].append(_question(record["id"], record["kind"], record, "test", "written here"))
     return found
 
@@ -219,14 +217,6 @@ def _requests() -> dict[str, list[Question]]:
 def _question(name: str, kind: str, record: dict[str, Any], part: str, source: str) -> Question:
     gold = tuple(dict.fromkeys(record["gold_answers"]))
     return Question(f"{kind}:{name}", kind, record["question"].strip(), gold, part, source)
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    if path.suffix != ".gz":
-        return [record for _, record in read_jsonl(path)]
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().split("\n") if line]
 
 
 def _words(question: str) -> frozenset[str]:

@@ -1,14 +1,10 @@
 """Requests as people write them: what is asked, with a greeting, a log, a mail, a table around it.
 
-    python benchmarks/mixtures.py               prints some
-
 `mixed` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
 gets requests of every kind, so that it tells nothing.
 """
 
-import gzip
 import itertools
-import json
 import random
 import re
 from collections.abc import Sequence
@@ -16,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from base import read_records
 from templates import FOLDER, filled, read_words
 
 GIVEN, COURTESY = "given", "task"
@@ -103,8 +100,7 @@ def frame_names() -> list[str]:
 
 def corpus_prose(data: Path, part: slice) -> list[str]:
     """Return paragraphs of an encyclopaedia, cut to 1,200 characters: ``corpus.hotpot_2wiki.jsonl.gz`` (CC BY-SA)."""
-    lines = gzip.decompress((data / "corpus.hotpot_2wiki.jsonl.gz").read_bytes()).decode().splitlines()
-    texts = [json.loads(line)["text"] for line in lines[part]]
+    texts = [record["text"] for record in read_records(data / "corpus.hotpot_2wiki.jsonl.gz")[part]]
     return [text[:1_200] for text in texts if len(text) > 120]
 
 
@@ -204,17 +200,3 @@ def _with_typos(text: str, draw: random.Random) -> str:
             at = draw.randrange(1, len(word) - 1)
             words[i] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
     return " ".join(words)
-
-
-def main() -> None:
-    """Print one of each frame."""
-    draw = random.Random(0)  # noqa: S311 - nothing here is secret
-    for frame in frames():
-        if frame not in AROUND:
-            place = draw.choice(("before", "after", "around"))
-            print(f"--- {frame} {place}")
-            print(mixed("Which clause covers our notice period?", "private", frame, place, 200, draw).text)
-
-
-if __name__ == "__main__":
-    main()

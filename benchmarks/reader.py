@@ -6,12 +6,10 @@ The folder holds ``practical.dev.jsonl`` and ``adaptive_llama31_8b.*.dev.jsonl``
 (and on the former in part), so only the differences say something.
 """
 
-import argparse
-import json
 from pathlib import Path
 
 import numpy as np
-from labels import SETS
+from base import SETS, argument_parser, read_answers, read_records
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
@@ -19,11 +17,6 @@ from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 
 BEGUN = "answer:default-heads,default-answer"
 WORDS = (6, 24, 48)  # about 8, 32 and 64 tokens
-
-
-def read(path: Path) -> list[dict]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 def scores(
@@ -48,22 +41,20 @@ def compare(what: str, gate: str | None, sets: list[list[dict]], label: str, wor
         aucs.append((roc_auc_score(truth, small), roc_auc_score(truth, full)))
     int8, float32 = np.mean(aucs, axis=0)
     print(
-        f"{what:28} {len(differ):5} differ {100 * np.mean(differ):.1f} %, AUC int8 {int8:.3f}, float32 {float32:.3f}"
+        f"{what:28} {len(differ):5} differ {np.mean(differ):.1%}, AUC int8 {int8:.3f}, float32 {float32:.3f}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--every", type=int, default=1, help="take every n-th record")
     arguments = parser.parse_args()
     data, every = arguments.data, arguments.every
-    practical = [
-        {**each, "skip": not each["retrieve"]} for each in read(data / "practical.dev.jsonl")[::every]
-    ]
-    sets = [read(data / f"adaptive_llama31_8b.{name}.dev.jsonl")[::every] for name in SETS]
+    practical = read_records(data / "practical.dev.jsonl")[::every]
+    for record in practical:
+        record["skip"] = not record["retrieve"]
+    sets = [read_answers(data, name)[::every] for name in SETS]
     compare("practical requests", None, [practical], "skip")
     compare("six sets", None, sets, "closed_book_correct")
     for words in WORDS:

@@ -6,13 +6,14 @@ Writes rgate_integrations/weights/reader. Needs torch, onnx, and `rgate download
 holds ``practical.dev.jsonl``; of it the largest activations of 300 short requests are looked at, and nothing else.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from base import OUT as KEPT
+from base import argument_parser, read_records
 from gguf import GGUFReader
 from onnx import TensorProto, helper, numpy_helper
 
@@ -254,16 +255,16 @@ def build_graph(weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, n
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
     proxy = LocalProxy(DEFAULT_MODEL, dtype="float32").load()
     model, encoder = proxy.runner.model, proxy.runner.encoder
 
-    records = [json.loads(line) for line in (data / "practical.dev.jsonl").read_text().splitlines()]
-    licensed = [r["question"] for r in records if r["source"].startswith(("written", "clinc"))]
+    licensed = []
+    for record in read_records(data / "practical.dev.jsonl"):
+        if record["source"].startswith(("written", "clinc")):
+            licensed.append(record["question"])
     factors = smoothing(model, calibrate(model, encoder, licensed[::2][:300]))
     OUT.mkdir(exist_ok=True)
     np.savez_compressed(OUT / "smoothing.npz", **factors)
@@ -278,7 +279,7 @@ def main() -> None:
     graph = build_graph(reader_tensors(GGUFReader(source)), prefix)
     (OUT / GRAPH).write_bytes(graph.SerializeToString())
 
-    made = Path(__file__).parent / "out" / "reader"
+    made = KEPT / "reader"
     made.mkdir(parents=True, exist_ok=True)
     make_reader(source, made)
     reader = Reader(made, self_test=False)
@@ -286,15 +287,6 @@ def main() -> None:
     states = [reader.states([row], STATES)[0][max(STATES)][-1] for row in rows]
     known = {q: [round(float(v), 3) for v in s[:16]] for q, s in zip(TESTED, states, strict=True)}
     (OUT / SELF_TEST).write_text(json.dumps(known, indent=1) + "\n")
-    for row, question in zip(rows, TESTED, strict=True):
-        whole = torch.tensor([encoder.encode(ANSWER, {"question": question}).ids])
-        exact = model.model(whole, output_hidden_states=True)
-        found = reader.states([row], STATES)[0]
-        for number in STATES:
-            wanted = exact.hidden_states[number][0, len(ids) :].numpy()
-            sizes = np.linalg.norm(found[number], axis=-1) * np.linalg.norm(wanted, axis=-1)
-            cosines = (found[number] * wanted).sum(-1) / sizes
-            print(f"{question} layer {number}: mean cosine of its tokens {cosines.mean():.5f}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@
 The others are ``practical.dev.jsonl`` of the folder. The directions are made of template requests alone.
 """
 
-import argparse
 import random
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from base import argument_parser, print_table, read_records
 from templates import FOLDER, read_lines, template_requests
 
 from rgate_integrations.gates import rules
@@ -21,7 +19,6 @@ from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.models.reader import READS
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.files import read_jsonl
 
 OUT = Path(rules.__file__).parent / "weights" / "rules" / "likeness.npz"
 DIRECTIONS = 192
@@ -67,12 +64,7 @@ def write_directions() -> None:
     rules.reader_directions.cache_clear()
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors of length 1."""
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None) -> list[str]:
+def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None = None) -> list[str]:
     """Return a row of the table; without a threshold, the one at which 2 % of the others are caught.
 
     The second number of each pair is that of the worst rule.
@@ -98,33 +90,27 @@ def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float 
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     if args.write:
         write_directions()
     written = read_rules()
-    texts = {"others": [record["question"] for _, record in read_jsonl(args.data / "practical.dev.jsonl")]}
+    texts = {"others": [record["question"] for record in read_records(args.data / "practical.dev.jsonl")]}
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
-    states = {name: states_of(each) for name, each in texts.items()}
-    mean, _ = rules.reader_directions()
-    compared = {
-        "states as they are": {name: unit(each) for name, each in states.items()},
-        "without the mean": {name: unit(each - mean) for name, each in states.items()},
-        "scaled directions": {name: rules.directions_of(each) for name, each in states.items()},
-        "embedder": {name: SentenceEmbedder().embed(each) for name, each in texts.items()},
-    }
-    table = Table(
-        "compared by", "threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"
-    )
-    for title, vectors in compared.items():
-        table.add_row(title, *measured(vectors, list(written), None))
-    table.add_row("scaled directions", *measured(compared["scaled directions"], list(written), rules.ALIKE))
-    Console().print(table)
+    scaled = {name: rules.directions_of(states_of(each)) for name, each in texts.items()}
+    embedder = SentenceEmbedder()
+    embedded = {name: embedder.embed(each) for name, each in texts.items()}
+    names = list(written)
+    rows = [
+        ["scaled directions", *measured(scaled, names)],
+        ["scaled directions", *measured(scaled, names, rules.ALIKE)],
+        ["embedder", *measured(embedded, names)],
+    ]
+    columns = ["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"]
+    print_table(["compared by", *columns], rows)
 
 
 if __name__ == "__main__":

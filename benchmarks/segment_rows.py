@@ -1,26 +1,24 @@
 """What the kinds are trained on besides clean requests: segments of requests in frames, and of conversations.
 
-    python benchmarks/segment_rows.py --data FOLDER                prints how many there are of each kind
     python benchmarks/segment_rows.py --data FOLDER --save GATE    fits the heads of segments in a saved gate
 
 A request in a frame (`mixtures`) has a label for each of its segments, since each piece of it says what it is. So the
 kinds learn what is asked, and that pasted text and courtesies need nothing, in frames that tell nothing.
 """
 
-import argparse
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from base import SETS, argument_parser, read_answers, read_records
 from dialogues import dialogues
 from head_fit import HeadExamples, HeadsRecipe, fit_segments
-from heads import CONSOLE, KINDS, OUT, Kept, key, read_question_states
-from labels import KIND_OF, SETS, Label, read_adarague, read_practical, read_template_labels
+from heads import CACHE, KINDS, Kept, key, read_question_states
+from labels import KIND_OF, Label, read_adarague, read_practical, read_template_labels
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
 from templates import template_requests
 
@@ -30,7 +28,6 @@ from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import READER, shared_reader
 from rgate_integrations.models.segments import layout, segments
-from rgate_integrations.runtime.files import read_jsonl
 
 SEED = 21
 SEGMENT_LAYERS = (
@@ -95,15 +92,14 @@ def mixtures_to_train_on(data: Path) -> Iterator[tuple[Mixture, str]]:
         if request.kind != "language":
             by_template.setdefault(request.kind, {}).setdefault(request.template, []).append(request.question)
     by_source: dict[str, list[tuple[str, str]]] = {}
-    for _, record in read_jsonl(data / "practical.dev.jsonl"):
+    for record in read_records(data / "practical.dev.jsonl"):
         # Self-Instruct's bring texts of their own.
         if not record["licence"].startswith("none") and record["source"] != "yizhongw/self-instruct":
             by_source.setdefault(record["kind"], []).append((record["question"], record["source"]))
-    by_source["knowledge"] = [
-        (record["question"].strip(), "adarague")
-        for name in SETS
-        for _, record in read_jsonl(data / f"adaptive_llama31_8b.{name}.dev.jsonl")
-    ]
+    by_source["knowledge"] = []
+    for name in SETS:
+        for record in read_answers(data, name):
+            by_source["knowledge"].append((record["question"].strip(), "adarague"))
     for _ in range(MIXTURES):
         kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
         source = "templates"
@@ -189,7 +185,7 @@ def read_segment_rows(data: Path) -> list[SegmentRow]:
     return found
 
 
-def segment_examples(rows: list[SegmentRow], cache: Path = OUT) -> HeadExamples:
+def segment_examples(rows: list[SegmentRow], cache: Path) -> HeadExamples:
     """Return rows with their hidden states, computed where they are not kept in the cache yet."""
     kept = Kept(cache / "segments").fill([row.name for row in rows], _read)
     layouts = {row.text: layout(row.text) for row in rows}
@@ -236,7 +232,7 @@ def clean_labels(data: Path) -> list[Label]:
     return [label for label in labels if label.ships and label.kind]
 
 
-def clean_examples(labels: list[Label], cache: Path = OUT) -> HeadExamples:
+def clean_examples(labels: list[Label], cache: Path) -> HeadExamples:
     """Return clean requests as segments, with their hidden states."""
     states = read_question_states([each.question for each in labels], cache, SEGMENT_LAYERS, "alone")
     own = [states[key(label.question)] for label in labels]
@@ -258,22 +254,16 @@ def fit_on(*parts: HeadExamples) -> SegmentHeads:
 
 
 def main() -> None:
-    """Print the numbers, and maybe fit."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run."""
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
-    parser.add_argument("--save", type=Path, help="folder of a saved gate")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
     arguments = parser.parse_args()
-    rows = read_segment_rows(arguments.data)
-    for kind, n in Counter(row.kind for row in rows).most_common():
-        CONSOLE.print(f"{kind:20} {n:6}")
-    if arguments.save is not None:
-        clean = clean_examples(clean_labels(arguments.data), arguments.cache)
-        found = fit_on(clean, segment_examples(rows, arguments.cache))
-        shipped: Any = read_gate(arguments.save)
-        save_gate(replace(shipped, segments=found), arguments.save)
+    clean = clean_examples(clean_labels(arguments.data), arguments.cache)
+    found = fit_on(clean, segment_examples(read_segment_rows(arguments.data), arguments.cache))
+    shipped: Any = read_gate(arguments.save)
+    save_gate(replace(shipped, segments=found), arguments.save)
 
 
 if __name__ == "__main__":

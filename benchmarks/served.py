@@ -3,28 +3,27 @@
     python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 300 --data DIR [--part train]
 
 asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
-the server said to benchmarks/out/served/LLM.jsonl, one line a call. It goes on where it was stopped. What the search
-found goes to searches.jsonl beside it, the questions to questions.jsonl.
+the server said to benchmarks/out/served/LLM.jsonl, one line a call. It goes on where it was stopped. Those of the
+part ``train``, which gates were trained on, are asked alone: `begun.py` needs their log-probabilities. The questions
+go to questions.PART.jsonl beside it.
 
 `RecordedChat` is a LangChain chat model that answers from the record, and asks the server only for what is not there.
 It keeps a clock of the recorded times, so that any chain can be timed without paying for a prompt twice.
 """
 
-import argparse
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+from base import OUT, argument_parser, read_records
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.chat_models import generate_from_stream
@@ -38,8 +37,9 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from mixture import Question, read_corpus, read_mixture, read_training
 
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
+from rgate_integrations.index import HybridIndex, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.langchain import IndexRetriever
 from rgate_integrations.langchain.chains import format_documents
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
 from rgate_integrations.runtime.files import JsonlLog
@@ -47,9 +47,7 @@ from rgate_integrations.runtime.files import JsonlLog
 sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import gguf, serving
 
-OUT = Path(__file__).parent / "out"
 TOKENS, K, WORDS = 48, 5, 90
-SEARCHED = 20
 
 
 class NotRecorded(Exception):
@@ -72,10 +70,6 @@ class Clock:
         """Recorded time of all calls up to now."""
         return float(sum(call["seconds"] for call in self.calls))
 
-    def total(self, name: str) -> int:
-        """Return how many tokens all calls read (``"prompt"``) or wrote (``"written"``)."""
-        return int(sum(call[name] for call in self.calls))
-
 
 @dataclass(frozen=True)
 class Speed:
@@ -91,9 +85,11 @@ class Speed:
     @classmethod
     def of(cls, calls: Iterable[dict[str, Any]]) -> "Speed":
         """Return the speed of the fastest tenth of the calls: what else runs on the machine slows the others down."""
-        long = [call for call in calls if call["prompt_tokens"] >= 30 and call["completion_tokens"] >= 8]
-        read = [1e3 * call["prompt_tokens"] / call["prompt_ms"] for call in long]
-        written = [1e3 * call["completion_tokens"] / call["predicted_ms"] for call in long]
+        read, written = [], []
+        for call in calls:
+            if call["prompt_tokens"] >= 30 and call["completion_tokens"] >= 8:
+                read.append(1e3 * call["prompt_tokens"] / call["prompt_ms"])
+                written.append(1e3 * call["completion_tokens"] / call["predicted_ms"])
         return cls(float(np.percentile(read, 90)), float(np.percentile(written, 90)))
 
 
@@ -186,10 +182,7 @@ class RecordedChat(BaseChatModel):
 
 
 def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
-    """Ask the server, and return all that it says; times are in seconds from the request, unless named ms.
-
-    llama.cpp tells its own times; of another server the clock tells them.
-    """
+    """Ask the server, and return all that it says; times are in seconds from the request, unless named ms."""
     body = {
         "model": llm,
         "messages": messages,
@@ -200,12 +193,10 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "top_logprobs": 5,
         "cache_prompt": False,  # so that every prompt is read in whole, whatever came before
         "timings_per_token": True,
-        "stream_options": {"include_usage": True},
     }
     chunks: list[tuple[float, str, int]] = []
     written: list[dict[str, Any]] = []
     timings: dict[str, Any] = {}
-    usage: dict[str, Any] = {}
     finish = None
     start = time.perf_counter()
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=900) as response:
@@ -215,7 +206,6 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
                 continue
             data = json.loads(line.removeprefix("data: "))
             timings = data.get("timings") or timings
-            usage = data.get("usage") or usage
             for choice in data.get("choices", []):
                 told = (choice.get("logprobs") or {}).get("content") or []
                 written += [_token(token) for token in told]
@@ -223,10 +213,6 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
                 text = choice["delta"].get("content") or ""
                 if text or told or choice.get("finish_reason"):
                     chunks.append((round(time.perf_counter() - start, 4), text, len(told)))
-    if not timings:
-        first, last = 1e3 * chunks[0][0], 1e3 * chunks[-1][0]
-        timings = {"prompt_n": usage["prompt_tokens"], "predicted_n": usage["completion_tokens"]}
-        timings |= {"prompt_ms": first, "predicted_ms": last - first}
     return {
         "messages": messages,
         "max_tokens": tokens,
@@ -238,8 +224,6 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "predicted_ms": round(timings["predicted_ms"], 1),
         "finish_reason": finish,
         "chunks": chunks,
-        "at": round(time.time()),
-        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -258,19 +242,14 @@ def closed_book(question: str) -> list[BaseMessage]:
     return [SystemMessage(ANSWER.system), HumanMessage(ANSWER.user.format(question=question))]
 
 
-def with_passages(found: dict[str, Any]) -> list[BaseMessage]:
+def with_passages(found: dict[str, Any], words: int = WORDS) -> list[BaseMessage]:
     """Return the messages that ask a ``question`` with its ``documents``, of which the first words are shown."""
-    shown = [
-        Document(id=d.id, page_content=first_words(d.page_content), metadata=d.metadata)
-        for d in found["documents"]
-    ]
+    shown = []
+    for document in found["documents"]:
+        text = " ".join(document.page_content.split()[:words])
+        shown.append(Document(id=document.id, page_content=text, metadata=document.metadata))
     user = ANSWER_WITH_PASSAGES.user.format(question=found["question"], passages=format_documents(shown))
     return [SystemMessage(ANSWER_WITH_PASSAGES.system), HumanMessage(user)]
-
-
-def first_words(text: str) -> str:
-    """Return the beginning of a passage."""
-    return " ".join(text.split()[:WORDS])
 
 
 class Forgetful(SentenceEmbedder):
@@ -281,31 +260,12 @@ class Forgetful(SentenceEmbedder):
         return self.embed(texts)
 
 
-def open_index(home: Path, data: Path | None) -> HybridIndex:
+def open_index(data: Path | None) -> HybridIndex:
     """Return the index of the corpus, built once; see `read_corpus`."""
+    home = OUT / ("index-mixture" if data else "index-leads")
     if not (home / "index.json").is_file():
-        passages = read_corpus(data)
-        PassageIndex.build(passages, report=lambda n: print(f"{n} of {len(passages)} passages")).save(home)
+        PassageIndex.build(read_corpus(data)).save(home)
     return HybridIndex(PassageIndex.load(home, Forgetful()))
-
-
-def search(index: HybridIndex, question: str) -> tuple[list[Passage], dict[str, Any]]:
-    """Return the best passages of a hybrid search, and what both sides said of the first twenty."""
-    (hits,) = index.search([question], SEARCHED)
-    (dense,) = index.dense.search([question], SEARCHED)
-    (words,) = index.bm25.search([question], 1_000)
-    by_words = {hit.passage.id: hit.score for hit in words}
-    ids = [hit.passage.id for hit in hits]
-    similarity = index.dense.vectors(ids) @ index.dense.embed_queries([question])[0]
-    about = {
-        "hybrid": [
-            [name, round(float(s), 4), round(by_words.get(name, 0.0), 4), rank]
-            for rank, (name, s) in enumerate(zip(ids, similarity, strict=True), start=1)
-        ],
-        "dense": [[hit.passage.id, round(hit.score, 4)] for hit in dense],
-        "bm25": [[hit.passage.id, round(hit.score, 4)] for hit in words[:SEARCHED]],
-    }
-    return [hit.passage for hit in hits[:K]], about
 
 
 def questions(out: Path, data: Path | None, part: str) -> list[Question]:
@@ -320,11 +280,8 @@ def questions(out: Path, data: Path | None, part: str) -> list[Question]:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         chosen = read_training(data) if data is not None and part == "train" else read_mixture(data)
-        made = path.with_suffix(f".{os.getpid()}")
-        made.write_text("".join(json.dumps(asdict(q), ensure_ascii=False) + "\n" for q in chosen))
-        made.rename(path)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [Question(**{**row, "gold_answers": tuple(row["gold_answers"])}) for row in rows]
+        path.write_text("".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in chosen))
+    return [Question(**{**row, "gold_answers": tuple(row["gold_answers"])}) for row in read_records(path)]
 
 
 def both_arms(record: Record, asked: list[Question]) -> list[Question]:
@@ -338,92 +295,39 @@ def both_arms(record: Record, asked: list[Question]) -> list[Question]:
     return [question for question in asked if question.id in alone & read]
 
 
-class Searches:
-    """What the search found for each question, kept on disk.
-
-    Args:
-        out: The folder of the record.
-        home: The index.
-        data: What it is made of, if it is not there yet.
-    """
-
-    def __init__(self, out: Path, home: Path, data: Path | None) -> None:
-        self._log = JsonlLog(out / "searches.jsonl")
-        self._found: dict[str, list[str]] = {}
-        self._home, self._data = home, data
-        self._passages: dict[str, Passage] = {}
-
-    @cached_property
-    def index(self) -> HybridIndex:
-        """The index, opened when first needed."""
-        return open_index(self._home, self._data)
-
-    def __call__(self, question: Question) -> list[Passage]:
-        """Return the passages to show; what is new is kept."""
-        if question.id not in self._found:  # another process may have searched for it
-            self._found = {each["id"]: [row[0] for row in each["hybrid"]] for each in self._log.values()}
-        if question.id not in self._found:
-            passages, about = search(self.index, question.question)
-            self._log.append([{"id": question.id, "question": question.question, **about}])
-            return passages
-        if not self._passages:
-            self._passages = {passage.id: passage for passage in read_corpus(self._data)}
-        return [self._passages[name] for name in self._found[question.id][:K]]
+def server(llm: str) -> contextlib.AbstractContextManager[str]:
+    """Give the URL of a server that is started for an LLM; an empty one if none is named."""
+    return serving(gguf(llm), slots=1, context=4096, threads=0) if llm else contextlib.nullcontext("")
 
 
-@contextlib.contextmanager
-def server(llm: str, url: str | None, threads: int, *, needed: bool = True) -> Iterator[str]:
-    """Give the URL of a server: the one that is given, or one that is started; an empty one if none is needed."""
-    if url or not needed:
-        yield url or ""
-        return
-    with serving(gguf(llm), slots=1, context=4096, threads=threads) as started:
-        yield started
-
-
-def collect(chat: RecordedChat, asked: Sequence[Question], searches: Searches, arms: list[str]) -> None:
-    """Fill the record, question by question, all arms of one before the next."""
-    for number, question in enumerate(asked):
+def collect(chat: RecordedChat, asked: Sequence[Question], retriever: IndexRetriever | None) -> None:
+    """Fill the record, question by question: alone and, with a retriever, with what it finds."""
+    for question in asked:
         about = {"id": question.id, "kind": question.kind, "part": question.part}
-        if "direct" in arms:
-            own = chat.model_copy(update={"meta": {**about, "arm": "direct", "passages": []}})
-            own.invoke(closed_book(question.question))
-        if "passages" in arms:
-            passages = searches(question)
-            documents = [
-                Document(id=p.id, page_content=p.text, metadata={"title": p.title}) for p in passages
-            ]
+        own = chat.model_copy(update={"meta": {**about, "arm": "direct"}})
+        own.invoke(closed_book(question.question))
+        if retriever is not None:
+            documents = retriever.invoke(question.question)
+            meta = {**about, "arm": "passages", "passages": [document.id for document in documents]}
             messages = with_passages({"question": question.question, "documents": documents})
-            meta = {**about, "arm": "passages", "passages": [p.id for p in passages]}
             chat.model_copy(update={"meta": meta}).invoke(messages)
-        print(number + 1, question.id, flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--data", type=Path, required=True, help="folder with the question sets")
-    parser.add_argument("--out", type=Path, default=OUT / "served")
-    parser.add_argument("--index", type=Path, default=OUT / "index-mixture")
+    parser.add_argument("--out", type=Path, default=OUT / "served", help="where the record is")
     parser.add_argument("--part", choices=("test", "train"), default="test")
     parser.add_argument("--limit", type=int, help="how many questions")
-    parser.add_argument("--arms", nargs="+", default=["direct", "passages"])
-    parser.add_argument("--url", help="an OpenAI-compatible server, instead of one that is started here")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--every", type=int, default=1, help="every n-th question: n processes share the work"
-    )
-    parser.add_argument("--first", type=int, default=0, help="which of the n this process begins with")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     asked = questions(arguments.out, arguments.data, arguments.part)[: arguments.limit]
-    asked = asked[arguments.first :: arguments.every]
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
-    searches = Searches(arguments.out, arguments.index, arguments.data)
-    with server(arguments.llm, arguments.url, arguments.threads) as url:
-        collect(RecordedChat(record=record, url=url), asked, searches, arguments.arms)
+    retriever = None
+    if arguments.part == "test":
+        retriever = IndexRetriever(index=open_index(arguments.data), k=K)
+    with server(arguments.llm) as url:
+        collect(RecordedChat(record=record, url=url), asked, retriever)
 
 
 if __name__ == "__main__":

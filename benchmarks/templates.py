@@ -1,7 +1,5 @@
 """Requests made from templates: many ways to ask for what needs passages, and for what does not.
 
-    python benchmarks/templates.py            prints how many there are of each kind, and some of them
-
 ``templates/KIND.txt`` has a template a line. ``(a|b|)`` is one of these, which may be nothing, and ``{word}`` one
 of a list in ``templates/words.txt``. All of it was written for this package and has its licence. The same seed gives
 the same requests.
@@ -133,17 +131,3 @@ def varied(text: str, draw: random.Random) -> str:
         suffix = draw.choice(_SUFFIXES)
         text = f"{text} {suffix}" if draw.random() < 0.75 else f"{suffix} {text}"
     return text
-
-
-def main() -> None:
-    """Print what there is."""
-    requests = template_requests()
-    for kind in KINDS:
-        own = [request for request in requests if request.kind == kind]
-        print(f"{kind}: {len(own)} requests of {len({r.template for r in own})} templates")
-        for request in own[:: max(1, len(own) // 12)]:
-            print("   ", request.question)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ def modules_after(code):
 
 
 def test_importing_brings_nothing_but_the_standard_library():
-    """So it takes milliseconds; `python benchmarks/speed.py` measures them."""
+    """So it takes milliseconds."""
     code = "import rgate_integrations\ntry: rgate_integrations.nothing\nexcept AttributeError: pass"
     assert modules_after(code) == "['rgate_integrations']"
 

@@ -87,18 +87,13 @@ def test_a_stream_that_is_left_costs_what_was_written(served: ModuleType, url: s
     record = served.Record(tmp_path / "llm.jsonl", "llm")
     chat = served.RecordedChat(record=record, url=url, clock=clock, speed=served.Speed(read=10, written=2))
     stream = chat.stream(served.closed_book("who painted it?"))
-    assert [next(stream).text, next(stream).text] == ["Vincent", " van"]
-    stream.close()
-    assert clock.total("prompt") == 20
-    assert clock.total("written") == 2
-    assert clock.seconds == pytest.approx(20 / 10 + 2 / 2)
-    assert not clock.calls[0]["whole"]
-
-
-def test_log_probabilities_come_with_the_chunks(served: ModuleType, url: str, tmp_path: Path) -> None:
-    chat = served.RecordedChat(record=served.Record(tmp_path / "llm.jsonl", "llm"), url=url)
-    first = next(chat.stream(served.closed_book("who painted it?")))
+    first, second = next(stream), next(stream)
+    assert [first.text, second.text] == ["Vincent", " van"]
     assert first.response_metadata["logprobs"]["content"][0]["logprob"] == -0.1
+    stream.close()
+    (call,) = clock.calls
+    assert (call["prompt"], call["written"], call["whole"]) == (20, 2, False)
+    assert clock.seconds == pytest.approx(20 / 10 + 2 / 2)
 
 
 def test_without_a_server_only_the_record_answers(served: ModuleType, tmp_path: Path) -> None:
@@ -121,11 +116,11 @@ def test_any_beginning_of_the_mixture_is_a_fair_sample(served: ModuleType) -> No
     kinds = {}
     for kind in ("a", "b"):
         kinds[kind] = [mixture.Question(f"{kind}{n}", kind, f"{n}?", (), "test", "here") for n in range(300)]
-    chosen = mixture._in_order(kinds, {"a": 75, "b": 25}, 200, 0)
+    chosen = mixture.in_order(kinds, {"a": 75, "b": 25}, 200, 0)
     assert len({each.id for each in chosen}) == 200
     for end in (20, 60, 200):
         assert sum(each.kind == "a" for each in chosen[:end]) == pytest.approx(0.75 * end, abs=1)
-    assert chosen == mixture._in_order(kinds, {"a": 75, "b": 25}, 200, 0)
+    assert chosen == mixture.in_order(kinds, {"a": 75, "b": 25}, 200, 0)
 
 
 def test_questions_with_nearly_the_same_words_are_known(served: ModuleType) -> None:

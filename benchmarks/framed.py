@@ -1,6 +1,6 @@
 """What the gate does with requests as people write them, in frames and conversations that its training did not see.
 
-    python benchmarks/requests.py --data FOLDER [--n 45] [--cache FOLDER]
+    python benchmarks/framed.py --data FOLDER [--n 45] [--cache FOLDER]
 
 Requests of ``practical.dev.jsonl`` stand in the frames of `mixtures` (logs, mails, tables, prose ...), with 100 to
 2,000 characters pasted before, after or around them. The frames are left out by turns, four or five at a time, and
@@ -9,7 +9,6 @@ never saw a frame. Follow-ups are of `dialogues`, of frames that nothing trains 
 sentences, scored by heads of segments that never saw their source. An LLM of which nothing is known is judged.
 """
 
-import argparse
 import math
 import random
 from dataclasses import replace
@@ -17,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from base import argument_parser, print_table, read_records
 from dialogues import dialogues
-from heads import OUT
+from heads import CACHE
 from mixtures import Mixture, corpus_prose, frame_names, mixed
-from rich.console import Console
-from rich.table import Table
 from segment_rows import (
     NEEDY,
     SegmentRow,
@@ -36,7 +34,6 @@ from rgate_integrations import load_gate
 from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.runtime.files import read_jsonl
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
 SHORTEST, LONGEST = 100, 2_000  # characters that are pasted
@@ -48,8 +45,8 @@ def framed(data: Path, n: int) -> list[tuple[Mixture, str]]:
     """Return requests in frames, and what each asks for: ``n`` a frame."""
     draw = random.Random(7)  # noqa: S311 - nothing here is secret
     asked: dict[str, list[str]] = {}
-    for _, record in read_jsonl(data / "practical.dev.jsonl"):
-        if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
+    for record in read_records(data / "practical.dev.jsonl"):
+        if record["source"] != TASKS:  # they bring texts of their own
             asked.setdefault(record["kind"], []).append(record["question"])
     prose = corpus_prose(data, slice(3_000))
     found = []
@@ -68,12 +65,10 @@ def framed(data: Path, n: int) -> list[tuple[Mixture, str]]:
 
 def main() -> None:
     """Run."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--n", type=int, default=45, help="requests a frame")
-    parser.add_argument("--cache", type=Path, default=OUT, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     arguments = parser.parse_args()
     requests = framed(arguments.data, arguments.n)
     asked = {" ".join(question.split()) for _, question in requests if question}
@@ -114,17 +109,15 @@ def main() -> None:
     for label, decision in zip(tasks, gate.decide_batch([each.question for each in tasks]), strict=True):
         note(TASKS, label.what in NEEDY, decision.retrieve)
 
-    table = Table(box=None)
-    for column in ("", "retrieved of what needs it", "of", "skipped of the rest", "of"):
-        table.add_column(column, justify="right" if column else "left")
+    table = []
     for name in [*sorted(frames), "all frames", "none", FOLLOW_UPS, TASKS]:
         cells = []
         for needs in (True, False):
             own = retrieved.get((name, needs), [])
             share = np.mean(own) if needs else 1 - np.mean(own)
             cells += [f"{share:.1%}" if own else "", str(len(own))]
-        table.add_row(name, *cells)
-    Console(width=100, highlight=False).print(table)
+        table.append([name, *cells])
+    print_table(["", "retrieved of what needs it", "of", "skipped of the rest", "of"], table)
 
 
 def _asks(row: SegmentRow, asked: set[str]) -> bool:
