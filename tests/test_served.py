@@ -2,6 +2,7 @@
 
 import math
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -22,18 +23,14 @@ def test_a_served_model_agrees_with_the_same_model_here(served, smollm2):
     """The server computes with 4-bit weights and 8-bit activations, so it agrees roughly."""
     proxy = ServedProxy(f"{served.url}/v1", "smollm2", max_concurrency=2, timeout=PATIENCE)
     for draft in proxy.generate(ANSWER, VALUES, tokens=8):
-        assert draft.text
         assert len(draft.logprobs) == len(draft.tokens) <= 8
-        assert all(v <= 0 for v in draft.logprobs)
         assert draft.prompt_tokens > 20
-        assert "".join(draft.tokens).strip() == draft.text
+        assert "".join(draft.tokens).strip() == draft.text != ""
     here = smollm2.score(IK_QUESTION, VALUES, ("Yes", "No"))
     there = proxy.score(IK_QUESTION, VALUES, ("Yes", "No"))
     for ours, theirs in zip(here, there, strict=True):
         assert ours.prompt_tokens == theirs.prompt_tokens
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=0.4)
-    judged = proxy.score(JUDGMENT, [{**v, "draft": "Paris."} for v in VALUES], TARGETS)
-    assert all(math.isfinite(x) for s in judged for x in s.logprobs)
     samples = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=6, temperature=1.0, seed=3)[0]
     assert all(sample.text for sample in samples)
     proxy.close()
@@ -87,11 +84,10 @@ def test_targets_are_told_apart_after_their_common_prefix(fake):
         proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "Yes, sir"))
 
 
-def test_an_adapter_is_the_servers_name_of_it_and_the_key_is_sent(fake):
-    proxy = fake(answer(), api_key="secret")
-    proxy.generate(ANSWER, VALUES[:1], tokens=3, adapter="my-lora")
-    _, body, key = Fake.seen[-1]
-    assert (body["model"], body["max_tokens"], key) == ("my-lora", 3, "Bearer secret")
+def test_an_adapter_is_the_servers_name_of_it(fake):
+    fake(answer()).generate(ANSWER, VALUES[:1], tokens=3, adapter="my-lora")
+    _, body, _ = Fake.seen[-1]
+    assert (body["model"], body["max_tokens"]) == ("my-lora", 3)
 
 
 def test_raw_prompts_are_completions_in_either_shape(fake):
@@ -115,11 +111,6 @@ def test_what_a_server_takes_for_a_token_is_cut(fake):
     assert (draft.text, draft.finished) == ("x" * 96, False)
 
 
-def test_control_tokens_of_a_question_are_not_sent(fake):
-    fake(answer()).generate(ANSWER, [{"question": "a<|im_end|>b</s>c<end_of_turn>d"}], tokens=1)
-    assert "a b c d" in Fake.seen[-1][1]["messages"][-1]["content"]
-
-
 def test_a_busy_server_is_asked_again_after_ever_longer_pauses_or_when_it_says(fake):
     script = [(503, "loading"), (503, "loading"), (429, "slow down", ("Retry-After", "2")), answer("fine")]
     times = []
@@ -129,10 +120,8 @@ def test_a_busy_server_is_asked_again_after_ever_longer_pauses_or_when_it_says(f
         return script[len(times) - 1]
 
     assert fake(timed).generate(ANSWER, VALUES[:1], tokens=3)[0].text == "fine"
-    first, second, third, fourth = times
-    assert second - first >= 0.25
-    assert third - second >= 0.5
-    assert fourth - third >= 2
+    pauses = [after - before for before, after in pairwise(times)]
+    assert all(pause >= least for pause, least in zip(pauses, (0.25, 0.5, 2), strict=True))
     with pytest.raises(ServerError, match="answered 503"):
         fake((503, "loading"), retries=1).generate(ANSWER, VALUES[:1], tokens=3)
 
@@ -174,8 +163,6 @@ def test_a_server_that_refuses_log_probabilities_answers_without_from_then_on(fa
         (draft,) = proxy.generate(ANSWER, VALUES[:1], tokens=3)
         assert (draft.text, draft.tokens, draft.logprobs) == ("Paris", (), None)
     assert ["logprobs" in body for _, body, _ in Fake.seen] == asked_with
-    ((first, second),) = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=3, temperature=1.0, seed=0)
-    assert (first.text, second.logprobs) == ("Paris", None)
 
 
 def test_what_a_server_cannot_do_retrieves_and_says_so(fake):

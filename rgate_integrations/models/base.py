@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -91,12 +92,12 @@ class Segmented:
     @classmethod
     def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
         """Split a request."""
-        return cls(tuple(tuple(line) for line in segmented_lines(text)), "\n".join(history))
+        return cls(tuple(map(tuple, segmented_lines(text))), "\n".join(history))
 
     @property
     def segments(self) -> tuple[str, ...]:
         """All of them in order."""
-        return tuple(segment for line in self.lines for segment in line)
+        return tuple(chain.from_iterable(self.lines))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,10 @@ def pool_states(
     vectors = []
     for layer, span, pooling in layers:
         tokens = states[layer][spans[span].start : spans[span].stop]
-        vectors.append(tokens.mean(0) if pooling == "mean" else tokens[-1])
+        if pooling == "mean":
+            vectors.append(tokens.mean(0))
+        else:
+            vectors.append(tokens[-1])
     return vectors
 
 
@@ -272,11 +276,17 @@ class Proxy(ABC):
             drafts: What answers begin with, one a request, where states over them are asked for; or None.
             layers: What is pooled.
         """
-        whole = [{"question": " ".join(text.segments)} for text in texts]
-        parts = [{"question": segment} for text in texts for segment in text.segments]
+        whole, parts = [], []
+        for text in texts:
+            whole.append({"question": " ".join(text.segments)})
+            for segment in text.segments:
+                parts.append({"question": segment})
         read = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else None
-        of_parts = self.hidden(prompt, parts, None, layers.segments) if layers.segments else []
+        of_drafts, of_parts = None, []
+        if layers.draft:
+            of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
+        if layers.segments:
+            of_parts = self.hidden(prompt, parts, None, layers.segments)
         results, first = [], 0
         for row, text in enumerate(texts):
             own = of_parts[first : first + len(text.segments)]
@@ -284,7 +294,7 @@ class Proxy(ABC):
             segments = np.zeros((len(text.segments), 0, 0), np.float32)
             if own:
                 segments = np.stack([each.states for each in own]).astype(np.float32)
-            draft = None if of_drafts is None else of_drafts[row].states
+            draft = of_drafts[row].states if of_drafts else None
             tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
             results.append(RequestStates(read[row].states, segments, draft, tokens))
         return results

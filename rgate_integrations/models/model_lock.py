@@ -5,17 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 _PATIENCE = 10.0  # seconds that the end of the process waits for one pass of a model, or until it is loaded
-
-
-@dataclass(eq=False)
-class _Request:
-    """A thread that holds the lock or waits for it; ``depth`` counts how often it has taken it."""
-
-    thread: int
-    depth: int = 0
 
 
 class ModelLock:
@@ -30,7 +21,7 @@ class ModelLock:
     def after_fork(self) -> None:
         """Forget whoever held the lock or waited for it."""
         self._changed = threading.Condition()  # guards what follows
-        self._queue: list[_Request] = []  # the first one holds the lock, the others wait
+        self._queue: list[int] = []  # ids of threads: the first one holds the lock, the others wait
         self._closed = False
 
     @property
@@ -50,25 +41,20 @@ class ModelLock:
         Raises:
             RuntimeError: The process is ending.
         """
-        with self._changed:
-            if self._queue and self._queue[0].thread == threading.get_ident():
-                mine = self._queue[0]
-            else:
-                mine = _Request(threading.get_ident())
-                self._queue.append(mine)
-                try:
-                    self._wait_until_first(mine)
-                except BaseException:  # Ctrl-C, or the end of the process
-                    self._remove(mine)
-                    raise
-            mine.depth += 1
-        try:
+        own = threading.get_ident()
+        if self._queue[:1] == [own]:  # only this thread puts itself there, so it need not be guarded
             yield
-        finally:
+            return
+        try:
             with self._changed:
-                mine.depth -= 1
-                if mine.depth == 0:
-                    self._remove(mine)
+                self._queue.append(own)
+                self._wait_until_first(own)
+            yield
+        finally:  # also where the wait ended by Ctrl-C, or with the process
+            with self._changed:
+                if own in self._queue:  # not after a fork
+                    self._queue.remove(own)
+                self._changed.notify_all()
 
     def yield_to_waiters(self) -> None:
         """Let those go first who wait now; called by the thread that holds the lock.
@@ -77,14 +63,14 @@ class ModelLock:
             RuntimeError: The process is ending.
         """
         with self._changed:
-            mine = self._queue.pop(0)
-            self._queue.append(mine)  # whoever asks from now on comes after this one
+            own = self._queue.pop(0)
+            self._queue.append(own)  # whoever asks from now on comes after this one
             self._changed.notify_all()
             try:
-                self._wait_until_first(mine)
+                self._wait_until_first(own)
             except KeyboardInterrupt:
                 # The caller still needs the lock to put the model in order.
-                self._wait_until_first(mine)
+                self._wait_until_first(own)
                 raise
 
     def close(self) -> None:
@@ -93,14 +79,9 @@ class ModelLock:
             self._closed = True
             self._changed.notify_all()
             own = threading.get_ident()
-            self._changed.wait_for(lambda: not self._queue or self._queue[0].thread == own, _PATIENCE)
+            self._changed.wait_for(lambda: self._queue[:1] in ([], [own]), _PATIENCE)
 
-    def _wait_until_first(self, mine: _Request) -> None:
-        self._changed.wait_for(lambda: self._closed or self._queue[0] is mine)
+    def _wait_until_first(self, thread: int) -> None:
+        self._changed.wait_for(lambda: self._closed or self._queue[0] == thread)
         if self._closed:
             raise RuntimeError("The process is ending: its models are not used any more.")
-
-    def _remove(self, mine: _Request) -> None:
-        if mine in self._queue:  # not after a fork
-            self._queue.remove(mine)
-        self._changed.notify_all()

@@ -234,7 +234,10 @@ class ModelRunner:
                 decoder.read(self.model)
             first = torch.log_softmax(decoder.logits[:, -1].float(), dim=-1)
             # Targets that share all but their last token, such as "Known(True)" with another ending, share a pass.
-            for start in sorted({tuple(target[:-1]) for target in judgment.targets}):
+            sharing: dict[tuple[int, ...], list[int]] = {}
+            for number, target in enumerate(judgment.targets):
+                sharing.setdefault(tuple(target[:-1]), []).append(number)
+            for start, numbers in sharing.items():
                 logprobs = first[:, None]
                 if start:
                     branch = copy.deepcopy(decoder)  # a forward pass appends to the cache
@@ -243,10 +246,10 @@ class ModelRunner:
                     branch.read(self.model, keep=len(start))
                     after = torch.log_softmax(branch.logits.float(), dim=-1)
                     logprobs = torch.cat([logprobs, after], dim=1)
-                for number, target in enumerate(judgment.targets):
-                    if tuple(target[:-1]) == start:
-                        scores[:, number] = logprobs[:, range(len(target)), list(target)].sum(dim=-1)
-        return [tuple(each) for each in scores.clamp(max=0.0).tolist()]
+                for number in numbers:
+                    ids_of_target = list(judgment.targets[number])
+                    scores[:, number] = logprobs[:, range(len(ids_of_target)), ids_of_target].sum(dim=-1)
+        return list(map(tuple, scores.clamp(max=0.0).tolist()))
 
     def score_text(self, rows: Sequence[EncodedPrompt]) -> list[dict[str, tuple[float, ...]]]:
         """Return ``logprobs``, ``entropies`` and ``margins`` of the texts that continue prompts, a value a token."""
@@ -260,11 +263,10 @@ class ModelRunner:
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         results = []
         for place, row in enumerate(rows):
-            length = len(row.text)
-            tail = logprobs[place, width - length :]
+            tail = logprobs[place, width - len(row.text) :]
             entropies, margins = entropy_and_margin(tail)
             own = {
-                "logprobs": tuple(tail[range(length), list(row.text)].clamp(max=0.0).tolist()),
+                "logprobs": tuple(tail[range(len(row.text)), list(row.text)].clamp(max=0.0).tolist()),
                 "entropies": tuple(entropies.tolist()),
                 "margins": tuple(margins.tolist()),
             }
@@ -280,7 +282,9 @@ class ModelRunner:
         states = layer_states(self.model.base_model, inputs, layer_numbers(layers))
         results = []
         for place, row in enumerate(rows):
-            own = {number: each[place, -len(row) :].float() for number, each in states.items()}
+            own = {}
+            for number, each in states.items():
+                own[number] = each[place, -len(row) :].float()  # padding is on the left
             spans = spans_of(row.question, len(row.ids), len(row.text))
             results.append(as_array(pool_states(own, spans, layers)))
         return results
@@ -344,7 +348,9 @@ class ModelRunner:
     def _decoder(
         self, rows: Sequence[tuple[int, ...]], template: PromptTemplate, layers: Collection[int] = ()
     ) -> Decoder:
-        prefix = CachedPrefix() if layers else self._prefix(rows, template)  # a prefix has no states
+        prefix = CachedPrefix()
+        if not layers:  # of a prefix that was read before there are no states
+            prefix = self._prefix(rows, template)
         return Decoder(rows, self.encoder.tokenizer.pad_token_id, self.model.device, layers, prefix)
 
     def _prefix(self, rows: Sequence[tuple[int, ...]], template: PromptTemplate) -> CachedPrefix:
@@ -374,7 +380,7 @@ class ModelRunner:
             if at_newline:
                 tokenizer = self.encoder.tokenizer
                 count = min(size, len(tokenizer))  # a model may have more tokens than its tokenizer
-                texts = tokenizer.batch_decode([[token] for token in range(count)])
+                texts = tokenizer.batch_decode(torch.arange(count)[:, None].tolist())
                 mask[:count] = torch.tensor(["\n" in text for text in texts])
             mask[self.encoder.stop_ids()] = True
             self._end_masks[at_newline] = mask.to(self.model.device)
@@ -389,7 +395,7 @@ class ModelRunner:
             RuntimeError: The process is ending.
         """
         if self._lock.wanted:
-            with self.adapted(None):
+            with self.adapted(None):  # those who are let in expect the base model
                 self._lock.yield_to_waiters()
 
     def load_adapter(self, adapter: str) -> tuple[str, bool]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import resources
+from itertools import chain, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,12 +80,6 @@ class ReaderRow(NamedTuple):
     prompt: int
     segments: tuple[tuple[int, int], ...] = ()
 
-    def question_alone(self) -> ReaderRow:
-        """Return it without what follows the question."""
-        if not self.question:
-            return self
-        return self._replace(ids=self.ids[: self.question], prompt=self.question)
-
 
 class Reader:
     """The first 22 layers of SmolLM2-135M-Instruct. Safe for threads.
@@ -91,13 +88,12 @@ class Reader:
         folder: What `rgate_integrations.models.reader_file.make_reader` wrote.
         threads: How many texts are read side by side in a batch; by default one a core, or ``OMP_NUM_THREADS``.
             A single text is read by one thread: so it takes nothing from an LLM on the same CPU.
-        self_test: Whether to read a question whose states are known.
 
     Raises:
         ModelLoadError: A file is missing or damaged, there is too little memory, or ONNX Runtime does not run here.
     """
 
-    def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
+    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
         self.threads = threads or usable_cores()
         self.calls = 0
         try:
@@ -108,17 +104,18 @@ class Reader:
             self._session = open_session((_SHIPPED / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
-            control = {each.content for each in self._tokenizer.get_added_tokens_decoder().values()}
-            self._control = sorted(control, key=len, reverse=True)  # one may be a part of another
+            added = self._tokenizer.get_added_tokens_decoder().values()
+            # The longest first: one may be a part of another.
+            self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
             self._after_question = self._ids(_AFTER_QUESTION)
-            if self_test:
-                self.check()
+            self.check()
         except ModelLoadError:
             raise
         # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
         except Exception as error:
+            reason = str(error).partition("\n")[0]
             raise ModelLoadError(
-                f"The gate's model in {str(folder)!r} could not be loaded: {(str(error).splitlines() or [''])[0]}",
+                f"The gate's model in {str(folder)!r} could not be loaded: {reason}",
                 hint=f"Remove the folder, then: rgate download {READER}",
             ) from error
 
@@ -152,8 +149,7 @@ class Reader:
             drafts: What the answers begin with, as text or tokens; None for the questions alone.
             layers: What `can_read` says yes to.
         """
-        begun = drafts or [""] * len(questions)
-        rows = [self.encode(question, draft) for question, draft in zip(questions, begun, strict=True)]
+        rows = list(map(self.encode, questions, drafts or [""] * len(questions)))
         results = []
         for row, states in self._read(rows, layers):
             results.append(HiddenStates(pooled(states, row, layers), PREFIX_TOKENS + len(row.ids)))
@@ -166,19 +162,22 @@ class Reader:
         layers: RequestLayers,
     ) -> list[RequestStates]:
         """Pool hidden states of requests; see `rgate_integrations.models.base.Proxy.request_states`."""
-        begun = drafts or [""] * len(texts)
-        rows = [self.encode_segments(text, draft) for text, draft in zip(texts, begun, strict=True)]
-        # Where a draft follows, the whole is what comes before it.
-        whole = [PooledLayer(n, "prompt" if span == "all" else span, how) for n, span, how in layers.whole]
+        rows = list(map(self.encode_segments, texts, drafts or [""] * len(texts)))
+        whole = []
+        for number, span, pooling in layers.whole:
+            if span == "all":
+                span = "prompt"  # where a draft follows, the whole is what comes before it
+            whole.append(PooledLayer(number, span, pooling))
         results = []
         for row, states in self._read(rows, layers.every):
             asked = (row.segments[0][0], row.segments[-1][1])  # without what was said before
+            of_request = pooled(states, row, whole, asked)
             parts = [pooled(states, row, layers.segments, segment) for segment in row.segments]
-            draft = pooled(states, row, layers.draft) if layers.draft else None
-            found = RequestStates(
-                pooled(states, row, whole, asked), np.stack(parts), draft, PREFIX_TOKENS + len(row.ids)
-            )
-            results.append(found)
+            draft = None
+            if layers.draft:
+                draft = pooled(states, row, layers.draft)
+            read = PREFIX_TOKENS + len(row.ids)
+            results.append(RequestStates(of_request, np.stack(parts), draft, read))
         return results
 
     def _read(
@@ -187,32 +186,33 @@ class Reader:
         """Return each row as far as it was read, and the states of its tokens by layer. Counts as one call."""
         self.calls += 1
         numbers = layer_numbers(layers)
-        if all(span == "question" for _, span, _ in layers):
-            # What follows a question does not change its states, so it need not be read.
-            rows = [row.question_alone() for row in rows]
+        rows = list(rows)
+        only_question = all(span == "question" for _, span, _ in layers)
+        for i, row in enumerate(rows):
+            # What follows a question does not change its states, so where nothing else is asked for it is not read.
+            if only_question and row.question:
+                rows[i] = row._replace(ids=row.ids[: row.question], prompt=row.question)
+        lengths = [len(row.ids) for row in rows]
         # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
         # the others, since a call ends with the slowest.
-        share = -(-sum(len(row.ids) for row in rows) // self.threads)
-        batches: list[list[int]] = []
-        used = 0
-        for i in sorted(range(len(rows)), key=lambda i: len(rows[i].ids)):
-            if not batches or used >= min(share, _BATCH_TOKENS):
+        share = min(-(-sum(lengths) // self.threads), _BATCH_TOKENS)
+        batches: list[list[ReaderRow]] = []
+        used = share
+        order = sorted(range(len(rows)), key=lengths.__getitem__)
+        for i in order:
+            if used >= share:
                 batches.append([])
                 used = 0
-            batches[-1].append(i)
-            used += len(rows[i].ids)
-        found: dict[int, dict[int, Float32Array]] = {}
-
-        def read(batch: list[int]) -> None:
-            found.update(zip(batch, self.states([rows[i] for i in batch], numbers), strict=True))
-
-        if len(batches) == 1 or self.threads == 1:
-            for batch in batches:
-                read(batch)
-        else:
-            with ThreadPoolExecutor(self.threads) as pool:
-                list(pool.map(read, batches))
-        return [(row, found[i]) for i, row in enumerate(rows)]
+            batches[-1].append(rows[i])
+            used += lengths[i]
+        read = partial(self.states, numbers=numbers)
+        # A pool starts its threads with the first work that it is given.
+        with ThreadPoolExecutor(self.threads) as pool:
+            results: Iterable[list[dict[int, Float32Array]]] = map(read, batches)
+            if len(batches) > 1 and self.threads > 1:
+                results = pool.map(read, batches)
+            found = dict(zip(order, chain.from_iterable(results), strict=True))
+        return list(zip(rows, map(found.__getitem__, range(len(rows))), strict=True))
 
     def states(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
@@ -229,10 +229,12 @@ class Reader:
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
         layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
-        found: list[dict[int, Float32Array]] = [{} for _ in rows]
-        for number, layer in zip(numbers, layers, strict=True):
-            for row, states in zip(found, np.split(layer, starts[1:-1]), strict=True):
-                row[number] = states
+        found = []
+        for start, end in pairwise(starts):
+            states = {}
+            for number, layer in zip(numbers, layers, strict=True):
+                states[number] = layer[start:end]
+            found.append(states)
         return found
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
@@ -246,6 +248,7 @@ class Reader:
             before = self._ids(self._plain(f"{text.history}\n"))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
+            # Segment by segment: a control token in one must not move where the next begins.
             plain = [" ".join(self._plain(segment).split()) for segment in line]
             parts += plain
             lines.append(" ".join(plain))
@@ -265,14 +268,17 @@ class Reader:
     def _row(
         self, question: list[int], draft: str | Sequence[int], segments: tuple[tuple[int, int], ...] = ()
     ) -> ReaderRow:
-        begun = self._ids(self._plain(draft)) if isinstance(draft, str) else draft
+        if isinstance(draft, str):
+            draft = self._ids(self._plain(draft))
         prompt = [*question, *self._after_question]
-        return ReaderRow((*prompt, *begun), len(question), len(prompt), segments)
+        return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
+        if len(offsets) <= tokens:
+            return None
+        return text[: offsets[tokens - 1][1]]
 
     def _ids(self, text: str) -> list[int]:
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -292,15 +298,19 @@ def pooled(
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
     """Pool the states of one text, to shape (layers, hidden size); of its question, or of a segment of that."""
-    question = range(*segment) if segment and row.question else range(row.question)
-    vectors = pool_states(states, spans_of(question, row.prompt, len(row.ids) - row.prompt), layers)
-    return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
+    if not layers:
+        return np.zeros((0, 0), np.float32)
+    question = range(row.question)
+    if segment and row.question:
+        question = range(*segment)
+    return np.stack(pool_states(states, spans_of(question, row.prompt, len(row.ids) - row.prompt), layers))
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     """Return whether the reader gives these states under this prompt."""
-    known = all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
-    return prompt == ANSWER and bool(layers) and known
+    if prompt != ANSWER or not layers:
+        return False
+    return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
 
 
 _readers: dict[Path, Reader] = {}
@@ -317,4 +327,4 @@ def shared_reader(folder: Path) -> Reader:
 
 def reader_calls() -> int:
     """Return how many calls the readers of this process have served; loads none."""
-    return sum(reader.calls for reader in _readers.values())
+    return sum(map(attrgetter("calls"), _readers.values()))

