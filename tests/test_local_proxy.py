@@ -11,7 +11,7 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
-from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP, IKGate
+from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.papers.self_eval import SELF_EVAL
 from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.local import LocalProxy
@@ -348,17 +348,6 @@ def test_an_activated_adapter_judges_as_in_peft_and_leaves_the_draft_alone(tiny,
     ):
         assert again.logprobs == pytest.approx(kept.logprobs, abs=2e-3)
     tuned.unload()
-
-
-def test_a_gate_that_follows_up_drafts_and_judges_in_one_batch(smollm2):
-    gate = load_gate(IKGate(tokens=6, follow_up=True))
-    before = smollm2.calls
-    decisions = gate.decide_batch(QUESTIONS)
-    assert smollm2.calls - before == 1
-    given = gate.decide_batch(QUESTIONS, drafts=[d.draft for d in decisions])
-    assert [d.p_known for d in given] == pytest.approx([d.p_known for d in decisions], abs=1e-3)
-    with pytest.raises(ConfigurationError, match="no draft"):
-        load_gate("ik", tokens=0, follow_up=True)
 
 
 def test_a_model_with_a_sliding_window_shares_no_prefix_and_judges_alike(smollm2, tmp_path):

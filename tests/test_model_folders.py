@@ -287,17 +287,10 @@ def test_weights_are_hashed_once_for_each_state(embedder, monkeypatch):
     assert hashed == []
 
 
-def test_an_index_of_changed_weights_or_of_the_old_identity_is_to_be_built_again(embedder, tmp_path):
+def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):
     PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
     assert PassageIndex.load(tmp_path / "index").search(["one"])[0][0].passage.id == "a"
-    manifest = tmp_path / "index" / "index.json"
-    saved = json.loads(manifest.read_text())
     flip_last_byte(embedder / "model.safetensors")
     with pytest.raises(IndexMismatchError, match="was built with the embedder") as caught:
-        PassageIndex.load(tmp_path / "index")
-    assert "build it again" in caught.value.hint
-    saved["embedder"]["identity"] = "0123456789abcdef"  # a hash of names and sizes, as it was before
-    manifest.write_text(json.dumps(saved))
-    with pytest.raises(IndexMismatchError, match=r"0123456789abcdef.*sha256:") as caught:
         PassageIndex.load(tmp_path / "index")
     assert "build it again" in caught.value.hint

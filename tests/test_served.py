@@ -49,18 +49,6 @@ def test_gates_decide_with_a_served_model(served, name):
     assert all(d.error is None and 0 <= d.p_known <= 1 and d.cost.model_calls for d in said)
 
 
-def test_a_server_that_dies_means_retrieval(fake):
-    def ten_answers(body):
-        if len(Fake.seen) > 10:
-            raise ConnectionAbortedError
-        return answer(tops={"Yes": -0.1, "No": -2.4})
-
-    gate = load_gate("ik", tokens=0, proxy=fake(ten_answers, retries=0))
-    decisions = [gate.decide(f"Who was king {i} of France?") for i in range(12)]
-    assert [d.error for d in decisions[:10]] == [None] * 10
-    assert [(d.retrieve, d.error.type) for d in decisions[10:]] == [(True, "ServerError")] * 2
-
-
 def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake):
     proxy = fake(answer(tops={"Yes": math.log(0.7), " maybe": math.log(0.2)}))
     (score,) = proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))

@@ -55,6 +55,7 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
+        # By template, of which there are few: each decision asks for one, and to find it renders two prompts.
         self._shared_prefixes: dict[PromptTemplate, tuple[int, ...]] = {}
         control = {str(token) for token in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]}
         # The longest first: one may be a part of another.

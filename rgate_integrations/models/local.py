@@ -339,7 +339,7 @@ class LocalProxy(Proxy):
     @property
     def encoder(self) -> PromptEncoder:
         """Makes the model's token ids; loads the tokenizer alone, if the model is not wanted yet."""
-        if self._encoder is None:
+        if self._encoder is None:  # two threads may both make one, which costs time only: they are alike
             with self._loading():
                 from rgate_integrations.models import encoding, pretrained
 
@@ -461,6 +461,7 @@ class LocalProxy(Proxy):
         return rows
 
 
+# For the life of the process: gates come and go, and loading takes seconds.
 _shared: dict[tuple[str, str], LocalProxy] = {}
 
 

@@ -104,9 +104,12 @@ class ModelRunner:
         self.fingerprint = fingerprint(model)  # now: adapters will add parameters
         self.calls = 0
         self._lock = lock
+        # What follows is read and changed with the proxy's lock held, so it needs none of its own.
         self._adapter: str | None = None
         self._adapters: dict[str, tuple[str, bool]] = {}
+        # By adapter, too: each has keys and values of its own for the same tokens.
         self._prefixes: dict[tuple[tuple[int, ...], str | None], CachedPrefix] = {}
+        # By whether a newline ends a text: to decode the whole vocabulary takes a good part of a second.
         self._end_masks: dict[bool, torch.Tensor] = {}
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -279,6 +282,7 @@ class ModelRunner:
 
     def _hidden(self, layers: Sequence[PooledLayer], rows: Sequence[EncodedPrompt]) -> list[Float32Array]:
         inputs = self._inputs([(*row.ids, *row.text) for row in rows])
+        # No layer above the highest that is asked for is run.
         states = layer_states(self.model.base_model, inputs, layer_numbers(layers))
         results = []
         for place, row in enumerate(rows):
@@ -359,9 +363,10 @@ class ModelRunner:
         differs = any(row[: len(ids)] != ids or len(row) == len(ids) for row in rows)
         if len(ids) < _MIN_PREFIX_TOKENS or differs:
             return CachedPrefix()
-        key = (ids, self._adapter)  # another adapter has other keys and values
+        key = (ids, self._adapter)
         if key not in self._prefixes:
             if len(self._prefixes) == _MAX_PREFIXES:
+                # Templates are few. Forgetting all is simpler than telling which is in use, and reading one is cheap.
                 self._prefixes.clear()
             output = self.model.base_model(torch.tensor([ids], device=self.model.device), use_cache=True)
             cache = output.past_key_values

@@ -219,6 +219,7 @@ class Reader:
         lengths = np.array([len(row.ids) for row in rows])
         starts = np.concatenate([[0], lengths.cumsum()])
         columns = np.arange(lengths.max())
+        # Tokens lie one after the other, without padding; only attention sees a row a text, as `places` says.
         inside = columns < lengths[:, None]
         # Where a text has no more tokens, its first one stands in; nothing looks at it.
         places = np.where(inside, starts[:-1, None] + columns, starts[:-1, None])
@@ -313,6 +314,7 @@ def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
 
 
+# One a folder for all gates: its weights take 100 MB. Guarded, so that callers at once do not load it twice.
 _readers: dict[Path, Reader] = {}
 _loading = ForkSafeLock()
 

@@ -67,7 +67,8 @@ class ServerConnection:
 
     def after_fork(self) -> None:
         """Forget the thread and the connections, which are the parent's."""
-        self._lock = threading.Lock()  # guards the loop
+        # Guards the loop: callers come from several threads, and only one of them may start it.
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -196,6 +197,7 @@ class ServerConnection:
         if self._loop is None:
             # As many connections as there are requests at a time: the semaphore bounds them.
             self._client = _new_client(self.credentials, self.timeout)
+            # One loop for all callers: so this bounds what they ask for together.
             self._slots = asyncio.Semaphore(self.max_concurrency)
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run, args=(self._loop,), name="rgate-served", daemon=True).start()

@@ -73,6 +73,7 @@ class TokenStream:
             self.fingerprint = runner.fingerprint
             self._room = min(options.tokens or context, context - len(self.prompt))
             self._ends = runner.end_mask()
+            # Its keys and values are this answer's own, so others may use the model between two tokens.
             self._decoder = Decoder(
                 [self.prompt], runner.encoder.tokenizer.pad_token_id, device, options.layers
             )
