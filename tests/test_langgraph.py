@@ -235,19 +235,6 @@ def test_each_turn_of_a_thread_is_decided(call):
     assert found["path"] == ["answer", "search", "answer"]
 
 
-@each(INVOKES)
-def test_an_agents_decision_is_in_its_checkpoint(call):
-    agents = pytest.importorskip("langchain.agents")
-    from rgate_integrations.langchain import RetrievalGateMiddleware
-    from tests.test_langchain_agents import Agent, search_docs
-
-    config = {"configurable": {"thread_id": "1"}}
-    middleware = RetrievalGateMiddleware(Judge(), tools=["search_docs"])
-    agent = agents.create_agent(Agent(), [search_docs], middleware=[middleware], checkpointer=InMemorySaver())
-    call(agent, {"messages": [HumanMessage("known?")]}, config)
-    assert agent.get_state(config).values["retrieval_decision"].retrieve is False
-
-
 def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
     gate, saver = RetrievalGate(Judge()), InMemorySaver()
     inner = graph_of(gate, checkpointer=saver)

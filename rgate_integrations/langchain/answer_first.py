@@ -156,9 +156,9 @@ def text_of(chunk: Any) -> str | None:
         )
         return None if any(calls) else chunk.text
     if isinstance(chunk, Mapping):
-        texts = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
-        if texts:
-            return text_of(texts[0])
+        for key in _ANSWER_KEYS:
+            if isinstance(chunk.get(key), str | BaseMessage):
+                return text_of(chunk[key])
         # Chains with several outputs stream one after another: their answer may come yet.
         return "" if isinstance(chunk, AddableDict) else None
     return None

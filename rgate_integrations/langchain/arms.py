@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,7 +158,7 @@ class RetrieverRuns(BaseCallbackHandler):
     @property
     def documents(self) -> list[Document]:
         """All documents, in the order in which the retrievers began."""
-        return [document for documents in self._found.values() for document in documents]
+        return list(itertools.chain.from_iterable(self._found.values()))
 
     def on_retriever_start(
         self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **facts: Any

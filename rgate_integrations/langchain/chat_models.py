@@ -60,11 +60,10 @@ def models_in_turn(llm: Runnable[Any, Any]) -> list[Runnable[Any, Any]]:
     if isinstance(llm, RunnableBindingBase):
         return [llm.model_copy(update={"bound": model}) for model in models_in_turn(llm.bound)]
     if isinstance(llm, RunnableSequence):
-        places = [place for place, step in enumerate(llm.steps) if _llm_names(step, {})]
-        if places:
-            *before, last = llm.steps[: places[-1] + 1]
-            models = models_in_turn(last)
-            return [RunnableSequence(*before, model) for model in models] if before else models
+        for place in reversed(range(len(llm.steps))):
+            if _llm_names(llm.steps[place], {}):
+                before, models = llm.steps[:place], models_in_turn(llm.steps[place])
+                return [RunnableSequence(*before, model) for model in models] if before else models
     return [llm]
 
 

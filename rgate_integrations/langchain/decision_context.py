@@ -89,10 +89,12 @@ def is_bound(config: RunnableConfig, decision: Decision) -> bool:
 def bound_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
     """Return the draft that this LLM has written for this question in the same request, if it is long enough."""
     bound = _bound_to(config, question)
-    draft = None if bound is None or bound.llm is not llm else bound.decision.draft
-    if bound is None or draft is None or draft.source != "llm":
+    if bound is None or bound.llm is not llm:
         return None
-    return draft.head(tokens) if draft.finished or bound.tokens >= tokens else None
+    draft = bound.decision.draft
+    if draft is None or draft.source != "llm" or not (draft.finished or bound.tokens >= tokens):
+        return None
+    return draft.head(tokens)
 
 
 def _bound_to(config: RunnableConfig, question: str) -> BoundDecision | None:

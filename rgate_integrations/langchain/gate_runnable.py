@@ -133,7 +133,9 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
             return questions.results([])
         asked = list(questions.texts.values())
         drafting = None
-        if drafts is None and self.drafter is not None:
+        if drafts is not None:
+            drafts = [drafts[place] for place in places]
+        elif self.drafter is not None:
             histories = [questions.histories.get(place, []) for place in places]
             drafting = self.drafter.drafting(asked, [batch.child(place) for place in places], histories)
         decisions = yield from decide_messages(
@@ -141,7 +143,7 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
             asked,
             questions.lines,
             drafting=drafting,
-            drafts=None if drafts is None else [drafts[place] for place in places],
+            drafts=drafts,
             threshold=[thresholds[place] for place in places],
             metadata=[batch.configs[place].get("metadata") for place in places],
         )

@@ -461,7 +461,7 @@ def _documents(texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None)
     """Return texts with their metadata as documents."""
     given = list(texts)
     if metadatas is None:
-        return [Document(page_content=text) for text in given]
+        metadatas = [{}] * len(given)
     if len(metadatas) != len(given):
         raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
     pairs = zip(given, metadatas, strict=True)
