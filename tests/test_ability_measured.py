@@ -103,16 +103,6 @@ def test_the_estimate_is_where_the_posterior_is_highest():
     assert found.sd == pytest.approx(curvature**-0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("theta", [-3.0, 2.5])
-def test_an_ability_is_found_again(theta):
-    rng = np.random.default_rng(0)
-    easiness = rng.normal(0, 1.5, 2_000)
-    right = (rng.random(2_000) < 1 / (1 + np.exp(-(easiness + 0.7 * theta)))).astype(float)
-    found = estimate_ability(Ability("m", 0.0, 2.0, ""), easiness, 0.7, right)
-    assert abs(found.theta - theta) < 3 * found.sd
-    assert found.sd < 0.15
-
-
 def test_the_gate_says_how_difficult_anchors_are(flat):
     easiness, slope = anchor_logits(flat, ["a question?", "another?"])
     assert easiness.shape == (2,)

@@ -242,19 +242,6 @@ def test_a_question_that_breaks_the_server_comes_last_next_time(tmp_path, prior,
     assert tuned(tmp_path, prior, direct=served(breaks, retries=0)).failed == 1
 
 
-def test_a_server_that_stops_in_the_middle(tmp_path, prior, served):
-    turns = iter(range(10_000))
-
-    def stops(body):
-        return by_number(body) if next(turns) < 25 else (503, "gone")
-
-    with pytest.raises(ServerError, match="given up"):
-        tuned(tmp_path, prior, direct=served(stops, retries=0), options={"concurrency": 2})
-    before = len(Fake.seen)
-    assert len(tuned(tmp_path, prior, direct=served(by_number)).question.p) == N
-    assert len(Fake.seen) - before == N - 25
-
-
 def test_the_key_is_in_no_file_and_no_error(tmp_path, prior, served):
     def quotes(body):
         return (400, "your key is sk-very-secret")

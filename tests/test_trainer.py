@@ -14,7 +14,7 @@ from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.training.trainer import RECIPES, Recipe
+from rgate_integrations.training.trainer import Recipe
 
 
 def example(question="who?", known=True, **more):
@@ -196,15 +196,6 @@ def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
 @pytest.mark.parametrize("activated", [False, True])
 def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path, activated):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g", activated=activated))
-
-
-def test_recipes_follow_the_papers():
-    assert (RECIPES["slimplm"].epochs, RECIPES["slimplm"].learning_rate) == (2, 1e-4)
-    assert (RECIPES["ik"].epochs, RECIPES["ik"].learning_rate) == (1, 1e-4)
-    adapt, boundary = RECIPES["adapt"], RECIPES["boundary"]
-    assert (adapt.rank, adapt.alpha, adapt.dropout, adapt.batch_size) == (8, 16, 0.05, 128)
-    assert (boundary.learning_rate, boundary.schedule, boundary.warmup) == (1e-5, "cosine", 0.02)
-    assert RECIPES["ik"].with_options(epochs=None, batch_size=2).batch_size == 2
 
 
 def test_what_cannot_be_trained(sums):

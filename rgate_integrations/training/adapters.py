@@ -79,7 +79,9 @@ def train_adapter(
     options = options or AdapterOptions()
     _check(gate, options)
     folds = options.folds or 0
-    examples = [e for f in files for e in f.examples]
+    examples: list[Example] = []
+    for file in files:
+        examples += file.examples
     known = check_labels(examples, folds)
     proxy = shared_proxy(model)
     drafts = None
@@ -87,46 +89,76 @@ def train_adapter(
         drafts = drafts_for(proxy, examples, options.draft, options.tokens, progress)
     parameters = _parameters(gate, options)
     recipe = options.recipe or RECIPES[gate]
-    invocation = proxy.encoder.after_draft(IK_FOLLOW_UP) if options.activated else None
-
-    def part(positions: PositionArray) -> tuple[list[Example], list[Draft] | None]:
-        of_part = None if drafts is None else [drafts[i] for i in positions]
-        return [examples[i] for i in positions], of_part
-
-    def train(positions: PositionArray, folder: Path, resume: bool = False) -> None:
-        pairs = pairs_for(gate, *part(positions), options.activated)
-        choices: dict[str, Any] = {"invocation": invocation, "seed": options.seed, "progress": progress}
-        fine_tune(pairs, model, folder, recipe, resume=resume, **choices)
-
-    def p_known(adapter: Path, positions: PositionArray) -> list[float]:
-        some, of_part = part(positions)
-        trained = load_gate(gate, proxy=model, adapter=str(adapter), **parameters)
-        decisions = trained.decide_batch([example.question for example in some], drafts=of_part)
-        return [decision.p_known for decision in decisions]
-
+    training = _Training(gate, model, examples, drafts, parameters, recipe, options, progress)
     metrics: dict[str, Any] = {}
     if folds:
-        p = _cross_validate(train, p_known, known, options, show)
+        p = _cross_validate(training, known, folds, show)
         metrics = fold_metrics(p, known, [e.dataset for e in examples])
-    train(np.arange(len(examples)), out, options.resume)
-    prompt = verdict_prompt(gate, drafts is not None, options.activated)
-    artifact = SavedGate(
-        method=gate,
-        prompts={prompt.name: prompt.hash},
-        parameters=parameters,
-        base_model=model,
-        fingerprint=proxy.fingerprint,
-        llm=options.llm,
-        provenance=options.provenance(
-            files,
-            folds=folds,
-            recipe=json.dumps(asdict(recipe)),
-            metrics=metrics,
-            packages=("torch", "transformers", "peft"),
-        ),
+    training.fit(np.arange(len(examples)), out, options.resume)
+    provenance = options.provenance(
+        files,
+        folds=folds,
+        recipe=json.dumps(asdict(recipe)),
+        metrics=metrics,
+        packages=("torch", "transformers", "peft"),
     )
-    save_adapter(artifact, out)
+    save_adapter(training.describe(proxy.fingerprint, provenance), out)
     return metrics
+
+
+@dataclass(frozen=True)
+class _Training:
+    """A gate with what it is trained on: fits an adapter to some of the questions, and judges others with it."""
+
+    gate: str
+    model: str
+    examples: Sequence[Example]
+    drafts: Sequence[Draft] | None
+    parameters: dict[str, Any]
+    recipe: Recipe
+    options: AdapterOptions
+    progress: Progress
+
+    def part(self, positions: PositionArray) -> tuple[list[Example], list[Draft] | None]:
+        """Return some of the questions, and their drafts if the gate reads them."""
+        drafts = None if self.drafts is None else [self.drafts[i] for i in positions]
+        return [self.examples[i] for i in positions], drafts
+
+    def fit(self, positions: PositionArray, folder: Path, resume: bool = False) -> None:
+        """Fine-tune on some of the questions."""
+        invocation = None
+        if self.options.activated:
+            invocation = shared_proxy(self.model).encoder.after_draft(IK_FOLLOW_UP)
+        fine_tune(
+            pairs_for(self.gate, *self.part(positions), self.options.activated),
+            self.model,
+            folder,
+            self.recipe,
+            invocation=invocation,
+            seed=self.options.seed,
+            resume=resume,
+            progress=self.progress,
+        )
+
+    def p_known(self, adapter: Path, positions: PositionArray) -> list[float]:
+        """Return P(known) of some of the questions by a trained adapter."""
+        examples, drafts = self.part(positions)
+        trained = load_gate(self.gate, proxy=self.model, adapter=str(adapter), **self.parameters)
+        decisions = trained.decide_batch([example.question for example in examples], drafts=drafts)
+        return [decision.p_known for decision in decisions]
+
+    def describe(self, fingerprint: str, provenance: dict[str, Any]) -> SavedGate:
+        """Return what the gate's file says of it."""
+        prompt = verdict_prompt(self.gate, self.drafts is not None, self.options.activated)
+        return SavedGate(
+            method=self.gate,
+            prompts={prompt.name: prompt.hash},
+            parameters=self.parameters,
+            base_model=self.model,
+            fingerprint=fingerprint,
+            llm=self.options.llm,
+            provenance=provenance,
+        )
 
 
 def _check(gate: str, options: AdapterOptions) -> None:
@@ -154,19 +186,16 @@ def _parameters(gate: str, options: AdapterOptions) -> dict[str, Any]:
 
 
 def _cross_validate(
-    train: Callable[[PositionArray, Path], None],
-    p_known: Callable[[Path, PositionArray], list[float]],
-    known: BoolArray,
-    options: AdapterOptions,
-    show: Callable[[str], None] | None,
+    training: _Training, known: BoolArray, folds: int, show: Callable[[str], None] | None
 ) -> Float64Array:
     """Return for each question P(known) by an adapter that was trained without its fold."""
     p = np.zeros(len(known))
-    folds = options.folds or 0
-    for number, (fit, test) in enumerate(question_folds(len(known), folds, options.seed), start=1):
+    splits = question_folds(len(known), folds, training.options.seed)
+    for number, (fit, test) in enumerate(splits, start=1):
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
-            train(fit, Path(folder) / "gate")
-            p[test] = p_known(Path(folder) / "gate", test)
+            # Each fold has a folder of its own: an adapter that is loaded is known by its path.
+            training.fit(fit, Path(folder) / "gate")
+            p[test] = training.p_known(Path(folder) / "gate", test)
         auc = auc_by_set(p[test], known[test], ["all"] * len(test)).get("all", float("nan"))
         if show is not None:
             show(f"fold {number} of {folds}: AUC {auc:.3f} on {len(test)} questions")

@@ -9,8 +9,7 @@ import numpy as np
 
 from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.base import PooledLayer, Pooling, Span
-from rgate_integrations.models.base import middle_layers as middle_layers  # where it was before
+from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.training.drafts import DraftKind, drafts_for
@@ -63,27 +62,19 @@ def train_probe(
     if folds < 2:
         raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
     examples = [e for f in files for e in f.examples]
-    known = check_labels(examples, folds)
-    sets = [e.dataset for e in examples]
-    views = [
-        _View(span, pooling, tuple(layers or middle_layers(proxy.num_layers, span)))
-        for span, pooling in _VIEWS[options.draft]
-    ]
+    known, sets = check_labels(examples, folds), [e.dataset for e in examples]
+    views = _choose_views(proxy, options.draft, layers)
     states = _states(proxy, examples, views, options, progress)
     held_out = np.stack([cross_validate(part, known, folds, options.seed, sets) for part in states], axis=1)
-    # A second cross-validation weights the views against each other, so that no question weights itself.
-    logits = np.zeros(len(known))
-    for train, test in question_folds(len(known), folds, options.seed):
-        fold_weights, fold_bias = combine(held_out[train], known[train])
-        logits[test] = held_out[test] @ fold_weights + fold_bias
+    logits = _combine_held_out(held_out, known, folds, options.seed)
     weights, bias = combine(held_out, known)
     probes = [fit_probe(part, known, options.seed, sets) for part in states]
+    weighted = []
     for probe, weight in zip(probes, weights, strict=True):
+        weighted.append(probe.weight * weight)
         bias += probe.bias * float(weight)
-    early_exit = None
-    if options.draft == "proxy":
-        early_exit = _early_exit(probes[-1], held_out[:, -1], logits, known)
-    weighted = [probe.weight * weight for probe, weight in zip(probes, weights, strict=True)]
+    reads_drafts = options.draft == "proxy"
+    early_exit = _early_exit(probes[-1], held_out[:, -1], logits, known) if reads_drafts else None
     return ProbeArtifact(
         weight=np.concatenate(weighted).astype(np.float32),
         bias=bias,
@@ -104,6 +95,23 @@ def train_probe(
             packages=("torch", "transformers", "scikit-learn", "numpy"),
         ),
     )
+
+
+def _choose_views(proxy: LocalProxy, draft: DraftKind, layers: Sequence[int] | None) -> list[_View]:
+    """Return what is read, by the kind of draft; the middle layers unless others are given."""
+    views = []
+    for span, pooling in _VIEWS[draft]:
+        views.append(_View(span, pooling, tuple(layers or middle_layers(proxy.num_layers, span))))
+    return views
+
+
+def _combine_held_out(held_out: Float64Array, known: BoolArray, folds: int, seed: int) -> Float64Array:
+    """Weight the views by a second cross-validation, so that no question weights itself; logits, shape (n,)."""
+    logits = np.zeros(len(known))
+    for train, test in question_folds(len(known), folds, seed):
+        weights, bias = combine(held_out[train], known[train])
+        logits[test] = held_out[test] @ weights + bias
+    return logits
 
 
 @dataclass(frozen=True)

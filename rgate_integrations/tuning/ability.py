@@ -118,16 +118,7 @@ def measure_ability(
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
         failed = answers.ask(chosen, concurrency=concurrency, report=partial(progress, "asking the LLM"))
-        answered: list[str] = []
-        right: list[bool] = []
-        counts: dict[str, tuple[int, int]] = {}
-        for question in chosen:
-            answer = answers.answer_of(question, "direct")
-            if answer is not None:
-                answered.append(question.text)
-                right.append(is_correct(answer.text, question.gold))
-                hits, asked = counts.get(question.dataset, (0, 0))
-                counts[question.dataset] = (hits + right[-1], asked + 1)
+        answered, right, counts = _mark(answers, chosen)
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
                 f"{len(answered)} of {len(chosen)} questions were answered; {LEAST_ANSWERS} are needed.",
@@ -141,6 +132,23 @@ def measure_ability(
         source = f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly"
         ability = replace(ability, source=source)
         return Measured(ability, prior, counts, failed, save_measured(ability, folder))
+
+
+def _mark(
+    answers: Answers, questions: Sequence[Question]
+) -> tuple[list[str], list[bool], dict[str, tuple[int, int]]]:
+    """Return the questions that were answered, which of them rightly, and right answers and all by kind."""
+    answered: list[str] = []
+    right: list[bool] = []
+    counts: dict[str, tuple[int, int]] = {}
+    for question in questions:
+        answer = answers.answer_of(question, "direct")
+        if answer is not None:
+            answered.append(question.text)
+            right.append(is_correct(answer.text, question.gold))
+            hits, asked = counts.get(question.dataset, (0, 0))
+            counts[question.dataset] = (hits + right[-1], asked + 1)
+    return answered, right, counts
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:

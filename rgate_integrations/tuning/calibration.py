@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.training.drafts import DraftKind
-from rgate_integrations.tuning.evaluation import judge
+from rgate_integrations.tuning.evaluation import JudgedQuestions, judge
 from rgate_integrations.tuning.metrics import expected_calibration_error
 from rgate_integrations.tuning.paired import PairedFile
 from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
@@ -67,7 +68,7 @@ def calibrate(
     Raises:
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
-    questions = [q for f in files for q in f.records]
+    questions = list(chain.from_iterable(file.records for file in files))
     order = np.random.default_rng(seed).permutation(len(questions))
     fitting = round(len(questions) * (0.0 if method == "none" else share))
     if len(questions) - fitting < LEAST:
@@ -81,26 +82,35 @@ def calibrate(
     p = np.array([fitted(score) for score in judged.p])
     # Thresholds are tried at the scores of the questions that fitted the map: those that choose must not name them.
     seen = np.quantile(p[fit], np.linspace(0, 1, 101)) if fitting else None
-    known = judged.closed_book[choose]
-    choice = policy.choose(p[choose], known, judged.rag[choose], seed, seen)
-    provenance = {
-        **provenance_of(policy, choice, p[choose], seed),
+    known, rag = judged.closed_book[choose], judged.rag[choose]
+    choice = policy.choose(p[choose], known, rag, seed, seen)
+    provenance = provenance_of(policy, choice, p[choose], seed) | {
         "probability": fitted.method,
         "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
         "ece": round(expected_calibration_error(p[choose], known), 4),
         "draft": draft,
-        "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
+        "data": [_origin(file) for file in files],
     }
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    called = any(decision.cost.model_calls for decision in judged.decisions)
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=gate.get_proxy().fingerprint if may_read and called else "",
+        fingerprint=_fingerprint(gate, judged),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _origin(file: PairedFile) -> dict[str, Any]:
+    """Return which data a threshold was chosen on, as JSON values."""
+    return {"name": file.name, "sha256": file.sha256, "n": len(file.records)}
+
+
+def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:
+    """Return the weights that the scores are of; nothing if no model was read, which is then not loaded for it."""
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    called = any(decision.cost.model_calls for decision in judged.decisions)
+    return gate.get_proxy().fingerprint if may_read and called else ""
 
 
 def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:

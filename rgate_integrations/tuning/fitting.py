@@ -17,7 +17,7 @@ from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress
-from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.correction import Basis, Correction, Table, crossfit, fit_correction
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.metrics import auc, expected_calibration_error
 from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
@@ -139,17 +139,11 @@ def fit_gate(
     Returns:
         The gate; None if it reads begun answers, and too few have log-probabilities or all of those are alike.
     """
-    answers = [each.direct for each in labels.answered]
-    places = np.arange(len(answers))
-    features = np.zeros((len(answers), 0))
+    places, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
-        readable = [
-            i for i, answer in enumerate(answers) if answer.logprobs is not None and not answer.scored_by
-        ]
-        if len(readable) < LEAST:
+        places, features = _read_beginnings(labels, tokens)
+        if len(places) < LEAST:
             return None
-        places = np.array(readable)
-        features = np.stack([features_of(answers[i].head(tokens)) for i in readable])
     known = np.array(labels.known, dtype=bool)[places]
     rag = np.array(labels.rag, dtype=bool)[places]
     if known.all() or not known.any():
@@ -162,37 +156,56 @@ def fit_gate(
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag, seed)
     if not choice.guaranteed:
-        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag, seed)}")
+        enough = _how_many(policy, p, known, rag, seed)
+        choice = replace(choice, guarantee=f"{choice.guarantee} {enough}")
     correction = fit_correction(table, seed)
-    weight = (correction.weight @ basis.components) / basis.scale
     before, after = auc(table.prior, known), auc(held_out, known)
-    provenance = {
-        **provenance_of(policy, choice, p, seed),
-        "labels": labels.kind,
-        "samples": max(each.samples for each in labels.answered),
-        "unlabelled": labels.unknown,
-        "known": round(float(known.mean()), 4),
-        "auc": round(after, 4),
-        "auc_before": round(before, 4),
-        "ece": round(expected_calibration_error(p, known), 4),
-        "shrinkage": correction.strength,
-        "folds": folds,
-        **(facts or {}),
-    }
-    artifact = TunedArtifact(
+    quality = {"auc": after, "auc_before": before, "ece": expected_calibration_error(p, known)}
+    provenance = provenance_of(policy, choice, p, seed) | _provenance(labels, known, quality)
+    provenance |= {"shrinkage": correction.strength, "folds": folds, **(facts or {})}
+    artifact = _fold(
+        correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
+    )
+    return FittedGate(artifact, choice, places, p, after, before)
+
+
+def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
+    """Fold the basis into weight and bias, so that the gate multiplies the states once."""
+    weight = (correction.weight @ basis.components) / basis.scale
+    return TunedArtifact(
         slope=correction.slope,
         bias=correction.bias - float(basis.mean @ weight),
         weight=weight.reshape(readings.states.shape[1:]).astype(np.float32),
         head=correction.head.astype(np.float32),
         layers=readings.layers,
-        tokens=tokens,
         base_model=readings.proxy.name,
         fingerprint=readings.proxy.fingerprint,
-        llm=llm,
-        threshold=choice.threshold,
-        provenance=provenance,
+        **facts,
     )
-    return FittedGate(artifact, choice, places, p, after, before)
+
+
+def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
+    """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
+    places, features = [], []
+    for place, each in enumerate(labels.answered):
+        # Log-probabilities by another model say nothing of what this LLM was sure of.
+        if each.direct.logprobs is not None and not each.direct.scored_by:
+            places.append(place)
+            features.append(features_of(each.direct.head(tokens)))
+    return np.array(places, dtype=int), np.array(features)
+
+
+def _provenance(labels: Labels, known: BoolArray, quality: dict[str, float]) -> dict[str, Any]:
+    """Return what a gate was fitted to and how good it is, as JSON values."""
+    facts: dict[str, Any] = {
+        "labels": labels.kind,
+        "samples": max(each.samples for each in labels.answered),
+        "unlabelled": labels.unknown,
+        "known": round(float(known.mean()), 4),
+    }
+    for name, value in quality.items():
+        facts[name] = round(value, 4)
+    return facts
 
 
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray, seed: int) -> str:

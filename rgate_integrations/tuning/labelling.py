@@ -117,28 +117,21 @@ def label(
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
     if kind == "judge" and verdicts is None:
         raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    arms = dict.fromkeys(arm for each in usable for arm in each.answers)
-    right = {}
-    for arm in arms:
-        having = [each for each in usable if arm in each.answers]
-        labels = _labels_of(arm, having, kind, verdicts or {}, embedder)
-        right[arm] = {each.question.key: said for each, said in zip(having, labels, strict=True)}
+    right = _compare(usable, kind, embedder) if verdicts is None or kind != "judge" else verdicts
     kept: list[Answered] = []
     known: list[bool] = []
     rag: list[bool] = []
     shares: list[float] = []
     for each in usable:
         key = each.question.key
-        of_direct, of_retrieve = right["direct"][key], right["retrieve"][key]
+        of_direct, of_retrieve = right.get(("direct", key)), right.get(("retrieve", key))
+        # A question counts only with both labels: thresholds are chosen on pairs.
         if of_direct is None or of_retrieve is None:
             continue
         kept.append(each)
         known.append(of_direct)
         rag.append(of_retrieve)
-        drawn = [right[arm].get(key) for arm in arms if kind_of(arm) == SAMPLE]
-        counted = [said for said in drawn if said is not None] or [of_direct]
-        shares.append(sum(counted) / len(counted))
-    has_samples = any(kind_of(arm) == SAMPLE for arm in arms)
+        shares.append(_share(each, right, of_direct))
     return Labels(
         kind=kind,
         answered=tuple(kept),
@@ -146,26 +139,38 @@ def label(
         rag=tuple(rag),
         unknown=len(answered) - len(kept),
         judge=judge if kind == "judge" else "",
-        shares=tuple(shares) if has_samples else (),
+        shares=tuple(shares) if any(each.samples for each in usable) else (),
     )
 
 
-def _labels_of(
-    arm: ArmName,
-    answered: Sequence[Answered],
-    kind: LabelKind,
-    verdicts: Verdicts,
-    embedder: Embedder | None,
-) -> list[bool | None]:
-    """Say of one arm's answers whether each is right; None where that cannot be told."""
-    if kind == "judge":
-        return [verdicts.get((arm, each.question.key)) for each in answered]
-    texts = [each.answers[arm].text for each in answered]
-    if kind == "gold":
-        return [is_correct(text, each.question.gold) for text, each in zip(texts, answered, strict=True)]
-    if arm == "retrieve":  # it is what the others agree with
-        return [True for _ in answered]
-    return [*agreeing(texts, [each.retrieve.text for each in answered], embedder)]
+def _share(answered: Answered, right: Verdicts, of_direct: bool) -> float:
+    """Return the share of a question's samples that is right; the answer's own label where no sample has one."""
+    counted = []
+    for arm in answered.answers:
+        said = right.get((arm, answered.question.key))
+        if kind_of(arm) == SAMPLE and said is not None:
+            counted.append(said)
+    return sum(counted) / len(counted) if counted else float(of_direct)
+
+
+def _compare(answered: Sequence[Answered], kind: LabelKind, embedder: Embedder | None) -> Verdicts:
+    """Compare every answer with the gold ones or, for agreement, with the answer with retrieval."""
+    found: dict[tuple[ArmName, str], bool | None] = {}
+    compared, texts, others = [], [], []
+    for each in answered:
+        for arm, answer in each.answers.items():
+            place = (arm, each.question.key)
+            if kind == "gold":
+                found[place] = is_correct(answer.text, each.question.gold)
+            elif arm == "retrieve":  # it is what the others agree with
+                found[place] = True
+            else:
+                compared.append(place)
+                texts.append(answer.text)
+                others.append(each.retrieve.text)
+    # All at once: embedding one by one would be slow.
+    found.update(zip(compared, agreeing(texts, others, embedder), strict=True))
+    return found
 
 
 def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | None) -> list[bool]:

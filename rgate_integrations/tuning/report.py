@@ -59,33 +59,28 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
         results: Results of evaluations; the page shows one at a time.
         texts: Whether questions and drafts are in it; without them the page can be shown to anybody.
     """
-    shown = [
-        {
-            "gate": r["gate"],
-            "draft": r.get("draft", ""),
-            "threshold": r["threshold"] if r.get("threshold") is not None else 0.5,
-            "break_even": r.get("break_even"),
-            "notes": _notes(r.get("notes")),
-            "questions": [
-                [
-                    q["p_known"],
-                    int(q["closed_book_correct"]),
-                    int(bool(q["rag_correct"])),
-                    q["dataset"],
-                    q["question"] if texts else f"question {number}",
-                    (q.get("draft") or "") if texts else "",
-                ]
-                for number, q in enumerate(r["questions"], start=1)
-            ],
+    shown = []
+    for result in results:
+        rows = []
+        for number, question in enumerate(result["questions"], start=1):
+            text, draft = f"question {number}", ""
+            if texts:
+                text, draft = question["question"], question.get("draft") or ""
+            right = [int(bool(question["closed_book_correct"])), int(bool(question["rag_correct"]))]
+            rows.append([question["p_known"], *right, question["dataset"], text, draft])
+        notes, threshold = result.get("notes"), result.get("threshold")
+        about = {
+            "gate": result["gate"],
+            "draft": result.get("draft", ""),
+            "threshold": 0.5 if threshold is None else threshold,
+            "break_even": result.get("break_even"),
+            "notes": list(map(str, notes))
+            if isinstance(notes, list)
+            else [],  # a file may hold something else
+            "questions": rows,
         }
-        for r in results
-    ]
+        shown.append(about)
     # "<" would end the script element, whatever a model wrote
     data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)
-
-
-def _notes(given: Any) -> list[str]:
-    """Return what is said about a result, in sentences; a file may hold something else."""
-    return [str(note) for note in given] if isinstance(given, list) else []
