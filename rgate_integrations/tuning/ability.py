@@ -115,6 +115,7 @@ def measure_ability(
         )
     chosen = read_anchors() if anchors is None else list(anchors)
     kept = answers_file(folder)
+    # The answers are locked and not the folder, which is replaced in one step at the end.
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
         failed = answers.ask(chosen, concurrency=concurrency, report=partial(progress, "asking the LLM"))

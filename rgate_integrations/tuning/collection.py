@@ -101,6 +101,7 @@ class Answers:
         for number, line in enumerate(self._log.values(), start=1):
             fields = line if isinstance(line, dict) else {}
             if isinstance(fields.get("made_with"), dict):
+                # Each run adds what it newly asked with; the checks of `add` see all of it.
                 self._made_with |= fields["made_with"]
             elif number == 1:
                 raise DataFormatError(
@@ -191,6 +192,7 @@ class Answers:
         for arm, question, outcome, seconds in self._asked(jobs, concurrency):
             failed = isinstance(outcome, Exception)
             line = _line(arm, question, outcome, seconds)
+            # On disk first: what was paid for survives a kill before the next line.
             self._log.append([line])
             self._take(Record(str(self.path), 0, line))
             done, failures = done + 1, failures + failed
@@ -295,6 +297,7 @@ def cached_answers(
     name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
     path = cache_dir() / what / f"{name}.jsonl"
     waiting = f"waiting for another training that writes the same {what}"
+    # Two trainings on the same questions would both write this file: the second waits, and then finds the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, report=partial(progress, f"writing {what}"))

@@ -164,6 +164,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
 
 def crossfit(table: Table, folds: int, seed: int) -> Float64Array:
     """Return for each question the logit of a correction that was fitted without its fold, shape (n,)."""
+    # The shrinkage is chosen anew within each fold: chosen once on everything, it would have seen the test part.
     found = np.zeros(len(table.known))
     for train, test in question_folds(len(table.known), min(folds, len(table.known)), seed):
         found[test] = fit_correction(table.part(train), seed)(table.part(test))

@@ -129,6 +129,7 @@ def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> 
         pick = rng.integers(0, n, n)
         drawn = _numbers(p[pick], retrieve[pick], closed[pick], rag[pick])
         for name in _WITH_INTERVAL:
+            # A draw may hold one class only: it has no AUC, and is left out of that interval.
             if drawn[name] is not None:
                 draws[name].append(drawn[name])
     curve = retrieval_curve(p, closed, rag)

@@ -111,6 +111,7 @@ def collect(
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
     if index is not None:
         arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
+    # The answers lie beside the file, so that one lock serves for both.
     with locked(out):
         asked = read_questions(questions, gold=True)
         if out.exists() and not kept.exists():

@@ -192,6 +192,7 @@ def tune(
     asked = read_questions(questions)
     if options.sample is not None:
         asked = sample_questions(asked, options.sample, options.embedder, options.seed)
+    # Both: two runs may share the folder and not the answers, or the answers and not the folder.
     with locked(folder), locked(kept):
         _check_out(folder, update)  # again: another run may have made it meanwhile
         answers = Answers(kept, arms)
