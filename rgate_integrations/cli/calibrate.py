@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -18,32 +17,18 @@ if TYPE_CHECKING:
     from rgate_integrations.tuning.policies import Policy
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What was asked for: one of the three."""
+def _policy(budget: float | None, max_loss: float | None, cost: str | None, confidence: float) -> Policy:
+    """Return the policy that was asked for, one of the three."""
+    from rgate_integrations.tuning import Budget, MaxLoss, MinCost
 
-    budget: float | None
-    max_loss: float | None
-    cost: str | None
-    confidence: float
-
-    def policy(self) -> Policy:
-        """Return the policy that chooses a threshold.
-
-        Raises:
-            ConfigurationError: Not exactly one was asked for.
-        """
-        from rgate_integrations.tuning import Budget, MaxLoss, MinCost
-
-        asked = [v for v in (self.budget, self.max_loss, self.cost) if v is not None]
-        if len(asked) != 1:
-            raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
-        if self.budget is not None:
-            return Budget(self.budget, self.confidence)
-        if self.max_loss is not None:
-            return MaxLoss(self.max_loss, self.confidence)
-        prices = numbers(self.cost or "", ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",))
-        return MinCost(**prices)
+    asked = [value for value in (budget, max_loss, cost) if value is not None]
+    if len(asked) != 1:
+        raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
+    if budget is not None:
+        return Budget(budget, confidence)
+    if max_loss is not None:
+        return MaxLoss(max_loss, confidence)
+    return MinCost(**numbers(cost or "", ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",)))
 
 
 def calibrate(
@@ -74,7 +59,7 @@ def calibrate(
     from rgate_integrations.tuning import calibrate as calibrate_threshold
     from rgate_integrations.tuning.paired import read_paired
 
-    policy = _Target(budget, max_loss, cost, confidence).policy()
+    policy = _policy(budget, max_loss, cost, confidence)
     if probability not in get_args(Method):
         raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
     files = read_paired([*data, *(more or [])])

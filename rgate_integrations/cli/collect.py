@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +12,6 @@ from rgate_integrations.cli.opening import open_index
 from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.runtime.files import read_jsonl
-
-
-@dataclass(frozen=True)
-class CollectOptions:
-    """What ``rgate collect`` was asked for; see `collect`."""
-
-    questions: str
-    out: Path
-    llm: str
-    index: Path | None
-    closed_book: bool
-    k: int
-    tokens: int
-    judge: str | None
-    limit: int | None
 
 
 def collect(
@@ -49,40 +33,26 @@ def collect(
     limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
-    options = CollectOptions(
-        questions=questions,
-        out=out,
-        llm=llm,
-        index=index,
-        closed_book=closed_book,
-        k=k,
-        tokens=tokens,
-        judge=judge,
-        limit=limit,
-    )
-    _collect(options, notices=Terminal(stderr=True))
-    Terminal().print(_summary(out, both_arms=not closed_book), soft_wrap=True)
-
-
-def _collect(options: CollectOptions, notices: Terminal) -> None:
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
-    asked = read_questions(options.questions, options.limit, gold=True)
-    searched = None if options.closed_book else open_index(options.index, notices)
+    notices = Terminal(stderr=True)
+    asked = read_questions(questions, limit, gold=True)
+    searched = None if closed_book else open_index(index, notices)
     with Progress(console=notices, transient=True) as progress:
-        task = progress.add_task(f"asking {options.llm}")
+        task = progress.add_task(f"asking {llm}")
         run(
             asked,
-            shared_proxy(options.llm),
-            options.out,
+            shared_proxy(llm),
+            out,
             index=searched,
-            k=options.k,
-            tokens=options.tokens,
-            judge=shared_proxy(options.judge) if options.judge else None,
+            k=k,
+            tokens=tokens,
+            judge=shared_proxy(judge) if judge else None,
             report=lambda done, total: progress.update(task, completed=done, total=total),
         )
+    Terminal().print(_summary(out, both_arms=not closed_book), soft_wrap=True)
 
 
 def _summary(out: Path, *, both_arms: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +19,6 @@ from rgate_integrations.runtime.files import json_text, write_atomically
 if TYPE_CHECKING:
     from rgate_integrations.tuning.evaluation import JudgedQuestions
     from rgate_integrations.tuning.paired import Paired
-
-
-@dataclass(frozen=True)
-class _Options:
-    """How every gate is evaluated."""
-
-    draft: str
-    threshold: float | None
-    proxy: str | None
-    seed: int
 
 
 def evaluate(
@@ -54,18 +44,18 @@ def evaluate(
     from rgate_integrations.tuning.evaluation import compare
     from rgate_integrations.tuning.paired import read_paired
 
-    options = _Options(draft, threshold, proxy, seed)
     stages = None
     if latency is not None:
         stages = numbers(latency, ("direct", "rag", "search", "gate"), needed=("rag", "direct"))
     questions = [q for f in read_paired([*data, *(more or [])]) for q in f.records[:limit]]
-    result, judged = _evaluated(gate, questions, options)
+    judge = partial(_evaluated, questions, draft, threshold, proxy, seed)
+    result, judged = judge(gate)
     console = Terminal(width=None if Terminal().is_terminal else 140)
     console.print(_table(result))
     if stages is not None:
         result["break_even"] = _break_even(result, stages, console)
     if versus is not None:
-        _, other = (result, judged) if versus == gate else _evaluated(versus, questions, options)
+        _, other = (result, judged) if versus == gate else judge(versus)
         result["versus"] = {"gate": versus, **compare(judged, other, seed=seed)}
         _print_difference(gate, result["versus"], console)
     if out is not None:
@@ -75,19 +65,24 @@ def evaluate(
 
 
 def _evaluated(
-    name: str, questions: Sequence[Paired], options: _Options
+    questions: Sequence[Paired],
+    draft: str,
+    threshold: float | None,
+    proxy: str | None,
+    seed: int,
+    name: str,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
     from rgate_integrations.tuning.evaluation import evaluate as evaluate_gate
 
-    loaded = gate_for(name, options.draft, options.proxy)
+    loaded = gate_for(name, draft, proxy)
     with QuestionBar(f"gate {name}", len(questions)) as report:
         return evaluate_gate(
             loaded,
             questions,
             name=name,
-            draft=options.draft,  # type: ignore[arg-type]  # `gate_for` has checked it
-            threshold=options.threshold,
-            seed=options.seed,
+            draft=draft,  # type: ignore[arg-type]  # `gate_for` has checked it
+            threshold=threshold,
+            seed=seed,
             report=report,
         )
 
