@@ -62,6 +62,7 @@ _MAX_QUESTION = 3_072  # tokens; the engine cuts requests before, by characters
 _MAX_HISTORY = 768
 """Tokens of what was said before; of more the end is read."""
 _BATCH_TOKENS = 256  # of one run: more is no faster, and takes more memory
+_LONG = 512  # tokens of a text, after which memory is given back
 _SAME = 0.999  # cosine that another CPU's rounding of float32 stays far above
 
 
@@ -105,6 +106,11 @@ class Reader:
             self._session = open_session((_SHIPPED / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
+            # Attention needs memory with the square of the length, and ONNX Runtime keeps what it once needed. So
+            # after a long text it is given back.
+            self._options_of_long = onnxruntime.RunOptions()
+            self._options_of_long.only_execute_path_to_fetches = True
+            self._options_of_long.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             added = self._tokenizer.get_added_tokens_decoder().values()
             # The longest first: one may be a part of another.
             self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
@@ -231,7 +237,8 @@ class Reader:
             "rows": places.astype(np.int64),
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
-        layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
+        options = self._options_of_long if len(columns) > _LONG else self._options
+        layers = self._session.run([f"layer_{number}" for number in numbers], inputs, options)
         found = []
         for start, end in pairwise(starts):
             states = {}
