@@ -52,7 +52,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         gate: Decides; a `RetrievalGate`. What runs in the retrieve arm takes the decision as its.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
-        strategy: What is looked at before there is a decision. Its judge takes ``drafts=``, as a `RetrievalGate`.
+        strategy: What is looked at before there is a decision, by default the question alone. Its judge takes
+            ``drafts=``, as a `RetrievalGate`.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -72,6 +73,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         *,
         retrieve: RunnableLike[Input, Output],
         direct: RunnableLike[Input, Output],
+        strategy: Strategy | None = None,
         name: str | None = None,
         **fields: Any,
     ) -> None:
@@ -79,6 +81,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             gate=gate,
             retrieve=coerce_to_runnable(retrieve),
             direct=coerce_to_runnable(direct),
+            strategy=strategy or Strategy(),
             name=name,
             **fields,
         )
