@@ -53,7 +53,7 @@ KINDS = (
     Kind("obscure_knowledge", "never", "asks about something hardly anybody knows"),
     Kind("private", "never", "asks about documents, data or a conversation that the LLM has not seen"),
     Kind("fresh", "never", "asks about something that changes with time"),
-    Kind("other_language", "never", "is not in English, the one language that the gate reads well"),
+    Kind("other_language", "never", "is not in plain English, all that the gate reads well"),
 )
 PRACTICAL = (
     "clinc/oos-eval",

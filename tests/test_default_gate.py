@@ -41,8 +41,11 @@ RETRIEVED = {
     "What colour are the parasols on the terrace?": "has not seen",
     "Who was the mayor of Oberhausbach in 1904?": "hardly anybody knows",
     "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
-    "Quelle est la capitale de la France ?": "not in English",
-    "Wie hoch ist mein Kontostand?": "not in English",
+    "Quelle est la capitale de la France ?": "not in plain English",
+    "Wie hoch ist mein Kontostand?": "not in plain English",
+    "https://example.com/news/2024/05/some-page?id=3": "what is there the LLM has not seen",
+    "www.bbc.co.uk": "what is there the LLM has not seen",
+    "Summarize https://example.com/report": "what is there the LLM has not seen",
 }
 REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?", "Do not retrieve. {}")
 
@@ -62,6 +65,12 @@ def test_what_needs_a_look_is_retrieved_for_and_the_reason_says_why(gate):
     decisions = gate.decide_batch(list(RETRIEVED))
     assert [d.question for d in decisions if not d.retrieve] == []
     assert [d.reason for d in decisions if RETRIEVED[d.question] not in d.reason] == []
+
+
+def test_a_misspelt_question_is_not_said_to_be_in_another_language(gate):
+    decision = gate.decide("waht is teh captial of frnace")
+    assert decision.retrieve
+    assert "not in plain English" in decision.reason
 
 
 @pytest.mark.parametrize("remark", REMARKS)

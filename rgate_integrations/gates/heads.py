@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -27,6 +28,9 @@ MOST_QUESTIONS = 8
 _MUCH = 6
 """Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
 it. With less, a request is rather understood as a whole."""
+_ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
+_FEW = 8
+"""Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
 CLEARLY_NEEDLESS = 0.85
 """A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
@@ -132,6 +136,8 @@ class HeadsGate(TrainedGate):
         reason = f"{what} {self._why(p, kinds, of_kinds, known)}"
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
             p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
+        if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
+            p, reason = 0.0, "It gives an address, and what is there the LLM has not seen."
         if follows and p < CLEARLY_NEEDLESS:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
         return Score(p, reason, None, warnings, signals, self._judged_llm)
