@@ -23,6 +23,7 @@ from rgate_integrations.cli.gates import gates
 from rgate_integrations.cli.index import app as index
 from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
 from rgate_integrations.cli.report import monitor, report
+from rgate_integrations.cli.serve import serve
 from rgate_integrations.cli.train import train
 from rgate_integrations.cli.tune import tune
 from rgate_integrations.errors import RGateError
@@ -71,6 +72,7 @@ for command in (
     calibrate,
     report,
     monitor,
+    serve,
 ):
     app.command()(command)
 app.add_typer(index, name="index")

@@ -179,6 +179,7 @@ def decide_messages(
     drafts: Sequence[Draft | None] | None = None,
     threshold: float | Sequence[float | None] | None = None,
     metadata: Sequence[Mapping[str, Any] | None] | None = None,
+    timeout: float | None = None,
 ) -> Flow[list[Decision]]:
     """Decide for messages of conversations: what the gate cannot understand is retrieved for.
 
@@ -190,6 +191,7 @@ def decide_messages(
         drafts: The drafts, where they are written already.
         threshold: The threshold, one for all or one a message; None for the gate's own.
         metadata: What is known of each request, for a gate whose rules look at it.
+        timeout: How long the gate may take, in seconds; None for the gate's own.
 
     Returns:
         One decision a message, in order.
@@ -202,7 +204,7 @@ def decide_messages(
     # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
     has_draft = drafting is not None or drafts is not None
     places = [place for place, why in enumerate(unread) if has_draft or not why]
-    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold}
+    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold, "timeout": timeout}
     if isinstance(threshold, Sequence):
         options["threshold"] = [threshold[place] for place in places]
     if reads:

@@ -1,1 +1,1 @@
-"""Gates at scale: over Ray Data and shards of files."""
+"""Gates at scale: a server for decisions and a gateway for chat completions (``rgate serve``), and Ray Data."""

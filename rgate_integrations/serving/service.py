@@ -1,0 +1,195 @@
+"""One gate for many clients: it bounds what waits, names whose knowledge is judged, and counts what was decided."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
+from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import (
+    GateLike,
+    answer_first_gates,
+    decide,
+    decide_messages,
+    for_llm,
+)
+from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.runtime.flow import Flow, arun
+from rgate_integrations.serving.conversation import Asked
+from rgate_integrations.serving.metrics import Metrics
+from rgate_integrations.serving.wire import DecideItem
+
+_log = logging.getLogger("rgate_integrations.serving")
+
+_MOST_LLMS = 64
+_FOUND_BY = "the request"
+
+
+class FullError(RGateError):
+    """As many questions wait as may wait: the client should ask again later, or retrieve."""
+
+
+@dataclass(frozen=True)
+class LLMGates:
+    """The gates for what one LLM knows.
+
+    Attributes:
+        question: Reads questions.
+        answer: Judges drafts; None where no gate of the same family does.
+    """
+
+    question: GateLike
+    answer: GateLike | None
+
+    @classmethod
+    def of(cls, gate: GateLike, llm: str) -> LLMGates:
+        """Return the gates that belong to a given one."""
+        try:
+            judge, question = answer_first_gates(gate)
+        except ConfigurationError:
+            return cls(for_llm(gate, llm, _FOUND_BY), None)
+        return cls(for_llm(question or gate, llm, _FOUND_BY), for_llm(judge, llm, _FOUND_BY))
+
+
+class DecisionService:
+    """Decides for all clients with one gate, whose batches they share.
+
+    Args:
+        gate: The gate.
+        metrics: Counts what is decided.
+        timeout: How long a decision may take, in seconds; without one by then it retrieves.
+        queue: How many questions may wait at a time; what comes then is refused at once.
+        log_questions: Whether questions are in the log.
+    """
+
+    def __init__(
+        self,
+        gate: GateLike,
+        metrics: Metrics,
+        *,
+        timeout: float = 10.0,
+        queue: int = 512,
+        log_questions: bool = False,
+    ) -> None:
+        self.gate = gate
+        self.metrics = metrics
+        self.timeout = timeout
+        self._queue = queue
+        self._log_questions = log_questions
+        self._waiting = 0
+        self._gates: dict[str, LLMGates] = {}
+
+    def gates(self, llm: str = "") -> LLMGates:
+        """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
+        # A name may come from anybody: it is no path, and only so many are remembered.
+        name = llm.rpartition("/")[2].lstrip(".")
+        if name not in self._gates and len(self._gates) >= _MOST_LLMS:
+            name = ""
+        if name not in self._gates:
+            self._gates[name] = LLMGates.of(self.gate, name)
+        return self._gates[name]
+
+    async def decide(
+        self, items: Sequence[DecideItem], llm: str = "", timeout: float | None = None
+    ) -> list[Decision]:
+        """Decide for questions of one request; see `DecisionEngine.decide_batch`.
+
+        Raises:
+            FullError: Too many questions wait.
+        """
+        return await self.run(self._decide(items, self.gates(llm), timeout), len(items))
+
+    async def decide_asked(self, asked: Asked, llm: str = "", timeout: float | None = None) -> Decision:
+        """Decide for the last message of a conversation.
+
+        Raises:
+            FullError: Too many questions wait.
+        """
+        flow = decide_messages(
+            self.gates(llm).question,
+            [asked.question],
+            [asked.history],
+            timeout=self._patience(timeout),
+        )
+        (decision,) = await self.run(flow, 1)
+        return decision
+
+    async def run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
+        """Drive a flow that decides, count what it decides, and refuse it where too many questions wait.
+
+        Raises:
+            FullError: Too many questions wait.
+        """
+        if self._waiting + questions > self._queue:
+            raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
+        self._waiting += questions
+        self.metrics.waiting.set(self._waiting)
+        began = time.perf_counter()
+        try:
+            decisions = await arun(flow)
+        finally:
+            self._waiting -= questions
+            self.metrics.waiting.set(self._waiting)
+        seconds = time.perf_counter() - began
+        self.metrics.decided(decisions, seconds)
+        self._log(decisions, seconds)
+        return decisions
+
+    def _log(self, decisions: Sequence[Decision], seconds: float) -> None:
+        retrieving = sum(decision.retrieve for decision in decisions)
+        _log.info("%d questions, %d to retrieve, %.0f ms", len(decisions), retrieving, seconds * 1e3)
+        if self._log_questions:
+            for decision in decisions:
+                way = "retrieve" if decision.retrieve else "direct"
+                _log.info("%s %.3f %r", way, decision.p_known, decision.question)
+
+    def _patience(self, timeout: float | None) -> float:
+        return self.timeout if timeout is None else min(timeout, self.timeout)
+
+    def _decide(
+        self, items: Sequence[DecideItem], gates: LLMGates, timeout: float | None
+    ) -> Flow[list[Decision]]:
+        """Decide about questions and about drafts, each in one call of its gate, then look at passages."""
+        drafted: list[int] = []
+        plain: list[int] = []
+        for place, item in enumerate(items):
+            is_judged = item.draft is not None and gates.answer is not None
+            (drafted if is_judged else plain).append(place)
+        decisions: dict[int, Decision] = {}
+        for gate, places in ((gates.question, plain), (gates.answer, drafted)):
+            if gate is not None and places:
+                options = _options([items[place] for place in places])
+                asked = [items[place].question for place in places]
+                found = yield from decide(gate, asked, timeout=self._patience(timeout), **options)
+                decisions |= zip(places, found, strict=True)
+        looked = []
+        for place, item in enumerate(items):
+            decision = decisions[place]
+            if item.passages:
+                passages = [FoundPassage(each.text, each.title) for each in item.passages]
+                known_from = None if item.threshold is None else decision.threshold
+                decision = decide_with_passages(decision, passages, LookFirst(), known_from=known_from)
+            looked.append(decision)
+        return looked
+
+
+def _options(items: Sequence[DecideItem]) -> dict[str, Any]:
+    """Return what came with questions as `DecisionEngine.decide_batch` takes it."""
+    drafts = []
+    for item in items:
+        draft = item.draft
+        # What this process keeps of an answer that it wrote itself is nobody else's.
+        drafts.append(
+            draft if isinstance(draft, str | None) else draft.model_copy(update={"response_id": ""})
+        )
+    return {
+        "threshold": [item.threshold for item in items],
+        "drafts": drafts,
+        "popularity": [item.popularity for item in items],
+        "histories": [item.history or None for item in items],
+    }

@@ -1,0 +1,181 @@
+"""What goes over the wire, as Pydantic models: ``/v1/decide``, ``/v1/queries``, and the common ``/v1/systemone``.
+
+A System One request has a *state* and typed *questions* by name; the answer has probabilities under the same names
+(TypeSafe's API, which vLLM, Ollama, SGLang and others speak too). A gate can answer two of all questions: a noul
+``known``, and a choice between ``retrieve`` and ``direct``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rgate_integrations.claims.plan import QueryPlan
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.serving.conversation import Asked, question_in
+
+MOST_QUESTIONS = 256
+"""Questions of one request."""
+
+NO_LLM = "rgate"
+"""The model of a System One request that names no LLM."""
+KNOWN = "known"
+ROUTES = ("retrieve", "direct")
+_CAN_ASK = (
+    'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
+    'The state is the question, an object with "question" or "messages", or messages that end with the user\'s.'
+)
+
+LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
+"""Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Passage(_Strict):
+    """A passage that a search of the client's found."""
+
+    text: str
+    title: str = ""
+
+
+class DecideItem(_Strict):
+    """A question, and what came with it; see `DecisionEngine.decide_batch`.
+
+    With ``passages``, best first, the decision also says whether they help (look first).
+    """
+
+    question: str
+    draft: str | Draft | None = None
+    popularity: float | None = None
+    history: list[str] = []
+    threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    passages: list[Passage] = Field(default=[], max_length=100)
+
+
+class DecideRequest(_Strict):
+    """Questions to decide about, each alone or with what came with it."""
+
+    questions: list[str | DecideItem] = Field(min_length=1, max_length=MOST_QUESTIONS)
+    llm: LLMName = ""
+
+    def items(self) -> list[DecideItem]:
+        """Return every question as an item."""
+        items = []
+        for each in self.questions:
+            items.append(DecideItem(question=each) if isinstance(each, str) else each)
+        return items
+
+
+class DecideResponse(BaseModel):
+    """One decision a question, in order."""
+
+    decisions: list[Decision]
+
+
+class QueriesResponse(BaseModel):
+    """What to search for, one plan a question, in order; empty for a question that needs no retrieval."""
+
+    plans: list[QueryPlan]
+
+
+class SystemOneQuestion(BaseModel):
+    """A typed question. The instructions are not read: a gate's questions are always the same."""
+
+    type: str
+    criteria: Any = None
+
+
+class SystemOneRequest(BaseModel):
+    """A state and questions about it. ``model`` names the LLM whose knowledge is judged; ``rgate`` names none."""
+
+    state: str | dict[str, Any] | list[Any]
+    questions: dict[str, SystemOneQuestion] = Field(min_length=1, max_length=64)
+    model: LLMName = NO_LLM
+
+    def asked(self) -> Asked:
+        """Return the user's question.
+
+        Raises:
+            ConfigurationError: There is none in the state, or a question about it is not one that a gate can answer.
+        """
+        for name, question in self.questions.items():
+            is_known = question.type == "noul" and name == KNOWN
+            is_route = question.type == "choice" and _routes(question.criteria)
+            if not (is_known or is_route):
+                raise ConfigurationError(
+                    f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
+                    hint=_CAN_ASK,
+                )
+        asked = question_in(self.state)
+        if asked is None or not asked.question.strip():
+            raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
+        return asked
+
+
+class NoulAnswer(BaseModel):
+    """P(the LLM knows)."""
+
+    type: Literal["noul"] = "noul"
+    noul: float
+
+
+class ChoiceAnswer(BaseModel):
+    """Whether to retrieve. The gate's threshold decides: the choice need not be the likelier one."""
+
+    type: Literal["choice"] = "choice"
+    choice: Literal["retrieve", "direct"]
+    probabilities: dict[str, float]
+    confidence: float
+
+
+class Usage(BaseModel):
+    """Tokens of the gate's own model; none were written unless the gate drafts."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+class SystemOneResponse(BaseModel):
+    """The answers by the names of their questions."""
+
+    model: str
+    answers: dict[str, NoulAnswer | ChoiceAnswer]
+    usage: Usage
+
+    @classmethod
+    def of(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
+        """Return the answers that a decision gives."""
+        known = decision.p_known
+        choice = ChoiceAnswer(
+            choice="retrieve" if decision.retrieve else "direct",
+            probabilities={"retrieve": 1 - known, "direct": known},
+            confidence=1 - known if decision.retrieve else known,
+        )
+        answers: dict[str, NoulAnswer | ChoiceAnswer] = {}
+        for name, question in request.questions.items():
+            answers[name] = NoulAnswer(noul=known) if question.type == "noul" else choice
+        usage = Usage(input_tokens=decision.cost.tokens_in, output_tokens=decision.cost.tokens_out)
+        return cls(model=request.model, answers=answers, usage=usage)
+
+
+class Problem(BaseModel):
+    """What went wrong, in the shape that clients of OpenAI's API and of System One read."""
+
+    message: str
+    type: str
+    hint: str = ""
+
+
+class ProblemResponse(BaseModel):
+    """The body of every status from 400 on."""
+
+    error: Problem
+
+
+def _routes(criteria: object) -> bool:
+    return isinstance(criteria, dict) and sorted(criteria) == sorted(ROUTES)

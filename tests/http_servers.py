@@ -1,0 +1,70 @@
+"""Runs ASGI applications on real sockets, in a thread."""
+
+import threading
+from contextlib import contextmanager
+
+from rgate_integrations import Decision
+from rgate_integrations.serving.app import make_app
+from rgate_integrations.serving.metrics import Metrics
+from rgate_integrations.serving.server import make_server
+from rgate_integrations.serving.service import DecisionService
+
+
+@contextmanager
+def listening(app, **options):
+    """Run an application; gives its URL."""
+    server = make_server(app, "127.0.0.1", 0, **options)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def serving_gate(gate, *, token="", limits=None, **options):
+    """Serve decisions of a gate; gives the URL."""
+    app = make_app(DecisionService(gate, Metrics(), **options))
+    with listening(app, token=token, limits=limits) as url:
+        yield url
+
+
+class Words:
+    """A gate that knows what has "known" in it, and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def decide_batch(self, questions, *, drafts=None, histories=None):
+        self.asked.append((list(questions), drafts, histories))
+        decisions = []
+        for question in questions:
+            known = "known" in question and "unknown" not in question
+            decisions.append(Decision(question=question, retrieve=not known, p_known=0.9 if known else 0.1))
+        return decisions
+
+    async def adecide_batch(self, questions, **options):
+        return self.decide_batch(questions, **options)
+
+
+class Blocking(Words):
+    """The same, as soon as it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_decide = threading.Event()
+        self.is_asked = threading.Event()
+
+    async def adecide_batch(self, questions, **options):
+        import asyncio
+
+        if questions != ["Is this a question?"]:
+            self.is_asked.set()
+            await asyncio.to_thread(self.may_decide.wait)
+        return self.decide_batch(questions, **options)
