@@ -64,12 +64,9 @@ def chains(gate: RetrievalGate, chat: BaseChatModel, prompt: ChatPromptTemplate)
 
 
 def guards(gate: RetrievalGate, retriever: BaseRetriever) -> None:
-    guarded = gate.guard(retriever, k=4, when_known="note")
+    guarded = gate.guard(retriever, k=4)
     assert_type(guarded, GatedRetriever)
     assert_type(guarded.invoke("who?"), list[Document])
-    both = guarded.with_decision().invoke({"question": "who?"})
-    assert_type(both["documents"], list[Document])
-    assert_type(both["decision"], Decision)
     gate.guard(retriever.with_config(tags=["t"]))
     gate.guard(retriever.with_fallbacks([retriever]))
 
@@ -81,7 +78,6 @@ def rags(retriever: BaseRetriever, chat: BaseChatModel) -> None:
 
 def mistakes(gate: RetrievalGate, retriever: BaseRetriever) -> None:
     gate.guard(retriever, max_querys=3)  # type: ignore[call-arg]
-    gate.guard(retriever, when_known="notes")  # type: ignore[arg-type]
     RetrievalGate(treshold=0.5)  # type: ignore[call-arg]
     gate.invoke(3)  # type: ignore[arg-type]
     wrong: int = gate.invoke("who?")  # type: ignore[assignment]

@@ -15,10 +15,9 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
 
 from rgate_integrations import Decision
-from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
-from tests.begun_answers import KNOWN, Reader
+from tests.begun_answers import KNOWN
 from tests.langchain_fakes import INVOKES, Judge, each
 from tests.llama_index_parts import ScriptedGate
 from tests.tool_server import FORM, tool_server
@@ -55,14 +54,9 @@ class Form(BaseModel):
     answer: str
 
 
-FIRST = AnswerFirst(tokens=4, question_gate=None)
-WAYS = {"by the question": (Judge, False), "answer first": (lambda: Reader({"an unknown one?": 0.2}), FIRST)}
-both_gates = pytest.mark.parametrize(("judge", "answer_first"), WAYS.values(), ids=list(WAYS))
-
-
-def agent_on(url, judge, answer_first, *, before=(), **options):
+def agent_on(url, judge, *, before=(), **options):
     chat = langchain_openai.ChatOpenAI(base_url=url, api_key="none", model="rules", max_retries=0)
-    middleware = RetrievalGateMiddleware(RetrievalGate(judge), tools=[search_docs], answer_first=answer_first)
+    middleware = RetrievalGateMiddleware(RetrievalGate(judge), tools=[search_docs])
     return create_agent(chat, [search_docs, add], middleware=[*before, middleware], **options)
 
 
@@ -75,11 +69,10 @@ def shown(rules):
     return [[each["function"]["name"] for each in body.get("tools") or []] for body in rules.requests]
 
 
-@both_gates
 @each(INVOKES)
-def test_an_agent_calls_its_tools(server, call, judge, answer_first):
+def test_an_agent_calls_its_tools(server, call):
     url, rules = server
-    agent = agent_on(url, judge(), answer_first)
+    agent = agent_on(url, Judge())
     assert ask(call, agent, "a known one?")["messages"][-1].text.strip() == KNOWN
     assert called == []
     known = ask(call, agent, "the sum of one and two?")
@@ -92,13 +85,12 @@ def test_an_agent_calls_its_tools(server, call, judge, answer_first):
     assert (known["retrieval_decision"].retrieve, unknown["retrieval_decision"].retrieve) == (False, True)
 
 
-@both_gates
 @each(INVOKES)
-def test_a_person_approves_of_a_search(server, call, judge, answer_first):
+def test_a_person_approves_of_a_search(server, call):
     url, _ = server
-    gate = judge()
+    gate = Judge()
     approving = HumanInTheLoopMiddleware(interrupt_on={"search_docs": True})
-    agent = agent_on(url, gate, answer_first, before=[approving], checkpointer=InMemorySaver())
+    agent = agent_on(url, gate, before=[approving], checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
     stopped = ask(call, agent, "an unknown one?", config)
     assert "__interrupt__" in stopped
@@ -110,11 +102,10 @@ def test_a_person_approves_of_a_search(server, call, judge, answer_first):
     assert len(gate.calls) == 1
 
 
-@both_gates
 @each(INVOKES)
-def test_an_agent_fills_in_a_form(server, call, judge, answer_first):
+def test_an_agent_fills_in_a_form(server, call):
     url, rules = server
-    agent = agent_on(url, judge(), answer_first, response_format=ToolStrategy(Form))
+    agent = agent_on(url, Judge(), response_format=ToolStrategy(Form))
     assert Form.__name__ == FORM
     assert ask(call, agent, "a known one?")["structured_response"].answer == KNOWN
     assert called == []

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rgate_integrations.runtime.flow import Call, Gather, NextInput, PushDriver, Start, arun, run
+from rgate_integrations.runtime.flow import Call, Gather, Start, arun, run
 from tests.patience import PATIENCE
 
 DRIVERS = {"sync": run, "async": lambda flow: asyncio.run(arun(flow))}
@@ -141,34 +141,3 @@ async def test_a_cancelled_flow_cleans_up_and_leaves_no_task():
     await asyncio.sleep(0)
     assert cleaned == [True]
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def test_a_pushed_flow_goes_on_with_what_it_is_brought_and_decides_what_a_failure_means(drive):
-    def adding():
-        total = 0
-        while True:
-            try:
-                total += yield Call(now, later, (yield NextInput()))
-            except TimeoutError:
-                total += yield Call(now, later, 100)
-            except EOFError:
-                return total
-
-    driver = PushDriver(adding())
-    drive(driver.start())
-    drive(driver.feed(1))
-    drive(driver.fail(TimeoutError()))
-    drive(driver.feed(2))
-    assert not driver.done
-    drive(driver.fail(EOFError()))
-    assert (driver.done, driver.result) == (True, 103)
-
-
-def test_what_a_pushed_flow_does_not_catch_is_raised(drive):
-    driver = PushDriver(yielding(NextInput()))
-    drive(driver.start())
-    with pytest.raises(TimeoutError, match="no arrival"):
-        drive(driver.fail(TimeoutError("no arrival")))
-    assert not driver.done
-    with pytest.raises(RuntimeError, match="Nobody brings"):
-        drive(yielding(NextInput()))

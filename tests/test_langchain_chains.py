@@ -85,14 +85,14 @@ def test_a_batch_is_one_call_of_the_gate(judge):
 @pytest.mark.parametrize(
     "value",
     [
-        {"q": "unknown, when?", "question": "no", "turns": EARLIER},
+        {"q": "unknown, when?", "question": "no", "chat_history": EARLIER},
         {"q": [*EARLIER, HumanMessage("unknown, when?")]},
         [*EARLIER, HumanMessage("unknown, when?")],
-        {"q": "unknown, when?", "turns": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]},
+        {"q": "unknown, when?", "history": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]},
     ],
 )
 def test_the_gate_says_where_question_and_history_are(judge, value):
-    gate = RetrievalGate(judge, input_key="q", history_key="turns")
+    gate = RetrievalGate(judge, input_key="q")
     chain = gated_rag(Search(), LLM, gate=gate, **WITH_HISTORY)
     assert chain.invoke(value) == "Human: Who wrote Hamlet?\nAI: Shakespeare.\nHuman: rag unknown, when?"
 

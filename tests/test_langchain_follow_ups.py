@@ -65,14 +65,6 @@ def test_transcripts_and_pairs_of_older_chains_are_histories(history):
     assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
 
 
-@each(INVOKES)
-def test_a_history_under_a_name_of_its_own(call):
-    value = {"input": "known?", "past": EARLIER}
-    assert call(RetrievalGate(Judge(), history_key="past"), value).retrieve is True
-    assert call(RetrievalGate(Judge()), value).retrieve is False
-    assert call(RetrievalGate(Judge(), history_key="past"), {"input": "known?"}).retrieve is False
-
-
 @pytest.mark.parametrize("nothing", [[], None, "", " \n", Stored()])
 @each(INVOKES)
 def test_a_first_question_is_no_follow_up(call, nothing):

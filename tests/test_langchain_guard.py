@@ -6,14 +6,12 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
-from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field, ValidationError
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate
-from rgate_integrations.langchain.retriever import NOTE
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
 
 ASKED = ["unknown a", "b", "unknown c"]
@@ -193,8 +191,8 @@ def test_each_decision_is_a_child_run_and_an_event(search, call):
     assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * len(runs)
     children = [["RetrievalGate", "Counted"], ["RetrievalGate"]]
     assert [[child.name for child in run.child_runs] for run in runs] == children[: len(runs)]
-    assert runs[0].inputs == {"query": "unknown a"}
-    assert texts(runs[0].outputs["documents"]) == ["about unknown a", "shared"]
+    assert runs[0].inputs == {"input": "unknown a"}
+    assert texts(runs[0].outputs["output"]) == ["about unknown a", "shared"]
     assert runs[0].child_runs[0].outputs["output"].retrieve
 
 
@@ -335,27 +333,6 @@ def test_a_follow_up_is_searched_as_it_was_condensed(search, call):
 
 
 # --- what is returned --------------------------------------------------------------------------------------
-
-
-def test_a_note_for_known_questions(search):
-    guarded = RetrievalGate(Judge()).guard(search, when_known="note")
-    (note,) = guarded.invoke("b")
-    assert note.page_content == NOTE
-    assert note.metadata == {"rgate_note": True, "rgate_p_known": 0.8, "rgate_reason": ""}
-    tool = create_retriever_tool(guarded, "search_docs", "Search the documents.")
-    assert tool.invoke({"query": "known?"}) == NOTE
-    assert tool.invoke({"query": "unknown?"}).startswith("about unknown?")
-    assert search.queries == ["unknown?"]
-
-
-@each(SINGLES)
-def test_documents_with_their_decision(search, call):
-    both = RetrievalGate(Judge()).guard(search).with_decision()
-    unknown, known = call(both, "unknown?"), call(both, {"question": "b"})
-    assert texts(unknown["documents"]) == ["about unknown?", "shared"]
-    assert (unknown["decision"].retrieve, unknown["decision"].p_known) == (True, 0.2)
-    assert (known["documents"], known["decision"].retrieve) == ([], False)
-    assert both.config_specs == RetrievalGate().config_specs
 
 
 def test_documents_keep_their_own_metadata_and_are_not_changed():

@@ -15,7 +15,6 @@ from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
-from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.runtime.flow import Call, Flow, Step
 
 OWN = "own"
@@ -35,40 +34,27 @@ class GateLike(Protocol):
         """The same, to be awaited."""
 
 
-def resolve_gate(
-    gate: Any = None, llm_name: str = "", *, always: RuleOrRules = (), never: RuleOrRules = ()
-) -> GateLike:
+def resolve_gate(gate: Any = None, llm_name: str = "") -> GateLike:
     """Return what an adapter's ``gate=`` argument stands for.
 
     Args:
         gate: An object with both methods as it is; a `Gate`, `load_gate`'s argument or None as `load_gate` takes it.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
-        always: Rules for what always retrieves, as `load_gate` takes them.
-        never: Rules for what never does.
 
     Raises:
-        ConfigurationError: It is none of these; it judges no LLM by its name; or there are rules and it is an object
-            of the user's own.
+        ConfigurationError: It is none of these, or it judges no LLM by its name.
         UnknownNameError: No gate has that name.
     """
     if isinstance(gate, DecisionEngine):
-        if llm_name or always or never:
-            told = set_llm(gate.gate, llm_name) if llm_name else gate.gate
-            return gate.with_options(gate=told, always=always or None, never=never or None)
-        return gate
+        return gate.with_options(gate=set_llm(gate.gate, llm_name)) if llm_name else gate
     if isinstance(gate, GateLike):
         if llm_name:
             raise ConfigurationError(
                 f"{type(gate).__name__} judges no LLM by its name.", hint="Omit llm_name=."
             )
-        if always or never:
-            raise ConfigurationError(
-                f"Rules need a gate of this package, not a {type(gate).__name__}.",
-                hint="Make a Gate of it, or let it apply the rules itself.",
-            )
         return gate
     if gate is None or isinstance(gate, str | Gate):
-        return load_gate(gate, llm_name=llm_name, always=always, never=never)
+        return load_gate(gate, llm_name=llm_name)
     raise ConfigurationError(
         f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',

@@ -25,7 +25,6 @@ from rgate_integrations.index.passages import (
 from rgate_integrations.index.retriever import Hit, check_search
 from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 EXACT_UP_TO = 100_000
@@ -150,44 +149,43 @@ class PassageIndex:
             DataFormatError: An id is there already or twice in the batch, a text is empty, or a value of the metadata
                 cannot be stored as JSON.
         """
-        run(self.writing(passages, vectors, replace=False))
+        self._embed_and_write(passages, vectors, replace=False)
 
-    def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
+    def upsert(
+        self, passages: Sequence[Passage], vectors: Float32Array | None = None, *, blank: bool = False
+    ) -> None:
         """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
 
         Args:
             passages: The passages.
             vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
+            blank: Whether a text may be empty.
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
             DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
                 as JSON.
         """
-        run(self.writing(passages, vectors))
+        self._embed_and_write(passages, vectors, blank=blank)
 
-    def writing(
+    def _embed_and_write(
         self,
         passages: Sequence[Passage],
-        vectors: Float32Array | None = None,
+        vectors: Float32Array | None,
         *,
         replace: bool = True,
         blank: bool = False,
-    ) -> Flow[None]:
-        """Do what `upsert` does, as a flow.
-
-        Args:
-            passages: The passages.
-            vectors: See `upsert`.
-            replace: Whether an id may be there already.
-            blank: Whether a text may be empty.
-        """
+    ) -> None:
         if not passages:
             return
         records = as_records(passages, blank=blank)  # before the long work of embedding
         if vectors is None:
-            vectors = yield from self._embedding(passages)
-        yield Call(self._write, None, records, vectors, replace)
+            vectors = self._embed(passages)
+        with self._lock:
+            known = self._store.rows_of(name for name, *_ in records)
+            if known and not replace:
+                raise known_id(next(iter(known)))
+            self._replace(list(known.values()), records, vectors)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
@@ -208,13 +206,10 @@ class PassageIndex:
                 self._replace(rows, [], np.zeros((0, 0), np.float32))
             return len(rows)
 
-    def _embedding(self, passages: Sequence[Passage]) -> Flow[Float32Array]:
+    def _embed(self, passages: Sequence[Passage]) -> Float32Array:
         """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
-        awaitable = getattr(self.embedder, "aembed", None)
-        texts = [passage.searchable for passage in passages]
         try:
-            vectors: Float32Array = yield Call(self.embedder.embed, awaitable, texts)
-            return vectors
+            return self.embedder.embed([passage.searchable for passage in passages])
         except RGateError:
             raise
         except Exception as error:
@@ -223,13 +218,6 @@ class PassageIndex:
                 f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is as it was.",
                 hint="See the error's cause, then add the passages again.",
             ) from error
-
-    def _write(self, records: Sequence[Record], vectors: Float32Array, replace: bool) -> None:
-        with self._lock:
-            known = self._store.rows_of(name for name, *_ in records)
-            if known and not replace:
-                raise known_id(next(iter(known)))
-            self._replace(list(known.values()), records, vectors)
 
     def _replace(self, old_rows: Sequence[int], records: Sequence[Record], vectors: Float32Array) -> None:
         """Put records and vectors in the place of some rows, or leave all as it was. The caller holds the lock."""
@@ -260,16 +248,9 @@ class PassageIndex:
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
-        return run(self.embedding_queries(queries))
-
-    def embedding_queries(self, queries: Sequence[str]) -> Flow[Float32Array]:
-        """Do what `embed_queries` does, as a flow."""
-        embedder: Any = self.embedder
-        name = "embed_queries" if hasattr(embedder, "embed_queries") else "embed"
-        vectors: Float32Array = yield Call(
-            getattr(embedder, name), getattr(embedder, f"a{name}", None), queries
-        )
-        return vectors
+        embed: Callable[[Sequence[str]], Float32Array]
+        embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
+        return embed(queries)
 
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,25 +25,30 @@ STOPPED = "by the retrieval gate: the begun answer is not known to be right"
 _TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few
 
 
-class LangChainAnswer(BufferedAnswer):
-    """An answer whose runs tell their listeners only what is released.
+class ArmAnswer(BufferedAnswer):
+    """One answer of the direct arm, whose runs tell their listeners only what is released.
 
     Args:
-        manager: The callback manager of the runs; it is changed.
-        handler: What keeps the events.
-        open: Returns the answer as a stream, and the one to fall back on if there is one.
+        arms: The arms of the router.
+        batch: The batch that the input belongs to.
+        place: Its place there.
+        judged: Whether it is judged, so that its LLM is asked for log-probabilities where it may have them.
     """
 
-    def __init__(
-        self,
-        manager: Any,
-        handler: type[BufferingHandler],
-        open: Callable[[BufferingHandler], Sequence[TokenStream]],
-    ) -> None:
-        answer = PartialAnswer()
+    def __init__(self, arms: Arms, batch: RunBatch, place: int, *, judged: bool) -> None:
+        config = batch.child(place, "direct")
+        config["tags"] = [*config.get("tags", []), "direct"]
+        asked = [arms.direct]
+        if judged and arms.with_logprobs is not None:
+            asked.insert(0, arms.with_logprobs)
+        self.arms = arms
         self.cancelled = CancelledRun()
-        self.events = attach_handler(manager, self.cancelled, partial(handler, partial=answer))
-        super().__init__(answer, *open(self.events))
+        answer = PartialAnswer()
+        self.events = attach_handler(config["callbacks"], self.cancelled, answer)
+        streams = []
+        for arm in asked:
+            streams.append(ArmStream(arm, batch.inputs[place], config, batch.options, self.events))
+        super().__init__(answer, *streams)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a tool call or a parsed object."""
@@ -60,30 +65,6 @@ class LangChainAnswer(BufferedAnswer):
         """Stop the LLM; its traces say that it was cancelled, and how much it had written."""
         self.cancelled.cancel(STOPPED, tokens=self.partial.count)
         yield from self.close()
-
-
-class ArmAnswer(LangChainAnswer):
-    """One answer of the direct arm.
-
-    Args:
-        arms: The arms of the router.
-        batch: The batch that the input belongs to.
-        place: Its place there.
-        judged: Whether it is judged, so that its LLM is asked for log-probabilities where it may have them.
-    """
-
-    def __init__(self, arms: Arms, batch: RunBatch, place: int, *, judged: bool) -> None:
-        config = batch.child(place, "direct")
-        config["tags"] = [*config.get("tags", []), "direct"]
-        asked = [arms.direct]
-        if judged and arms.with_logprobs is not None:
-            asked.insert(0, arms.with_logprobs)
-
-        def open(events: BufferingHandler) -> list[TokenStream]:
-            return [ArmStream(arm, batch.inputs[place], config, batch.options, events) for arm in asked]
-
-        self.arms = arms
-        super().__init__(config["callbacks"], BufferingHandler, open)
 
     def on_refusal(self) -> None:
         """Ask the LLM for no log-probabilities from now on."""

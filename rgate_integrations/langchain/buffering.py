@@ -8,8 +8,8 @@ once an answer is released, and never of one that is not.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -19,7 +19,7 @@ from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import PartialAnswer
-from rgate_integrations.runtime.flow import Call, Flow, run
+from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.logprobs import message_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
@@ -161,12 +161,7 @@ class BufferingHandler(BaseCallbackHandler):
             name, values, options = self._kept.pop(0)
             yield Call(handle_event, ahandle_event, self.listeners, name, EVENTS[name], *values, **options)
 
-    def hear(self, name: str, values: tuple[Any, ...], options: dict[str, Any]) -> Flow[None]:
-        """Keep an event, whichever it is."""
-        yield from ()
-        self.keep(name, values, options)
-
-    def keep(self, name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def hear(self, name: str, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Keep an event, and note what it says of the answer."""
         if name == "on_llm_new_token":
             if self.shut:
@@ -212,30 +207,26 @@ class BufferingHandler(BaseCallbackHandler):
 
 def _hear(name: str) -> Any:
     def told(self: BufferingHandler, *values: Any, **options: Any) -> None:
-        run(self.hear(name, values, options))
+        self.hear(name, values, options)
 
     return told
 
-
-_Handler = TypeVar("_Handler", bound=BufferingHandler)
 
 for _name in EVENTS:
     setattr(BufferingHandler, _name, _hear(_name))
 
 
-def attach_handler(
-    manager: Any, cancelled: CancelledRun, keeper: Callable[[list[BaseCallbackHandler]], _Handler]
-) -> _Handler:
+def attach_handler(manager: Any, cancelled: CancelledRun, partial: PartialAnswer) -> BufferingHandler:
     """Let a callback manager tell tracers at once and keep the rest; returns who keeps it.
 
     Args:
         manager: The manager of a child, as ``get_child`` returns it; it is changed.
         cancelled: Says whether its runs were cut short.
-        keeper: Makes the one who keeps it, from the listeners.
+        partial: Gets the tokens and log-probabilities of the LLM that answers.
     """
     tracers = [handler for handler in manager.handlers if _traces(handler)]
     listeners = [handler for handler in manager.handlers if not _traces(handler)]
-    held = keeper(listeners)
+    held = BufferingHandler(listeners, partial)
     manager.set_handlers([*cancelled.views(tracers), held])
     return held
 

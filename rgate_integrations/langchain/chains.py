@@ -84,9 +84,9 @@ def gated_rag(
     """Return a chain from question to answer that retrieves only when the LLM does not know.
 
     The question is a string, a dict, messages or a prompt value, as `RetrievalGate` takes it. What comes before it in
-    a list of messages, or stands in a dict under the gate's ``history_key``, is the history, which the prompts see as
-    ``chat_history``. A gate with ``condense`` turns a question with a history into one that stands alone, once: for
-    itself, the retriever and the prompts.
+    a list of messages, or stands in a dict under ``chat_history`` or ``history``, is the history, which the prompts
+    see as ``chat_history``. A gate with ``condense`` turns a question with a history into one that stands alone,
+    once: for itself, the retriever and the prompts.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents.
@@ -119,7 +119,7 @@ def gated_rag(
         answer_first=answer_first,
         look_first=look_first,
     )
-    turns = ReadTurn(input_key=decider.input_key, history_key=decider.history_key, condense=decider.condense)
+    turns = ReadTurn(input_key=decider.input_key, condense=decider.condense)
     return turns.pipe(router, name="gated_rag")
 
 
@@ -141,17 +141,15 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
     Attributes:
         input_key: Key of the question in dict inputs; see `RetrievalGate`.
-        history_key: Key of the history in dict inputs; see `RetrievalGate`.
         condense: From messages to one question that stands alone; None leaves the question as it is.
     """
 
     input_key: str | None = None
-    history_key: str | None = None
     condense: Runnable[Any, Any] | None = None
 
     def flow(self, batch: RunBatch) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
+        questions = Questions.read(batch.inputs, self.input_key)
         standalone = dict(questions.texts)
         conversations = questions.conversations
         if self.condense is not None and conversations:

@@ -12,14 +12,12 @@ from langchain_core.runnables import (
     Runnable,
     RunnableBranch,
     RunnableConfig,
-    RunnableGenerator,
     RunnableLambda,
     RunnableParallel,
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableBindingBase, RunnableEachBase
 from langchain_core.runnables.configurable import (
-    DynamicRunnable,
     RunnableConfigurableAlternatives,
     RunnableConfigurableFields,
 )
@@ -32,7 +30,6 @@ from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.abilities.resolve import weakest
-from rgate_integrations.langchain.decision_context import bound_draft
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
@@ -40,55 +37,6 @@ from rgate_integrations.runtime.logprobs import message_logprobs
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
-
-
-def models_in_turn(llm: Runnable[Any, Any]) -> list[Runnable[Any, Any]]:
-    """Return the models that are asked one after another: a model and its fallbacks, each in the wrappers it has.
-
-    The steps of a chain that come after its model are left out: a parser would drop the log-probabilities.
-
-    Raises:
-        ConfigurationError: It writes what it is asked into a message history.
-    """
-    if isinstance(llm, RunnableWithMessageHistory):
-        raise ConfigurationError(
-            "An LLM that keeps a message history would keep the drafts in it too.",
-            hint="Pass the chat model itself as llm=, and wrap the chain that answers.",
-        )
-    if isinstance(llm, RunnableWithFallbacks):
-        return [model for each in llm.runnables for model in models_in_turn(each)]
-    if isinstance(llm, RunnableBindingBase):
-        return [llm.model_copy(update={"bound": model}) for model in models_in_turn(llm.bound)]
-    if isinstance(llm, RunnableSequence):
-        for place in reversed(range(len(llm.steps))):
-            if _llm_names(llm.steps[place], {}):
-                before, models = llm.steps[:place], models_in_turn(llm.steps[place])
-                return [RunnableSequence(*before, model) for model in models] if before else models
-    return [llm]
-
-
-def takes_options(llm: Runnable[Any, Any]) -> bool:
-    """Return whether a model that `models_in_turn` returned may take options; a plain function does not."""
-    if isinstance(llm, RunnableBindingBase):
-        return takes_options(llm.bound)
-    if isinstance(llm, DynamicRunnable):
-        return takes_options(llm.default)
-    if isinstance(llm, RunnableSequence):
-        return takes_options(llm.steps[-1])
-    return not isinstance(llm, RunnableLambda | RunnableGenerator)
-
-
-def with_options(llm: Runnable[Any, Any], options: Mapping[str, Any]) -> Runnable[Any, Any]:
-    """Bind options to a model that `models_in_turn` returned; they win over those that the user has bound."""
-    if not options:
-        return llm
-    if isinstance(llm, RunnableSequence):
-        # Options of a sequence go to its first step only.
-        return RunnableSequence(*llm.steps[:-1], with_options(llm.steps[-1], options))
-    if isinstance(llm, RunnableBindingBase):
-        kept = {name: value for name, value in llm.kwargs.items() if name not in options}
-        return llm.model_copy(update={"bound": with_options(llm.bound, options), "kwargs": kept})
-    return llm.bind(**options)
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
@@ -198,10 +146,9 @@ _CUT = ("length", "max_tokens", "MAX_TOKENS")
 class ChatDrafter:
     """Lets a chat model write the first tokens of its answer.
 
-    The model is asked with ``max_tokens`` and ``logprobs``, also inside ``bind``, ``with_retry``, ``with_config``, a
-    chain and the like. One that says that it does not take them is asked with fewer of them, and what it took is
-    remembered. Any other error, such as a timeout, costs that question its draft and changes nothing for the next
-    call; a model that has fallbacks leaves the draft to them.
+    The model is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with
+    fewer of them, and what it took is remembered. Any other error, such as a timeout, costs that question its draft
+    and changes nothing for the next call.
 
     The runs of drafts carry the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are no part of the answer.
 
@@ -214,51 +161,56 @@ class ChatDrafter:
     """
 
     def __init__(self, llm: Runnable[Any, Any], tokens: int = 32) -> None:
+        if isinstance(llm, RunnableWithMessageHistory):
+            raise ConfigurationError(
+                "An LLM that keeps a message history would keep the drafts in it too.",
+                hint="Pass the chat model itself as llm=, and wrap the chain that answers.",
+            )
         self.llm = llm
         self.tokens = tokens
-        self._asked = [
-            (model, DraftRequest(tokens, options=takes_options(model))) for model in models_in_turn(llm)
-        ]
+        self._request = DraftRequest(tokens, options=not isinstance(llm, RunnableLambda))
 
     def drafting(
         self,
         questions: Sequence[str],
         configs: Sequence[RunnableConfig],
-        histories: Sequence[Sequence[BaseMessage]] | None = None,
+        histories: Sequence[Sequence[BaseMessage]],
     ) -> Flow[list[Draft | None]]:
-        """Write a draft for each question, as one batch; those that a model failed for are left to its fallbacks.
-
-        A draft that the same LLM has written for the same question in the same request is not written again.
+        """Write a draft for each question, as one batch; those whose form was refused are asked again.
 
         Args:
             questions: The questions.
             configs: A config for each of them.
-            histories: The earlier turns of each; none when None.
+            histories: The earlier turns of each.
 
         Returns:
-            One draft a question, in order; None where every model failed.
+            One draft a question, in order; None where the model failed.
         """
-        turns = histories or [()] * len(questions)
-        drafts: list[Draft | None] = []
-        prompts: dict[int, list[BaseMessage]] = {}  # of the questions without a draft
-        hidden: dict[int, RunnableConfig] = {}
-        for place, (question, config) in enumerate(zip(questions, configs, strict=True)):
-            drafts.append(bound_draft(config, question, llm=self.llm, tokens=self.tokens))
-            if drafts[place] is None:
-                prompts[place] = [SystemMessage(ANSWER.system), *turns[place], HumanMessage(question)]
-                hidden[place] = tagged(config, DRAFT_TAG)
-        answers: dict[int, Any] = {}
-        for model, request in self._asked:
-            if not prompts:
-                break
-            found = yield from _asking(model, request, prompts, hidden)
-            for place, answer in found.items():
+        prompts = []
+        for question, turns in zip(questions, histories, strict=True):
+            prompts.append([SystemMessage(ANSWER.system), *turns, HumanMessage(question)])
+        hidden = [tagged(config, DRAFT_TAG) for config in configs]
+        answers: list[Any] = [None] * len(prompts)
+        waiting = list(range(len(prompts)))
+        any_answered = False
+        for form in self._request.forms:
+            asked = self.llm.bind(**form) if form else self.llm
+            found = yield BatchCall(asked, [prompts[i] for i in waiting], [hidden[i] for i in waiting])
+            refused = []
+            for place, answer in zip(waiting, found, strict=True):
                 answers[place] = answer
                 if not isinstance(answer, Exception):
-                    del prompts[place]
-        for place, answer in answers.items():
-            drafts[place] = self._draft(answer)
-        return drafts
+                    # A form that worked for one question of a batch is one that the model takes.
+                    if not any_answered:
+                        self._request.worked(form)
+                    any_answered = True
+                elif says_unsupported(answer):
+                    refused.append(place)
+            if not refused:
+                break
+            _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[refused[0]])
+            waiting = refused
+        return [self._draft(answer) for answer in answers]
 
     def _draft(self, answer: Any) -> Draft | None:
         """Return what a model answered as a draft; None if it failed or wrote nothing."""
@@ -289,33 +241,3 @@ class ChatDrafter:
 def tagged(config: RunnableConfig, tag: str) -> RunnableConfig:
     """Return the config of a run that is no part of the answer: with this tag, and hidden from message streams."""
     return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
-
-
-def _asking(
-    model: Runnable[Any, Any],
-    request: DraftRequest,
-    prompts: Mapping[int, Sequence[BaseMessage]],
-    configs: Mapping[int, RunnableConfig],
-) -> Flow[dict[int, Any]]:
-    """Ask one model for a batch; those prompts whose form it refused are asked again. Returns answers and errors."""
-    answers: dict[int, Any] = {}
-    waiting = list(prompts)
-    any_answered = False
-    for form in request.forms:
-        asked = with_options(model, form)
-        found = yield BatchCall(asked, [prompts[i] for i in waiting], [configs[i] for i in waiting])
-        refused = []
-        for place, answer in zip(waiting, found, strict=True):
-            answers[place] = answer
-            if not isinstance(answer, Exception):
-                # A form that worked for one question of a batch is one that the model takes.
-                if not any_answered:
-                    request.worked(form)
-                any_answered = True
-            elif says_unsupported(answer):
-                refused.append(place)
-        if not refused:
-            break
-        _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[refused[0]])
-        waiting = refused
-    return answers

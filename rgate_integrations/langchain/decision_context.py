@@ -11,7 +11,7 @@ from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_eve
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.decision import Decision
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.runtime.flow import Call, Flow
@@ -29,14 +29,12 @@ class BoundDecision:
         decision: What was decided.
         gate: What decided: the object that `RetrievalGate.origin` is.
         llm: The LLM that wrote the draft; None without one.
-        tokens: How many tokens it was asked for.
     """
 
     question: str
     decision: Decision
     gate: Any
     llm: Any = None
-    tokens: int = 0
 
 
 def bind(
@@ -49,13 +47,11 @@ def bind(
         question = question_of(value, getattr(gate, "input_key", None))
     except InvalidQuestionError:  # a runnable of the user's own reads its inputs in its own way
         question = decision.question
-    drafter = getattr(gate, "drafter", None)
     bound = BoundDecision(
         question=question,
         decision=decision,
         gate=getattr(gate, "origin", gate),
-        llm=getattr(drafter, "llm", None),
-        tokens=getattr(drafter, "tokens", 0),
+        llm=getattr(gate, "llm", None),
     )
     return {**config, "configurable": {**config.get("configurable", {}), KEY: bound}}
 
@@ -72,8 +68,10 @@ def bound_decision(
         llm: What is to write the draft; a decision on another LLM's draft does not count either.
         threshold: The threshold of the call, if it has one of its own.
     """
-    bound = _bound_to(config, question)
-    if bound is None or bound.gate is not gate or bound.llm is not llm:
+    bound = config.get("configurable", {}).get(KEY)
+    if not isinstance(bound, BoundDecision) or bound.gate is not gate or bound.llm is not llm:
+        return None
+    if question.strip() not in (bound.question.strip(), bound.decision.question.strip()):
         return None
     if threshold is not None and threshold != bound.decision.threshold:
         return None
@@ -84,26 +82,6 @@ def is_bound(config: RunnableConfig, decision: Decision) -> bool:
     """Whether this decision was made above in the request that a config belongs to."""
     bound = config.get("configurable", {}).get(KEY)
     return isinstance(bound, BoundDecision) and bound.decision is decision
-
-
-def bound_draft(config: RunnableConfig, question: str, *, llm: Any, tokens: int) -> Draft | None:
-    """Return the draft that this LLM has written for this question in the same request, if it is long enough."""
-    bound = _bound_to(config, question)
-    if bound is None or bound.llm is not llm:
-        return None
-    draft = bound.decision.draft
-    if draft is None or draft.source != "llm" or not (draft.finished or bound.tokens >= tokens):
-        return None
-    return draft.head(tokens)
-
-
-def _bound_to(config: RunnableConfig, question: str) -> BoundDecision | None:
-    """Return what is bound to a config, if it is about this question, word for word."""
-    bound = config.get("configurable", {}).get(KEY)
-    if not isinstance(bound, BoundDecision):
-        return None
-    is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
-    return bound if is_same else None
 
 
 EVENT = "retrieval_gate"

@@ -12,7 +12,6 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
 from rgate_integrations.index.vectors import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class RGateEmbeddings(Embeddings):
@@ -56,7 +55,6 @@ class EmbeddingsAdapter:
     def __init__(self, embeddings: Embeddings) -> None:
         self.embeddings = embeddings
         self._identity: str | None = None
-        self._symmetric: bool | None = None
 
     @property
     def name(self) -> str:
@@ -74,38 +72,11 @@ class EmbeddingsAdapter:
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
-        return run(self._embed(texts))
-
-    async def aembed(self, texts: Sequence[str]) -> Float32Array:
-        """Embed texts as documents, in one call, by the embeddings' own awaitable."""
-        return await arun(self._embed(texts))
+        return checked_vectors(self.embeddings.embed_documents(list(texts)), len(texts), None)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Embed queries: a batch in one call, if the embeddings treat queries as they treat documents.
-
-        LangChain's interface has no call for several queries. Whether the one for documents does is found out
-        once, with the first query of the first batch.
-        """
-        return run(self._embed_queries(texts))
-
-    async def aembed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Embed queries, see `embed_queries`, by the embeddings' own awaitables."""
-        return await arun(self._embed_queries(texts))
-
-    def _embed(self, texts: Sequence[str]) -> Flow[Float32Array]:
-        found = yield Call(self.embeddings.embed_documents, self.embeddings.aembed_documents, list(texts))
-        return checked_vectors(found, len(texts), None)
-
-    def _embed_queries(self, texts: Sequence[str]) -> Flow[Float32Array]:
-        if len(texts) > 1 and self._symmetric is None:
-            alone = yield from self._embed_queries(texts[:1])
-            as_document = yield from self._embed(texts[:1])
-            self._symmetric = np.allclose(normalised(alone), normalised(as_document), atol=1e-3)
-        if len(texts) > 1 and self._symmetric:
-            return (yield from self._embed(texts))
-        calls = [Call(self.embeddings.embed_query, self.embeddings.aembed_query, text) for text in texts]
-        found = yield Gather(calls)
-        return checked_vectors(found, len(texts), None)
+        """Embed queries, one by one: LangChain's interface has no call for several."""
+        return checked_vectors([self.embeddings.embed_query(text) for text in texts], len(texts), None)
 
 
 def as_embedder(embeddings: Embeddings) -> Embedder:

@@ -15,10 +15,8 @@ from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.rules import RuleOrRules
-from rgate_integrations.langchain.chat_models import ChatDrafter
 from rgate_integrations.langchain.gate_runnable import GateRunnable
-from rgate_integrations.langchain.retriever import GatedRetriever, WhenKnown
+from rgate_integrations.langchain.retriever import GatedRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
 
 _Input = TypeVar("_Input")
@@ -49,14 +47,9 @@ class RetrievalGate(GateRunnable):
         condense: A runnable from messages to one self-contained question, for follow-ups. Without it, a gate that
             reads the earlier turns decides; for one that does not, a follow-up is retrieved for, with a warning. So
             it is when ``condense`` fails.
-        history_key: Key of the earlier turns in dict inputs; ``chat_history`` or ``history`` when None.
         llm_name: Name of the LLM that answers, or folder of ``rgate ability``: what it knows is judged. Without it,
             the name of the chat model in the direct arm of `route`, or of ``llm``, counts: of several, such as
             fallbacks, the one that knows least.
-        drafter: Made from ``llm`` and ``tokens``; leave it out.
-        always: Rules for what always retrieves: examples, patterns, and functions of the question and of the call's
-            ``config["metadata"]``; see `rgate_integrations.gates.rules`.
-        never: Rules for what never does.
         name: The name of its runs in traces.
 
     Example:
@@ -75,20 +68,11 @@ class RetrievalGate(GateRunnable):
         llm: Runnable[Any, Any] | None = None,
         tokens: int = 32,
         condense: RunnableLike[Any, Any] | None = None,
-        history_key: str | None = None,
         llm_name: str = "",
-        drafter: ChatDrafter | None = None,
-        always: RuleOrRules = (),
-        never: RuleOrRules = (),
         name: str | None = None,
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
-        # A copy keeps the drafter of its original, which remembers what the LLM does not take.
-        if llm is None:
-            drafter = None
-        elif drafter is None or drafter.llm is not llm or drafter.tokens != tokens:
-            drafter = ChatDrafter(llm, tokens)
         super().__init__(
             gate,
             threshold=threshold,
@@ -96,11 +80,7 @@ class RetrievalGate(GateRunnable):
             llm=llm,
             tokens=tokens,
             condense=None if condense is None else coerce_to_runnable(condense),
-            history_key=history_key,
             llm_name=llm_name,
-            drafter=drafter,
-            always=always,
-            never=never,
             name=name,
         )
 
@@ -134,25 +114,16 @@ class RetrievalGate(GateRunnable):
         strategy = Strategy(look_first=LookFirst.of(look_first))
         options = AnswerFirst.of(answer_first)
         if options is not None:
-            judge, question_gate = self.for_begun(options)
+            judge, question_gate = answer_first_gates(self.gate, options.question_gate)
             strategy = replace(
                 strategy,
                 answer_first=options,
-                judge=judge.for_arm(arm),
-                question_gate=None if question_gate is None else question_gate.for_arm(arm),
+                judge=(self if judge is self.gate else self._reading_alike(judge)).for_arm(arm),
+                question_gate=None
+                if question_gate is None
+                else self._reading_alike(question_gate).for_arm(arm),
             )
         return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
-
-    def for_begun(self, options: AnswerFirst) -> tuple[RetrievalGate, RetrievalGate | None]:
-        """Return the gate that judges begun answers, and the one of the first look; both read inputs as this one.
-
-        Raises:
-            ConfigurationError: This one cannot see an answer, and no gate for begun answers belongs to it.
-        """
-        judge, look = answer_first_gates(self.gate, options.question_gate)
-        judging = self if judge is self.gate else self._reading_alike(judge)
-        question_gate = None if look is None else self._reading_alike(look)
-        return judging, question_gate
 
     def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does."""
@@ -163,7 +134,6 @@ class RetrievalGate(GateRunnable):
             threshold=self.threshold,
             input_key=self.input_key,
             condense=self.condense,
-            history_key=self.history_key,
         )
 
     def guard(
@@ -171,7 +141,6 @@ class RetrievalGate(GateRunnable):
         retriever: RunnableLike[str, list[Document]],
         *,
         k: int | None = None,
-        when_known: WhenKnown = "nothing",
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
@@ -181,7 +150,6 @@ class RetrievalGate(GateRunnable):
         Args:
             retriever: What to guard: a retriever, or any runnable or function from a query to documents.
             k: Maximum number of documents; by default no limit of its own.
-            when_known: What a known question finds: ``"nothing"``, or a ``"note"``; see `GatedRetriever`.
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
@@ -190,7 +158,6 @@ class RetrievalGate(GateRunnable):
             retriever=coerce_to_runnable(retriever),
             gate=self,
             k=k,
-            when_known=when_known,
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,

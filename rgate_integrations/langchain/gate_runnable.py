@@ -18,7 +18,6 @@ from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_l
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.langchain.chat_models import CONDENSE_TAG, ChatDrafter, tagged
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.decision_context import bound_decision
@@ -52,29 +51,21 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
     llm: Runnable[Any, Any] | None = None
     tokens: int = Field(default=32, ge=1)
     condense: Runnable[Any, Any] | None = None
-    history_key: str | None = None
     llm_name: str = ""
-    # A field, so that the copies which `configurable_fields` makes remember what the LLM has refused.
-    drafter: ChatDrafter | None = Field(default=None, exclude=True, repr=False)
 
     _gate_name: str | None = PrivateAttr(default=None)
     _origin: Any = PrivateAttr(default=None)
+    _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
-    def __init__(
-        self,
-        gate: GateLike | Gate | str,
-        *,
-        always: RuleOrRules = (),
-        never: RuleOrRules = (),
-        **fields: Any,
-    ) -> None:
+    def __init__(self, gate: GateLike | Gate | str, **fields: Any) -> None:
         # Not in a validator: pydantic would turn its errors into one of its own.
         named = fields.get("llm_name") or ""
-        super().__init__(gate=resolve_gate(gate, named, always=always, never=never), **fields)
-        self._gate_name = gate if isinstance(gate, str) and not (always or never) else None
+        super().__init__(gate=resolve_gate(gate, named), **fields)
+        self._gate_name = gate if isinstance(gate, str) else None
         self._origin = self.gate
         if self.llm is not None:
             self.gate = for_llm(self.gate, name_in(self.llm), KNOWN_BY)
+            self._drafter = ChatDrafter(self.llm, self.tokens)
 
     @property
     def origin(self) -> GateLike:
@@ -113,13 +104,16 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         if most is not None:
             thresholds = [most if given is None else min(given, most) for given in thresholds]
         drafts = batch.options.get("drafts")
-        questions = Questions.read(batch.inputs, self.input_key, self.history_key)
+        questions = Questions.read(batch.inputs, self.input_key)
         if drafts is None:
             # What was decided above in the same request is not decided again.
-            llm = None if self.drafter is None else self.drafter.llm
             for place, question in list(questions.texts.items()):
                 decision = bound_decision(
-                    batch.configs[place], question, gate=self.origin, llm=llm, threshold=thresholds[place]
+                    batch.configs[place],
+                    question,
+                    gate=self.origin,
+                    llm=self.llm,
+                    threshold=thresholds[place],
                 )
                 if decision is not None:
                     questions.decide(place, decision)
@@ -135,9 +129,9 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
         drafting = None
         if drafts is not None:
             drafts = [drafts[place] for place in places]
-        elif self.drafter is not None:
+        elif self._drafter is not None:
             histories = [questions.histories.get(place, []) for place in places]
-            drafting = self.drafter.drafting(asked, [batch.child(place) for place in places], histories)
+            drafting = self._drafter.drafting(asked, [batch.child(place) for place in places], histories)
         decisions = yield from decide_messages(
             self.gate,
             asked,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
-from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.gate_like import GateLike
@@ -16,35 +14,30 @@ from rgate_integrations.errors import (
     missing_dependency,
     unknown_name,
 )
-from rgate_integrations.langchain.agent_answers import AgentCall, AgentEvents, AsyncAgentEvents
-from rgate_integrations.langchain.chat_models import knows_logprobs
 from rgate_integrations.langchain.decision_context import announcing
 from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
 from rgate_integrations.langchain.graph import retrieves
-from rgate_integrations.langchain.questions import question_of
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
-    from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
-    from langchain_core.messages import AIMessage, ToolMessage
-    from langgraph.types import Command
+    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain_core.messages import ToolMessage
 except ImportError as error:
     raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
 KNOWN = "Search was not needed: answer from what you know."
-ASKED = "The LLM asks for a search itself."
 
 # Types that say how a tool is described and not which one it is.
 _GENERIC_TYPES = ("function", "custom")
 
 
-def _later(earlier: Decision | None, later: Decision | None) -> Decision | None:
+def _later(earlier: Decision, later: Decision) -> Decision:
     """Take the later of two decisions: several middlewares may decide in one step of the agent."""
     return later
 
 
-def _together(earlier: Any, later: Any) -> dict[str, Decision | None]:
+def _together(earlier: Any, later: Any) -> dict[str, Decision]:
     """Add decisions to those in a state, by the names of their middlewares."""
     if not isinstance(earlier, dict) or not isinstance(later, dict):
         raise ConfigurationError(
@@ -58,11 +51,11 @@ class RetrievalGateState(AgentState[Any]):
     """An agent's state with what was decided for the current user turn.
 
     ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
-    has each middleware's under its name. With ``answer_first`` it is None until there is one.
+    has each middleware's under its name.
     """
 
-    retrieval_decision: NotRequired[Annotated[Decision | None, _later]]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision | None], _together]]
+    retrieval_decision: NotRequired[Annotated[Decision, _later]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], _together]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
@@ -73,19 +66,12 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
     nothing is hidden. An agent may have several, for different tools.
 
-    With ``answer_first`` the model begins to answer without the tools, and its first tokens are held back and judged.
-    Known: the answer goes on. Unknown: the model is stopped, and asked again with the tools, which stay for the rest
-    of the turn. Nobody but tracers hears of an answer that was stopped. A call of another tool is let through, and
-    what the model says after it is judged. Where a form is to be filled in (``response_format``) there is no text to
-    judge: the question decides. Put such a middleware last: others see a stopped model as one that raised.
-
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need one that reads the turns
             before, or its ``condense``: without either they are retrieved for.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself where another middleware may have taken it away by then.
-        answer_first: Let the model begin to answer, and judge that; `AnswerFirst` has more to choose.
 
     Raises:
         ConfigurationError: ``tools`` is no list of tools, or empty.
@@ -98,25 +84,13 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     state_schema = RetrievalGateState
 
-    def __init__(
-        self,
-        gate: RetrievalGate | GateLike | str | None = None,
-        *,
-        tools: Sequence[Any],
-        answer_first: bool | AnswerFirst = False,
-    ) -> None:
+    def __init__(self, gate: RetrievalGate | GateLike | str | None = None, *, tools: Sequence[Any]) -> None:
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
         self.gate = as_retrieval_gate(gate)
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
-        self._refused = False  # whether the model has said that it gives no log-probabilities
-        self.first: Strategy | None = None
-        options = AnswerFirst.of(answer_first)
-        if options is not None:
-            judge, question_gate = self.gate.for_begun(options)
-            self.first = Strategy(options, judge=judge, question_gate=question_gate)
 
     @property
     def name(self) -> str:
@@ -132,14 +106,14 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return await arun(self._deciding(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
-        """Hide the retrieval tools when the question is known, or while it is found out whether it is."""
-        return run(self._asking(request, handler, AgentEvents))
+        """Hide the retrieval tools when the question is known."""
+        return handler(self._shown(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Hide the retrieval tools when the question is known, or while it is found out whether it is."""
-        return await arun(self._asking(request, handler, AsyncAgentEvents))
+        """Hide the retrieval tools when the question is known."""
+        return await handler(self._shown(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
         """Answer a stray call to a hidden tool without searching."""
@@ -152,61 +126,19 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._stray(request) or await handler(request)
 
     def _deciding(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
-        if self.first is not None:  # the model begins to answer, then it is decided
-            return self._update(None)
         decision: Decision
         try:
             decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
         except InvalidQuestionError as error:  # an agent may run without a question
             decision = fallback_decision(error)
         yield from announcing(decision)
-        return self._update(decision)
-
-    def _update(self, decision: Decision | None) -> dict[str, Any]:
-        """Return what a decision changes in the agent's state."""
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
-    def _asking(
-        self, request: ModelRequest[Any], handler: Callable[[Any], Any], kind: type[AgentEvents]
-    ) -> Flow[Any]:
+    def _shown(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """Return the request with the tools that the model is to see."""
         self._check_names(request.tools)
-        hiding = self._hiding(request)
-        decisions: Any = request.state.get("retrieval_decisions") or {}
-        is_open = self.name in decisions and decisions[self.name] is None
-        if self.first is None or not is_open:
-            return (yield Call(handler, handler, hiding if self._known(request.state) else request))
-        call = AgentCall(self.first, request.messages, kind)
-        if request.response_format is not None:  # a form is filled in: there is no text to judge
-            by_question = yield from call.decide_by_question()
-            response = yield Call(handler, handler, request if by_question.retrieve else hiding)
-            return ExtendedModelResponse(response, Command(update=self._update(by_question)))
-        forms = [Call(handler, handler, hiding)]
-        settings = hiding.model_settings
-        if not self._refused and "logprobs" not in settings and knows_logprobs(hiding.model):
-            with_logprobs = hiding.override(model_settings={**settings, "logprobs": True})
-            forms.insert(0, Call(handler, handler, with_logprobs))
-        response, decision = yield from call.respond(forms, self._note_refusal)
-        if response is None:
-            response = yield Call(handler, handler, request)
-        elif decision is None and self._asks_for_search(response):
-            question = question_of(request.messages)
-            decision = Decision(question=question, retrieve=True, p_known=0.0, reason=ASKED)
-            yield from announcing(decision)
-        if decision is None:  # it called another tool; what it says then will be judged
-            return response
-        return ExtendedModelResponse(response, Command(update=self._update(decision)))
-
-    def _note_refusal(self) -> None:
-        self._refused = True
-
-    def _asks_for_search(self, response: Any) -> bool:
-        """Whether the model called a tool that it was not shown."""
-        for message in response.result:
-            if isinstance(message, AIMessage) and any(c["name"] in self.hidden for c in message.tool_calls):
-                return True
-        return False
-
-    def _hiding(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        if not self._known(request.state):
+            return request
         kept = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):

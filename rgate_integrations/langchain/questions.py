@@ -36,14 +36,13 @@ class Asked:
     history: tuple[BaseMessage, ...] = ()
 
 
-def asked_in(value: Any, input_key: str | None = None, history_key: str | None = None) -> Asked:
+def asked_in(value: Any, input_key: str | None = None) -> Asked:
     """Return the question in a string, a mapping, messages, a message history, or a prompt value.
 
     Args:
         value: The runnable's input. Of messages, the last human one is the question.
         input_key: Key of the question in a mapping; by default the first of `QUESTION_KEYS` that is there.
-        history_key: Key of the earlier turns in a mapping; by default the first of `HISTORY_KEYS` that is there.
-            Without either, ``messages`` are the earlier turns if they end in the question.
+            Beside it the first of `HISTORY_KEYS` has the earlier turns, or ``messages`` if they end in the question.
 
     Raises:
         InvalidQuestionError: There is no question in it.
@@ -53,7 +52,7 @@ def asked_in(value: Any, input_key: str | None = None, history_key: str | None =
     if isinstance(value, BaseMessage):
         return Asked(value.text)
     if isinstance(value, Mapping):
-        return _asked_in_mapping(value, input_key, history_key)
+        return _asked_in_mapping(value, input_key)
     messages = _listed(value)
     if messages is None:
         raise InvalidQuestionError(
@@ -95,14 +94,12 @@ class Questions:
     errors: dict[int, Exception] = field(default_factory=dict)
 
     @classmethod
-    def read(
-        cls, inputs: Sequence[Any], input_key: str | None = None, history_key: str | None = None
-    ) -> Questions:
+    def read(cls, inputs: Sequence[Any], input_key: str | None = None) -> Questions:
         """Read the question in each input."""
         questions = cls()
         for place, value in enumerate(inputs):
             try:
-                asked = asked_in(value, input_key, history_key)
+                asked = asked_in(value, input_key)
             except InvalidQuestionError as error:
                 questions.errors[place] = error
                 continue
@@ -177,7 +174,7 @@ def condensed_question(value: Any) -> str:
     return condensed
 
 
-def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None, history_key: str | None) -> Asked:
+def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
     key = next((key for key in keys if key in value), None)
     if key is None:
@@ -187,13 +184,12 @@ def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None, history_k
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     asked = asked_in(value[key])
-    history_keys = HISTORY_KEYS if history_key is None else (history_key,)
-    history = next((value[name] for name in history_keys if value.get(name)), None)
+    history = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
     if history is not None:
         listed = _listed(history)
         return Asked(asked.question, (*_turns([history] if listed is None else listed), *asked.history))
     # A graph's state often has both. A question that differs from the last message has been rewritten from it.
-    if history_key is None and key != "messages" and value.get("messages"):
+    if key != "messages" and value.get("messages"):
         with contextlib.suppress(InvalidQuestionError):
             beside = asked_in(value["messages"])
             if beside.question.strip() == asked.question.strip():

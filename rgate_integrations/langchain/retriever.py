@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar
 
-from langchain_core.callbacks import (
-    AsyncCallbackManager,
-    AsyncCallbackManagerForRetrieverRun,
-    CallbackManager,
-    CallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import ConfigDict, Field, SkipValidation, field_validator
-from typing_extensions import TypedDict
 
 from rgate_integrations.claims import QueryPlan
 from rgate_integrations.claims.plan import Query, planning
@@ -29,26 +22,11 @@ from rgate_integrations.index.fusion import fuse
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.decision_context import announcing, is_bound
 from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable
-from rgate_integrations.langchain.questions import question_of
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
-WhenKnown: TypeAlias = Literal["nothing", "note"]
 
-NOTE = "No passages were needed for this question: answer it from what you know."
-
-
-class DecidedDocuments(TypedDict):
-    """What `GatedRetriever.with_decision` returns for a question."""
-
-    documents: list[Document]
-    """What the guarded retriever returns: nothing or a note when the question is known."""
-
-    decision: Decision
-    """Why."""
-
-
-class GatedRetriever(BaseRetriever):
+class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever):
     """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
 
     The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
@@ -64,8 +42,6 @@ class GatedRetriever(BaseRetriever):
         gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
         k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
             retriever, too.
-        when_known: What a known question finds: ``"nothing"``, that is ``[]``; or ``"note"``, one document that tells
-            the LLM to answer from what it knows, with ``rgate_note`` in its metadata.
         always_include_question: Whether the question itself is always searched.
         max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
@@ -76,12 +52,12 @@ class GatedRetriever(BaseRetriever):
         InvalidQuestionError: An input holds no question, or an empty one.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = ConfigDict(extra="forbid")
+    run_type: ClassVar[str] = "retriever"
 
     retriever: Runnable[Any, Any]
     gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
-    when_known: WhenKnown = "nothing"
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = False
@@ -91,56 +67,15 @@ class GatedRetriever(BaseRetriever):
     def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
         return as_gate_runnable(gate)
 
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        """Whether ``langchain_core.load.dumpd`` writes its fields: it does."""
-        return True
-
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The specs of the gate and of what is guarded."""
         return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
-    def with_decision(self) -> Runnable[QuestionInput, DecidedDocuments]:
-        """Return a runnable that returns both, ``{"documents": [...], "decision": Decision(...)}``."""
-        return DecidingRetriever(guarded=self)
-
-    # `BaseRetriever` retrieves for one query at a time and does not see the config. Hence these four, which drive
-    # one flow over a batch; each input has a retriever run of its own.
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> list[Document]:
-        """Retrieve for one input."""
-        return only(run(self._in_runs(CallbackManager, [input], config, kwargs)))
-
-    async def ainvoke(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """Retrieve for one input without blocking the event loop."""
-        return only(await arun(self._in_runs(AsyncCallbackManager, [input], config, kwargs)))
-
-    def batch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[list[Document]]:
-        """Retrieve for a batch, in one go."""
-        results = run(self._in_runs(CallbackManager, inputs, config, kwargs))
-        return _returned(results, return_exceptions)
-
-    async def abatch(
-        self,
-        inputs: list[Any],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
-    ) -> list[list[Document]]:
-        """Retrieve for a batch, in one go, without blocking the event loop."""
-        results = await arun(self._in_runs(AsyncCallbackManager, inputs, config, kwargs))
-        return _returned(results, return_exceptions)
+    @property
+    def own_config(self) -> RunnableConfig:
+        """A retriever's own tags and metadata."""
+        return {"tags": self.tags or [], "metadata": self.metadata or {}}
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
@@ -148,61 +83,12 @@ class GatedRetriever(BaseRetriever):
         # A retriever must have this, and old code calls it.
         return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
-    def _in_runs(
-        self,
-        kind: type[CallbackManager | AsyncCallbackManager],
-        inputs: list[Any],
-        config: RunnableConfig | Sequence[RunnableConfig] | None,
-        options: dict[str, Any],
-    ) -> Flow[list[list[Document] | Exception]]:
-        """Retrieve for a batch, each input in a retriever run of its own."""
-        if not inputs:
-            return []
-        configs = get_config_list(config, len(inputs))
-        managers: list[Any] = []
-        for value, each in zip(inputs, configs, strict=True):
-            start: Any = kind.configure(
-                each.get("callbacks"),
-                inheritable_tags=each.get("tags"),
-                local_tags=self.tags,
-                inheritable_metadata={**(each.get("metadata") or {}), **self._get_ls_params()},
-                local_metadata=self.metadata,
-            ).on_retriever_start
-            name = each.get("run_name") or self.get_name()
-            shown = self._shown(value)
-            managers.append((yield Call(start, start, None, shown, name=name, run_id=each.get("run_id"))))
-        try:
-            found = yield from self.decide(RunBatch(inputs, configs, managers, options))
-        except BaseException as error:
-            for manager in managers:
-                yield Call(manager.on_retriever_error, manager.on_retriever_error, error)
-            raise
-        results: list[list[Document] | Exception] = []
-        for manager, each_found in zip(managers, found, strict=True):
-            if isinstance(each_found, Exception):
-                results.append(each_found)
-                end = manager.on_retriever_error
-            else:
-                results.append(each_found["documents"])
-                end = manager.on_retriever_end
-            yield Call(end, end, results[-1])
-        return results
-
-    def _shown(self, value: Any) -> str:
-        """Return an input as traces show it: the question, or an input without one as text."""
-        try:
-            return question_of(value, getattr(self.gate, "input_key", None))
-        except InvalidQuestionError:
-            return str(value)
-
-    def decide(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
+    def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
         decisions: dict[int, Decision] = {}
-        results: list[DecidedDocuments | Exception] = yield BatchCall(
-            self.gate, batch.inputs, batch.children("gate")
-        )
+        results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
         for place, config in enumerate(batch.children()):
-            decision: Any = results[place]
+            decision = results[place]
             if isinstance(decision, Exception):
                 continue
             if not isinstance(decision, Decision):
@@ -225,11 +111,7 @@ class GatedRetriever(BaseRetriever):
         )
         searched = yield from self._search(dict(zip(decisions, plans, strict=True)), batch)
         for place, decision in decisions.items():
-            documents = searched[place] if decision.retrieve else self._known(decision)
-            if isinstance(documents, Exception):
-                results[place] = documents
-            else:
-                results[place] = {"documents": documents, "decision": decision}
+            results[place] = searched[place] if decision.retrieve else []
         return results
 
     def _search(
@@ -254,28 +136,6 @@ class GatedRetriever(BaseRetriever):
         for place, plan in plans.items():
             found[place] = _fused(plan.queries, [next(results) for _ in plan.queries], limit)
         return found
-
-    def _known(self, decision: Decision) -> list[Document]:
-        """Return what a known question finds."""
-        if self.when_known == "nothing":
-            return []
-        metadata = {"rgate_note": True, "rgate_p_known": decision.p_known, "rgate_reason": decision.reason}
-        return [Document(page_content=NOTE, metadata=metadata)]
-
-
-class DecidingRetriever(FlowRunnable[QuestionInput, DecidedDocuments]):
-    """A guarded retriever that returns its decision beside the documents; `GatedRetriever.with_decision` makes it."""
-
-    guarded: GatedRetriever
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The specs of the guarded retriever."""
-        return self.guarded.config_specs
-
-    def flow(self, batch: RunBatch) -> Flow[list[DecidedDocuments | Exception]]:
-        """Decide and retrieve for a batch."""
-        return (yield from self.guarded.decide(batch))
 
 
 def _claim_gate(gate: Runnable[Any, Decision]) -> GateLike | None:
@@ -305,14 +165,6 @@ def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> l
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
     return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)
-
-
-def _returned(results: Sequence[list[Document] | Exception], return_exceptions: bool) -> list[Any]:
-    """Return the results of a batch; raise the first exception among them, unless they are to be returned too."""
-    for result in results:
-        if isinstance(result, Exception) and not return_exceptions:
-            raise result
-    return list(results)
 
 
 class IndexRetriever(BaseRetriever):

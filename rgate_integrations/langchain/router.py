@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableParallel
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
-from langchain_core.runnables.graph import Graph, Node
+from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.utils import (
     ConfigurableFieldSpec,
     Input,
@@ -105,17 +105,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def get_graph(self, config: RunnableConfig | None = None) -> Graph:
         """Return a graph of the gate and both arms."""
-        graph = Graph()
-        gate = graph.add_node(self.gate)
-        ends = []
-        for name, arm in (("retrieve", self.retrieve), ("direct", self.direct)):
-            first, last = _drawn(graph, name, arm, config)
-            graph.add_edge(gate, first, data=name, conditional=True)
-            ends.append(last)
-        output = graph.add_node(self.get_output_schema(config))
-        for last in ends:
-            graph.add_edge(last, output)
-        return graph
+        arms = RunnableParallel(retrieve=self.retrieve, direct=self.direct)
+        return (self.gate | arms).get_graph(config)
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
@@ -207,21 +198,6 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
-
-
-def _drawn(
-    graph: Graph, name: str, arm: Runnable[Any, Any], config: RunnableConfig | None
-) -> tuple[Node, Node]:
-    """Add an arm to a graph; returns its first and last node."""
-    inner = arm.get_graph(config)
-    inner.trim_first_node()
-    inner.trim_last_node()
-    if inner.nodes:
-        first, last = graph.extend(inner, prefix=name)
-        if first is not None and last is not None:
-            return first, last
-    node = graph.add_node(arm, id=f"{name}:{arm.get_name()}")
-    return node, node
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
-from langchain_core.runnables.config import patch_config
+from langchain_core.runnables.config import get_config_list, merge_configs, patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
@@ -59,6 +59,9 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
+    run_type: ClassVar[str | None] = None
+    """What traces call its runs; None for a chain."""
+
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
 
@@ -75,13 +78,20 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
             One result an input, in order: the output, or the exception that concerns this input only.
         """
 
+    @property
+    def own_config(self) -> RunnableConfig:
+        """What is added to the config of each call."""
+        return {}
+
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""
-        return self._call_with_config(self._one, input, config, **kwargs)
+        merged = merge_configs(self.own_config, config)
+        return self._call_with_config(self._one, input, merged, run_type=self.run_type, **kwargs)
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input without blocking the event loop."""
-        return await self._acall_with_config(self._aone, input, config, **kwargs)
+        merged = merge_configs(self.own_config, config)
+        return await self._acall_with_config(self._aone, input, merged, run_type=self.run_type, **kwargs)
 
     def batch(
         self,
@@ -92,9 +102,12 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         **kwargs: Any | None,
     ) -> list[Output]:
         """Run on a batch, in one go."""
-        return self._batch_with_config(
-            self._many, inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
+        options: dict[str, Any] = {
+            "return_exceptions": return_exceptions,
+            "run_type": self.run_type,
+            **kwargs,
+        }
+        return self._batch_with_config(self._many, inputs, self._configs(config, inputs), **options)
 
     async def abatch(
         self,
@@ -105,9 +118,17 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         **kwargs: Any | None,
     ) -> list[Output]:
         """Run on a batch, in one go, without blocking the event loop."""
-        return await self._abatch_with_config(
-            self._amany, inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
+        options: dict[str, Any] = {
+            "return_exceptions": return_exceptions,
+            "run_type": self.run_type,
+            **kwargs,
+        }
+        return await self._abatch_with_config(self._amany, inputs, self._configs(config, inputs), **options)
+
+    def _configs(
+        self, config: RunnableConfig | list[RunnableConfig] | None, inputs: list[Input]
+    ) -> list[RunnableConfig]:
+        return [merge_configs(self.own_config, each) for each in get_config_list(config, len(inputs))]
 
     # LangChain passes the managers and configs to arguments of exactly these names.
 

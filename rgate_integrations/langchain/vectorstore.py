@@ -6,7 +6,7 @@ import math
 import operator
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -15,13 +15,14 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.errors import ConfigurationError, IndexMismatchError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.index.retriever import Hit, check_k
+from rgate_integrations.index.retriever import check_k
 from rgate_integrations.index.vectors import Metric, checked_vectors, normalised
 from rgate_integrations.langchain.embeddings import as_embedder
-from rgate_integrations.langchain.filters import Filter, as_predicate
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+
+Filter: TypeAlias = Mapping[str, Any] | Callable[[Document], bool]
+"""Conditions on the metadata, all of which must hold, or a function of the document; see `as_predicate`."""
 
 Scored: TypeAlias = list[tuple[Document, float]]
 
@@ -38,7 +39,7 @@ class FaissVectorStore(VectorStore):
     """A vector store on FAISS: exact search, upserts by id, metadata filters, MMR, atomic saves.
 
     ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write: a write
-    happens as a whole or, if it raises, not at all. Awaited methods await the embeddings' own.
+    happens as a whole or, if it raises, not at all. Awaited methods run in a thread.
 
     Scores are cosines or inner products, of which higher is nearer, or squared Euclidean distances, of which *lower*
     is nearer. Metadata must be JSON: text, numbers, booleans, None, lists, and dicts with text as keys. A text may be
@@ -104,13 +105,7 @@ class FaissVectorStore(VectorStore):
             ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
                 stored.
         """
-        return run(self._upsert(documents, ids))
-
-    async def aadd_documents(
-        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
-    ) -> list[str]:
-        """Add documents, see `add_documents`."""
-        return await arun(self._upsert(documents, ids))
+        return self._upsert(documents, ids)
 
     def add_texts(
         self,
@@ -121,55 +116,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, or replace those with the same id; returns the ids."""
-        return run(self._upsert(_documents(texts, metadatas), ids))
-
-    async def aadd_texts(
-        self,
-        texts: Iterable[str],
-        metadatas: list[dict[str, Any]] | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: Any,
-    ) -> list[str]:
-        """Add texts, see `add_texts`."""
-        return await arun(self._upsert(_documents(texts, metadatas), ids))
-
-    def add_embeddings(
-        self,
-        text_embeddings: Iterable[tuple[str, list[float]]],
-        metadatas: list[dict[str, Any]] | None = None,
-        ids: list[str] | None = None,
-        **kwargs: Any,
-    ) -> list[str]:
-        """Add texts whose vectors are there already, or replace those with the same id; returns the ids."""
-        pairs = list(text_embeddings)
-        documents = _documents([text for text, _ in pairs], metadatas)
-        return run(self._upsert(documents, ids, [vector for _, vector in pairs]))
-
-    def merge_from(self, target: FaissVectorStore) -> None:
-        """Take over the documents of another store with their vectors; of equal ids the other store's stays.
-
-        Raises:
-            ConfigurationError: The other one is no such store, or has another distance strategy or dimension.
-            IndexMismatchError: It has other embeddings.
-        """
-        if not isinstance(target, FaissVectorStore):
-            raise ConfigurationError(f"Only a FaissVectorStore can be merged, not {type(target).__name__}.")
-        if target.distance_strategy != self.distance_strategy:
-            raise ConfigurationError(
-                f"A store that is searched by {target.distance_strategy} cannot be merged into one that is "
-                f"searched by {self.distance_strategy}.",
-                hint="Add its documents instead.",
-            )
-        same = target.embedding is self.embedding
-        if not same and target.index.embedder.identity != self.index.embedder.identity:
-            raise IndexMismatchError(
-                "The stores have different embeddings.", hint="Add the documents instead."
-            )
-        with target.index.reading():
-            passages = list(target.index)
-            vectors = target.index.vectors([passage.id for passage in passages])
-        run(self.index.writing(passages, vectors, blank=True))
+        return self._upsert(_documents(texts, metadatas), ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
@@ -192,21 +139,6 @@ class FaissVectorStore(VectorStore):
         return store
 
     @classmethod
-    async def afrom_texts(
-        cls,
-        texts: list[str],
-        embedding: Embeddings,
-        metadatas: list[dict[str, Any]] | None = None,
-        *,
-        ids: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Make a store of texts, see `from_texts`."""
-        store = cls(embedding, **kwargs)
-        await store.aadd_texts(texts, metadatas, ids=ids)
-        return store
-
-    @classmethod
     def from_embeddings(
         cls,
         text_embeddings: Iterable[tuple[str, list[float]]],
@@ -217,12 +149,14 @@ class FaissVectorStore(VectorStore):
     ) -> Self:
         """Make a store of texts whose vectors are there already; further arguments are those of the class."""
         store = cls(embedding, **kwargs)
-        store.add_embeddings(text_embeddings, metadatas, ids)
+        pairs = list(text_embeddings)
+        documents = _documents([text for text, _ in pairs], metadatas)
+        store._upsert(documents, ids, [vector for _, vector in pairs])
         return store
 
     def _upsert(
         self, documents: Sequence[Document], ids: Sequence[Any] | None, vectors: Sequence[Any] | None = None
-    ) -> Flow[list[str]]:
+    ) -> list[str]:
         """Write documents, with their vectors if those are there already; returns the ids."""
         if ids is None:
             ids = [document.id for document in documents]
@@ -236,7 +170,7 @@ class FaissVectorStore(VectorStore):
             document = documents[place]
             passages.append(Passage(id=name, text=document.page_content, metadata=document.metadata))
         chosen: Any = None if vectors is None else [vectors[place] for place in last.values()]
-        yield from self.index.writing(passages, chosen, blank=True)
+        self.index.upsert(passages, chosen, blank=True)
         return names
 
     # --- searching -----------------------------------------------------------------------------------------
@@ -256,46 +190,23 @@ class FaissVectorStore(VectorStore):
             query: The query.
             k: How many.
             filter: Conditions on the metadata, or a function of the document; see `as_predicate`.
-            **kwargs: ``score_threshold``: the worst score that is returned. The rest is ignored.
+            **kwargs: Ignored.
         """
-        return _without_scores(self.similarity_search_with_score(query, k, filter, **kwargs))
-
-    async def asimilarity_search(
-        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """Return the nearest documents, see `similarity_search`."""
-        return _without_scores(await self.asimilarity_search_with_score(query, k, filter, **kwargs))
+        return _without_scores(self.similarity_search_with_score(query, k, filter))
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> Scored:
         """Return documents with their score; the nearest comes first."""
-        return run(self._search_texts([query], k, filter, **kwargs))[0]
-
-    async def asimilarity_search_with_score(
-        self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> Scored:
-        """Return documents with their score, see `similarity_search_with_score`."""
-        found = await arun(self._search_texts([query], k, filter, **kwargs))
-        return found[0]
-
-    def batch_similarity_search(
-        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
-    ) -> list[list[Document]]:
-        """Search several queries; they are embedded and searched in one call each."""
-        return [_without_scores(scored) for scored in run(self._search_texts(queries, k, filter))]
-
-    async def abatch_similarity_search(
-        self, queries: Sequence[str], k: int = 4, filter: Filter | None = None
-    ) -> list[list[Document]]:
-        """Search several queries, see `batch_similarity_search`."""
-        return [_without_scores(scored) for scored in await arun(self._search_texts(queries, k, filter))]
+        passes = as_predicate(filter)
+        check_k(k)
+        return self._search(self.index.embed_queries([query]), k, passes)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
         """Return the ``k`` documents nearest to a vector."""
-        return _without_scores(self.similarity_search_with_score_by_vector(embedding, k, filter, **kwargs))
+        return _without_scores(self.similarity_search_with_score_by_vector(embedding, k, filter))
 
     def similarity_search_with_score_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
@@ -305,7 +216,7 @@ class FaissVectorStore(VectorStore):
         Raises:
             ConfigurationError: The vector has another dimension than those of the store, or is not finite.
         """
-        return self._search([embedding], k, as_predicate(filter), kwargs.get("score_threshold"))[0]
+        return self._search([embedding], k, as_predicate(filter))
 
     def max_marginal_relevance_search(
         self,
@@ -317,19 +228,8 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
-        return run(self._search_diverse(query, k, fetch_k, lambda_mult, filter))
-
-    async def amax_marginal_relevance_search(
-        self,
-        query: str,
-        k: int = 4,
-        fetch_k: int = 20,
-        lambda_mult: float = 0.5,
-        filter: Filter | None = None,
-        **kwargs: Any,
-    ) -> list[Document]:
-        """Return diverse documents, see `max_marginal_relevance_search`."""
-        return await arun(self._search_diverse(query, k, fetch_k, lambda_mult, filter))
+        passes = as_predicate(filter)
+        return self._diverse(self.index.embed_queries([query]), k, fetch_k, lambda_mult, passes)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -353,78 +253,39 @@ class FaissVectorStore(VectorStore):
             return min(1.0, max(0.0, (score + 1) / 2))  # a rounded cosine may lie just outside
         return (1 + math.tanh(score / 2)) / 2  # the logistic function, in a form that does not overflow
 
-    def _search_texts(
-        self,
-        queries: Sequence[str],
-        k: int,
-        filter: Filter | None,
-        score_threshold: float | None = None,
-        **ignored: Any,
-    ) -> Flow[list[Scored]]:
-        passes = as_predicate(filter)
-        check_k(k)
-        if not queries:
-            return []
-        vectors = yield from self.index.embedding_queries(queries)
-        found: list[Scored] = yield Call(self._search, None, vectors, k, passes, score_threshold)
-        return found
-
-    def _search(
-        self,
-        vectors: Any,
-        k: int,
-        passes: Callable[[Document], bool] | None,
-        score_threshold: float | None = None,
-    ) -> list[Scored]:
+    def _search(self, vector: Any, k: int, passes: Callable[[Document], bool] | None) -> Scored:
+        """Return the documents nearest to one vector, shape (1, dimension)."""
         check_k(k)
         wide = k if passes is None else k * _WIDER
         while True:
-            found = self.index.search_vectors(vectors, wide)
-            results = [self._passing(hits, passes)[:k] for hits in found]
-            # FAISS knows no metadata: search wider until each query has enough that passes, or found all that there
-            # is. The size of the index does not tell that: others may be writing.
-            if all(len(kept) == k or len(hits) < wide for kept, hits in zip(results, found, strict=True)):
-                break
+            (hits,) = self.index.search_vectors(vector, wide)
+            kept: Scored = []
+            for hit in hits:
+                document = _document(hit.passage)
+                if passes is None or passes(document):
+                    # The index has higher scores for what is nearer, also for distances.
+                    score = max(0.0, -hit.score) if self.index.metric == "l2" else hit.score
+                    kept.append((document, score))
+            # FAISS knows no metadata: search wider until enough passes, or all that there is was found. The size of
+            # the index does not tell that: others may be writing.
+            if len(kept) >= k or len(hits) < wide:
+                return kept[:k]
             wide *= _WIDER
-        if score_threshold is not None:
-            nearer = operator.le if self.index.metric == "l2" else operator.ge
-            for place, scored in enumerate(results):
-                results[place] = [each for each in scored if nearer(each[1], score_threshold)]
-        return results
-
-    def _passing(self, hits: Sequence[Hit], passes: Callable[[Document], bool] | None) -> Scored:
-        kept = []
-        for hit in hits:
-            document = _document(hit.passage)
-            if passes is None or passes(document):
-                # The index has higher scores for what is nearer, also for distances.
-                score = max(0.0, -hit.score) if self.index.metric == "l2" else hit.score
-                kept.append((document, score))
-        return kept
-
-    def _search_diverse(
-        self, query: str, k: int, fetch_k: int, lambda_mult: float, filter: Filter | None
-    ) -> Flow[list[Document]]:
-        passes = as_predicate(filter)
-        vectors = yield from self.index.embedding_queries([query])
-        found: list[Document] = yield Call(self._diverse, None, vectors, k, fetch_k, lambda_mult, passes)
-        return found
 
     def _diverse(
         self,
-        vectors: Any,
+        vector: Any,
         k: int,
         fetch_k: int,
         lambda_mult: float,
         passes: Callable[[Document], bool] | None,
     ) -> list[Document]:
         with self.index.reading():  # or what is found might be gone when its vector is asked for
-            (scored,) = self._search(vectors, max(fetch_k, k), passes)
-            near = _without_scores(scored)
+            near = _without_scores(self._search(vector, max(fetch_k, k), passes))
             if not near:
                 return []
             theirs = self.index.vectors([str(document.id) for document in near])
-        asked = normalised(checked_vectors(vectors, 1, None))[0]
+        asked = normalised(checked_vectors(vector, 1, None))[0]
         chosen = maximal_marginal_relevance(asked, list(theirs), lambda_mult=lambda_mult, k=k)
         return [near[i] for i in chosen]
 
@@ -492,3 +353,95 @@ def _folder(folder_path: str | Path, index_name: str) -> Path:
         )
     root = Path(folder_path)
     return root if index_name == "index" else root / index_name
+
+
+# --- filters -------------------------------------------------------------------------------------------------
+
+
+_MISSING = object()
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "$eq": operator.eq,
+    "$ne": operator.ne,
+    "$neq": operator.ne,  # as langchain_community's store has it
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+    "$in": lambda held, wanted: held in list(wanted),
+    "$nin": lambda held, wanted: held not in list(wanted),
+}
+
+
+def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
+    """Return a function that says whether a document passes; None if there is no filter.
+
+    A key with a value holds if the metadata has that value, with a list if it has one of the list's, and with a
+    mapping of operators if all of them hold: ``$eq $ne $gt $gte $lt $lte $in $nin $not``. ``$and``, ``$or`` (lists)
+    and ``$not`` combine whole filters. What is compared with a missing key, or a value of another type, does not
+    hold; so ``$ne``, ``$nin`` and ``$not`` do.
+
+    Raises:
+        ConfigurationError: An operator is not known, or is given what it cannot take.
+
+    Example:
+        >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
+        >>> passes(Document(page_content="", metadata={"year": 1995, "tag": "b"}))
+        True
+    """
+    if given is None or callable(given):
+        return given
+    _holds(given, {})  # a wrong filter is an error now, also where there is nothing to search
+    return lambda document: _holds(given, document.metadata)
+
+
+# All conditions are looked at, also behind one that does not hold: one look finds whatever is wrong with a filter.
+
+
+def _holds(given: Any, metadata: Mapping[str, Any]) -> bool:
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"A filter is a mapping or a function of the document, not {type(given).__name__}.",
+            hint='Give, for example, {"year": {"$gte": 1990}}.',
+        )
+    holds = True
+    for key, wanted in given.items():
+        if key == "$not":
+            holds &= not _holds(wanted, metadata)
+        elif key in ("$and", "$or"):
+            if not isinstance(wanted, list | tuple) or not wanted:
+                raise ConfigurationError(f"{key} takes a list of filters, not {wanted!r}.")
+            parts = [_holds(each, metadata) for each in wanted]
+            holds &= all(parts) if key == "$and" else any(parts)
+        elif not isinstance(key, str) or key.startswith("$"):
+            raise ConfigurationError(f"A filter has no key {key!r}.", hint="Use a text, $and, $or or $not.")
+        else:
+            holds &= _value_passes(metadata.get(key, _MISSING), wanted)
+    return holds
+
+
+def _value_passes(held: Any, wanted: Any) -> bool:
+    """Whether a value of the metadata is the wanted one, one of a list, or passes every operator."""
+    if isinstance(wanted, list | tuple | set | frozenset):
+        wanted = {"$in": wanted}
+    elif not isinstance(wanted, Mapping) or not any(str(name).startswith("$") for name in wanted):
+        wanted = {"$eq": wanted}
+    passes = True
+    for name, operand in wanted.items():
+        passes &= _compare(held, name, operand)
+    return passes
+
+
+def _compare(held: Any, name: Any, operand: Any) -> bool:
+    if name == "$not" and isinstance(operand, Mapping):
+        return not _value_passes(held, operand)
+    if name not in _COMPARISONS:
+        known = ", ".join([*_COMPARISONS, "$not"])
+        raise ConfigurationError(
+            f"{name!r} with {operand!r} is no operator of filters.", hint=f"Use one of {known}."
+        )
+    if name in ("$in", "$nin") and not isinstance(operand, list | tuple | set | frozenset):
+        raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
+    try:
+        return bool(_COMPARISONS[name](held, operand))
+    except TypeError:  # a number is neither more nor less than a text, or than what is not there
+        return False

@@ -18,8 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from rgate_integrations.runtime.threads import start_thread
 
@@ -181,62 +180,6 @@ class Task(Step):
         if not self.job.done():
             self.job.cancel()
         self.job.add_done_callback(_log_failure)
-
-
-class NextInput(Step):
-    """Something that a flow waits for and that somebody else brings; see `PushDriver`."""
-
-    def run(self) -> NoReturn:
-        """Only a fed flow can wait for it."""
-        raise RuntimeError("Nobody brings what this flow waits for.")
-
-    async def arun(self) -> NoReturn:
-        """Only a fed flow can wait for it."""
-        self.run()
-
-
-class PushDriver(Generic[_T]):
-    """A flow whose arrivals are brought to it, by code that is called back and cannot be asked.
-
-    Each method is a flow itself: it does what the fed flow wants done, up to the next arrival that it waits for.
-
-    Args:
-        flow: The flow.
-
-    Attributes:
-        result: What it has returned; None before that.
-        done: Whether it has returned.
-    """
-
-    def __init__(self, flow: Flow[_T]) -> None:
-        self.result: _T | None = None
-        self.done = False
-        self._flow = flow
-
-    def start(self) -> Flow[None]:
-        """Begin it."""
-        yield from self._advance(partial(next, self._flow))
-
-    def feed(self, value: Any) -> Flow[None]:
-        """Bring what it waits for."""
-        yield from self._advance(partial(self._flow.send, value))
-
-    def fail(self, error: BaseException) -> Flow[None]:
-        """Say that what it waits for failed."""
-        yield from self._advance(partial(self._flow.throw, error))
-
-    def _advance(self, go_on: Callable[[], Step]) -> Flow[None]:
-        try:
-            step = go_on()
-            while not isinstance(step, NextInput):
-                try:
-                    result = yield step
-                except BaseException as error:  # the flow decides what a failing step means
-                    step = self._flow.throw(error)
-                else:
-                    step = self._flow.send(result)
-        except StopIteration as end:
-            self.result, self.done = end.value, True
 
 
 def _run_in_thread(step: Step) -> Task:
