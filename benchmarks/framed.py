@@ -3,8 +3,8 @@
     python benchmarks/framed.py --data FOLDER [--n 45] [--cache FOLDER]
 
 Requests of ``practical.dev.jsonl`` stand in the frames of `mixtures` (logs, mails, tables, prose ...), with 100 to
-2,000 characters pasted before, after or around them. The frames are left out by turns, four or five at a time, and
-the heads of segments are trained on no request that is asked here. Those of whole requests are the shipped ones: they
+2,000 characters pasted before, after or around them. The frames are left out by turns, a quarter at a time, and the
+heads of segments are trained on no request that is asked here. Those of whole requests are the shipped ones: they
 never saw a frame. Follow-ups are of `dialogues`, of frames that nothing trains on. The last line has tasks of several
 sentences, scored by heads of segments that never saw their source. An LLM of which nothing is known is judged.
 """

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "templates"
 KINDS = ("task", "common", "obscure", "fresh", "private", "language")
 LICENCE = "Apache-2.0"
 
-_EACH = {"task": 30, "common": 45, "obscure": 40, "fresh": 40, "private": 32, "language": 8}
+_EACH = {"task": 22, "common": 40, "obscure": 40, "fresh": 26, "private": 28, "language": 8}
 """At most so many requests a template, so that the kinds are of like size."""
 _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
