@@ -11,9 +11,9 @@ from rgate_integrations.serving.service import DecisionService
 
 
 @contextmanager
-def listening(app, **options):
+def listening(app, port=0, **options):
     """Run an application; gives its URL."""
-    server = make_server(app, "127.0.0.1", 0, **options)
+    server = make_server(app, "127.0.0.1", port, **options)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

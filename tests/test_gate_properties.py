@@ -17,6 +17,7 @@ from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.runtime.files import write_folder
+from tests.http_servers import serving_gate
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = [
@@ -82,11 +83,13 @@ def folders(tmp_path_factory):
     save_gate(ProbeArtifact(weight=weight, bias=-4.0, layers=of_question, **base), root / "prior")
     save_gate(heads, root / "heads")
     write_folder(root / "tuned", tuned_files(tuned, root / "prior"))
-    return {
-        "neighbours": f"neighbours:{root}/labels.jsonl",
-        "answer": f"answer:{root}/heads,token_probability",
-        **{name: f"{root}/{name}" for name in ("probe", "heads", "tuned")},
-    }
+    with serving_gate(load_gate("ik", proxy=ScriptedProxy())) as url:
+        yield {
+            "remote": url,
+            "neighbours": f"neighbours:{root}/labels.jsonl",
+            "answer": f"answer:{root}/heads,token_probability",
+            **{name: f"{root}/{name}" for name in ("probe", "heads", "tuned")},
+        }
 
 
 @pytest.fixture

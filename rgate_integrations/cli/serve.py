@@ -39,10 +39,11 @@ def serve(
     """
     try:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.server import TOKEN, make_server
+        from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
     from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.models.decision_server import TOKEN
     from rgate_integrations.serving.metrics import Metrics
     from rgate_integrations.serving.service import DecisionService
 

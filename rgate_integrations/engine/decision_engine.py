@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 
@@ -16,7 +15,7 @@ from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.engine.deadlines import await_results, wait_results
 from rgate_integrations.engine.evaluation import Evaluation, evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
-from rgate_integrations.engine.follow_ups import retrieve_unread
+from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
 from rgate_integrations.engine.requests import Request, check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Drafter, Inputs, Sources, expand_specs
@@ -288,9 +287,7 @@ class DecisionEngine:
         timeout: float | None,
     ) -> Flow[list[Decision]]:
         """Check what a caller gives, queue what can be judged, wait for it, and decide."""
-        requests = check_requests(
-            questions, threshold, drafts, popularity, histories, metadata, default=self.threshold
-        )
+        requests = check_requests(questions, threshold, drafts, popularity, histories, metadata)
         patience = self.timeout if timeout is None else valid_timeout(timeout)
         if _BUSY.get() is self:
             itself = ConfigurationError(
@@ -325,17 +322,18 @@ class DecisionEngine:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
         inputs, score = request.inputs, evaluation.score
         question = inputs.question if isinstance(inputs, Inputs) else ""
+        threshold = self.threshold if request.threshold is None else request.threshold
         if isinstance(score, Exception):
             if self.on_error == "raise":
                 raise score
-            return fallback_decision(
-                score, question=question, threshold=request.threshold, gate=self.gate.name
-            )
+            return fallback_decision(score, question=question, threshold=threshold, gate=self.gate.name)
+        if request.threshold is None and score.threshold is not None:
+            threshold = score.threshold
         decision = Decision(
             question=question,
-            retrieve=score.p_known < request.threshold,
+            retrieve=score.p_known < threshold,
             p_known=score.p_known,
-            threshold=request.threshold,
+            threshold=threshold,
             reason=score.reason,
             gate=self.gate.name,
             draft=score.draft,
@@ -345,7 +343,10 @@ class DecisionEngine:
             llm=score.llm,
         )
         has_history = isinstance(inputs, Inputs) and bool(inputs.history)
-        return retrieve_unread(decision) if has_history and not self.reads_history else decision
+        if has_history and not self.reads_history:
+            return retrieve_unread(decision)
+        # A gate on a server says so itself.
+        return decision.model_copy(update={"retrieve": True}) if is_unread(decision) else decision
 
 
 def decide_together(
@@ -377,12 +378,11 @@ def decide_together(
     llms = {id(engine.llm): engine.llm for engine in engines if engine.llm is not None}
     if len(llms) > 1:
         raise ConfigurationError("Gates that share evidence must use the same LLM.")
-    requests = check_requests(questions, None, drafts, popularity, default=0.5)
+    requests = check_requests(questions, None, drafts, popularity)
     judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
     sources = Sources(lambda: proxy, next(iter(llms.values()), None), {})
     found = []
     evaluations = evaluate([engine._gate_with_rules for engine in engines], judged, sources)
     for engine, own in zip(engines, evaluations, strict=True):
-        asked = [replace(each, threshold=engine.threshold) for each in requests]
-        found.append(engine._apply(asked, own))
+        found.append(engine._apply(requests, own))
     return found

@@ -41,8 +41,9 @@ def load_gate(
 
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
-            (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; or a gate
-            of your own. None is ``"default-heads"``, the shipped default gate.
+            (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
+            of a decision server (``rgate serve``); or a gate of your own. None is ``"default-heads"``, the shipped
+            default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts of gates with ``source="llm"``. If it has a name, its knowledge is judged.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.

@@ -20,11 +20,11 @@ class Request:
 
     Attributes:
         inputs: The question and what came with it; or why it cannot be judged.
-        threshold: What P(known) is compared with.
+        threshold: What P(known) is compared with; None for the gate's own.
     """
 
     inputs: Inputs | Exception
-    threshold: float
+    threshold: float | None
 
 
 def check_requests(
@@ -34,8 +34,6 @@ def check_requests(
     popularity: Sequence[float | None] | None = None,
     histories: Sequence[Sequence[str] | None] | None = None,
     metadata: Sequence[Mapping[str, Any] | None] | None = None,
-    *,
-    default: float,
 ) -> list[Request]:
     """Check what a caller gives with a batch of questions; what is wrong with one is an error of its request.
 
@@ -46,7 +44,6 @@ def check_requests(
         popularity: Numbers.
         histories: The turns before each question, as lines.
         metadata: Mappings.
-        default: The threshold where none is given.
 
     Raises:
         ConfigurationError: A threshold is not a number of at least 0, or the numbers of items differ.
@@ -68,7 +65,7 @@ def check_requests(
             raise ConfigurationError(f"{n} questions do not match {len(values)} {name}.")
     requests = []
     for question, own_threshold, *rest in zip(questions, *given.values(), strict=True):
-        compared = default if own_threshold is None else valid_threshold(own_threshold)
+        compared = None if own_threshold is None else valid_threshold(own_threshold)
         try:
             requests.append(Request(_inputs(question, *rest), compared))
         except (InvalidQuestionError, EvidenceError) as error:

@@ -52,6 +52,7 @@ class Score:
         warnings: What was noticed on the way; the decision carries it.
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
+        threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
     """
 
     p_known: float
@@ -60,6 +61,7 @@ class Score:
     warnings: tuple[str, ...] = ()
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
+    threshold: float | None = None
 
 
 class Gate(BaseModel, ABC):

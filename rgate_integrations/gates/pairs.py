@@ -14,6 +14,7 @@ from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.constant import ConstantGate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import make_gate
+from rgate_integrations.gates.remote import RemoteGate
 from rgate_integrations.gates.tuned import TunedGate
 
 
@@ -23,8 +24,8 @@ def answer_gate_of(gate: Gate) -> Gate | None:
     Returns:
         The gate; None where there is none, since this one reads the question alone.
     """
-    # A constant reads nothing: it is as good a baseline for begun answers as for questions.
-    if _reads_answers(gate) or isinstance(gate, ConstantGate):
+    # A constant reads nothing: it is as good a baseline for begun answers as for questions. A server has both gates.
+    if _reads_answers(gate) or isinstance(gate, ConstantGate | RemoteGate):
         return gate
     if isinstance(gate, HeadsGate):
         begun = AnswerGate(question=gate, proxy=gate.proxy)
@@ -42,7 +43,7 @@ def question_gate_of(gate: Gate) -> Gate | None:
         return gate.question
     if isinstance(gate, TunedGate) and _reads_answers(gate):
         return _gate_in(saved_folder(gate.artifact).resolve().parent, gate.proxy)
-    return gate if isinstance(gate, HeadsGate | TunedGate) else None
+    return gate if isinstance(gate, HeadsGate | TunedGate | RemoteGate) else None
 
 
 def _reads_answers(gate: Gate) -> bool:

@@ -34,6 +34,7 @@ _GATES = {
     "popularity": "papers.popularity:PopularityGate",
     "probe": "probe:ProbeGate",
     "prompt": "papers.prompt:PromptGate",
+    "remote": "remote:RemoteGate",
     "self_eval": "papers.self_eval:SelfEvalGate",
     "semantic_sets": "papers.sample_agreement:SemanticSetsGate",
     "slimplm": "papers.slimplm:SlimPLMGate",
@@ -68,7 +69,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
     Args:
         name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
-            of a shipped gate; or the folder or Hub id of a trained one.
+            of a shipped gate; the folder or Hub id of a trained one; or the URL of a decision server.
         **parameters: Its parameters. Where one is a gate, it may be a name or a config, too.
 
     Raises:
@@ -76,7 +77,12 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         ConfigurationError: A parameter is unknown or out of its range.
         ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
     """
+    if name.startswith(("http://", "https://")):
+        name = f"remote:{name}"
     kind, _, argument = name.partition(":")
+    if kind == "remote" and _OPENED.get():
+        # It may be anybody's, and would send them all questions.
+        raise ModelLoadError("A saved gate may not ask a server.", hint="Do not use it.")
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(existing_folder(name))):
         return _saved(name, parameters)
     found = gate_class(kind)

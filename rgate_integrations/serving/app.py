@@ -144,7 +144,8 @@ class DecisionRoutes:
 
     async def _decided(self, body: DecideRequest, request: Request, timeout: float | None) -> list[Decision]:
         began = time.perf_counter()
-        decisions = await self.service.decide(body.items(), body.llm, _seconds(timeout))
+        gates = self.service.gates(body.llm, body.llm_known_by)
+        decisions = await self.service.decide(body.items(), gates, _seconds(timeout))
         _note(request, began)
         return decisions
 
@@ -153,7 +154,7 @@ class DecisionRoutes:
         pause = 1.0
         asked = [DecideItem(question="Is this a question?")]
         while not self.is_ready:
-            (decision,) = await self.service.decide(asked, timeout=_LONGEST_PAUSE)
+            (decision,) = await self.service.decide(asked, self.service.gates())
             self.is_ready = decision.error is None
             if decision.error is not None:
                 _log.warning("The gate does not decide yet: %s", decision.error.message)

@@ -12,10 +12,8 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.models.decision_server import TOKEN
 from rgate_integrations.serving.guard import Guard, Limits
-
-TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
-"""The environment variable that has the token of the server."""
 
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGEST_HEADERS = 32 << 10

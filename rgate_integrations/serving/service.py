@@ -27,7 +27,8 @@ from rgate_integrations.serving.wire import DecideItem
 _log = logging.getLogger("rgate_integrations.serving")
 
 _MOST_LLMS = 64
-_FOUND_BY = "the request"
+FOUND_BY = "the request"
+"""Who told which LLM answers, where a request has a model."""
 
 
 class FullError(RGateError):
@@ -47,13 +48,13 @@ class LLMGates:
     answer: GateLike | None
 
     @classmethod
-    def of(cls, gate: GateLike, llm: str) -> LLMGates:
+    def of(cls, gate: GateLike, llm: str, known_by: str) -> LLMGates:
         """Return the gates that belong to a given one."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
-            return cls(for_llm(gate, llm, _FOUND_BY), None)
-        return cls(for_llm(question or gate, llm, _FOUND_BY), for_llm(judge, llm, _FOUND_BY))
+            return cls(for_llm(gate, llm, known_by), None)
+        return cls(for_llm(question or gate, llm, known_by), for_llm(judge, llm, known_by))
 
 
 class DecisionService:
@@ -82,27 +83,27 @@ class DecisionService:
         self._queue = queue
         self._log_questions = log_questions
         self._waiting = 0
-        self._gates: dict[str, LLMGates] = {}
+        self._gates: dict[tuple[str, str], LLMGates] = {}
 
-    def gates(self, llm: str = "") -> LLMGates:
+    def gates(self, llm: str = "", known_by: str = FOUND_BY) -> LLMGates:
         """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
         # A name may come from anybody: it is no path, and only so many are remembered.
-        name = llm.rpartition("/")[2].lstrip(".")
+        name = (llm.rpartition("/")[2].lstrip("."), known_by if llm else "")
         if name not in self._gates and len(self._gates) >= _MOST_LLMS:
-            name = ""
+            name = ("", "")
         if name not in self._gates:
-            self._gates[name] = LLMGates.of(self.gate, name)
+            self._gates[name] = LLMGates.of(self.gate, *name)
         return self._gates[name]
 
     async def decide(
-        self, items: Sequence[DecideItem], llm: str = "", timeout: float | None = None
+        self, items: Sequence[DecideItem], gates: LLMGates, timeout: float | None = None
     ) -> list[Decision]:
         """Decide for questions of one request; see `DecisionEngine.decide_batch`.
 
         Raises:
             FullError: Too many questions wait.
         """
-        return await self.run(self._decide(items, self.gates(llm), timeout), len(items))
+        return await self.run(self._decide(items, gates, timeout), len(items))
 
     async def decide_asked(self, asked: Asked, llm: str = "", timeout: float | None = None) -> Decision:
         """Decide for the last message of a conversation.

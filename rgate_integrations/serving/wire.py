@@ -58,10 +58,15 @@ class DecideItem(_Strict):
 
 
 class DecideRequest(_Strict):
-    """Questions to decide about, each alone or with what came with it."""
+    """Questions to decide about, each alone or with what came with it.
+
+    ``llm`` names the LLM whose knowledge is judged. Where the client only found that name, ``llm_known_by`` says
+    where: then a name that the server was started with goes before it.
+    """
 
     questions: list[str | DecideItem] = Field(min_length=1, max_length=MOST_QUESTIONS)
     llm: LLMName = ""
+    llm_known_by: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
         """Return every question as an item."""

@@ -1,0 +1,83 @@
+"""The gate of a decision server (``rgate serve``): ``load_gate("http://localhost:8377")``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field, SecretStr
+
+from rgate_integrations.errors import EvidenceError
+from rgate_integrations.evidence.base import Evidence
+from rgate_integrations.evidence.served_decision import ServedDecisionSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+
+
+class RemoteGate(Gate):
+    """Decides as the gate of a server does, for questions and for begun answers, at the server's threshold.
+
+    Concurrent callers share its requests. A server that is down, slow or full is a gate that fails: it retrieves.
+    Rules are applied on this side.
+
+    Attributes:
+        url: The server, such as ``http://localhost:8377``.
+        token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
+        request_seconds: How long a request to the server may take.
+        llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
+        llm_known_by: Who said so, if the name was found and not given.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "remote", "the gate of a server (rgate serve)", "what that gate looks at", "no", "one pass"
+    )
+    argument: ClassVar[str] = "url"
+
+    url: str
+    token: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    llm_name: str = ""
+    llm_known_by: str = ""
+
+    @property
+    def specs(self) -> Specs:
+        """The server's decision."""
+        return (self._decision,)
+
+    @property
+    def _decision(self) -> ServedDecisionSpec:
+        return ServedDecisionSpec(
+            self.url, self.token, self.request_seconds, self.llm_name, self.llm_known_by
+        )
+
+    def score(self, evidence: Evidence) -> Score:
+        """Take the server's score.
+
+        Raises:
+            EvidenceError: The server's gate failed.
+        """
+        decision = evidence[self._decision]
+        if decision.error is not None:
+            failed = decision.error
+            raise EvidenceError(
+                f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
+            )
+        return Score(
+            decision.p_known,
+            decision.reason,
+            decision.draft,
+            decision.warnings,
+            decision.signals,
+            decision.llm,
+            decision.threshold,
+        )
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
+        given = self.llm_name and not self.llm_known_by
+        if not name or (known_by and given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+            return self
+        return self.changed(llm_name=name, llm_known_by=known_by)
+
+    @property
+    def judges_llm(self) -> bool:
+        """The server's gate may; one that does not ignores the name."""
+        return True
