@@ -5,13 +5,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from tests.langchain_fakes import (
     BATCHES,
     SINGLES,
@@ -45,6 +46,22 @@ def test_the_llm_writes_the_drafts(call):
     ] * 2
     assert llm.seen == [EVERYTHING] * 2
     assert decisions[0].draft.text == "It is"
+
+
+@pytest.mark.parametrize(
+    ("said", "finished"),
+    [
+        ({"finish_reason": "stop"}, True),
+        ({"done_reason": "stop"}, True),
+        ({"stop_reason": "max_tokens"}, False),
+        ({}, False),
+    ],
+)
+def test_a_draft_is_whole_only_where_the_llm_says_so(said, finished):
+    llm = GenericFakeChatModel(messages=iter([AIMessage("It is me. And I", response_metadata=said)]))
+    (query, *claims) = ClaimQueryRewriter(RetrievalGate(Judge(), llm=llm)).invoke("Who is unknown?")
+    assert query == "Who is unknown?"
+    assert any("And I" in claim for claim in claims) == finished
 
 
 @each(SINGLES)

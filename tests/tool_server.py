@@ -21,10 +21,12 @@ class Rules:
 
     Attributes:
         requests: The body of each request.
+        breaks_off: After how many pieces a stream ends without an end, as when a server dies; None never.
     """
 
     def __init__(self):
         self.requests = []
+        self.breaks_off = None
 
     def answer(self, body):
         """Return the text to write and the calls to make, ``(name, arguments)`` each."""
@@ -70,7 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
             if body.get("stream"):
                 self.send_header("Content-Type", "text/event-stream")
                 self.end_headers()
-                for delta in _deltas(text, calls):
+                for number, delta in enumerate(_deltas(text, calls)):
+                    if number == self.rules.breaks_off:
+                        return
                     self._send_chunk(delta, None)
                 self._send_chunk({}, reason)
                 self.wfile.write(b"data: [DONE]\n\n")

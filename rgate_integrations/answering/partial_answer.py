@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.generated import LiveAnswer, find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
 
@@ -81,6 +81,7 @@ class PartialAnswer:
         prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
         response_id: Id of the response, if a local LLM keeps the states of what it writes.
         kept: What it keeps; held here until the answer is judged.
+        has_end: Whether the LLM has said that its answer is whole; None where it is not known to say so.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -90,6 +91,7 @@ class PartialAnswer:
     prompt_tokens: int = 0
     response_id: str = ""
     kept: LiveAnswer | None = None
+    has_end: bool | None = None
 
     def set_response(self, response_id: str | None) -> None:
         """Note the id of the response, and hold what a local LLM keeps of it."""
@@ -181,6 +183,11 @@ class BufferedAnswer(ABC):
                 continue
             if chunk is END:
                 self.ended = True
+                if self.partial.has_end is False:
+                    self.error = ServerError(
+                        "The LLM's stream broke off: it ended without a finish reason.",
+                        hint="Look at the server's log, and at the time limits of what stands between.",
+                    )
             else:
                 self.chunks.append(chunk)
                 self.has_text = self.read(chunk)

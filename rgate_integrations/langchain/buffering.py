@@ -191,6 +191,7 @@ class BufferingHandler(BaseCallbackHandler):
             self.partial.logprobs.clear()
             self.partial.prompt_tokens = 0
             self.partial.response_id, self.partial.kept = "", None
+            self.partial.has_end = None
         if not isinstance(chunk, ChatGeneration):
             return
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
@@ -199,6 +200,11 @@ class BufferingHandler(BaseCallbackHandler):
         self.partial.logprobs += logprobs
         self.partial.set_response(chunk.message.id)
         self.partial.model = str(metadata.get("model_name") or self.partial.model)
+        # OpenAI's two APIs end with one of these; of other LLMs, nothing is known.
+        if metadata.get("finish_reason") or metadata.get("status"):
+            self.partial.has_end = True
+        elif metadata.get("model_provider") == "openai" and self.partial.has_end is None:
+            self.partial.has_end = False
         # Some LLMs tell it with the first chunk, others with the last, which a stopped one never writes.
         usage = getattr(chunk.message, "usage_metadata", None)
         if usage:

@@ -220,12 +220,13 @@ class ChatDrafter:
         if isinstance(answer, BaseMessage):
             metadata = answer.response_metadata
             tokens, logprobs = message_logprobs(metadata)
-            reason = metadata.get("finish_reason") or metadata.get("stop_reason")
+            reasons = [metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+            reason = next(filter(None, reasons), None)
             draft = Draft(
                 text=answer.text.strip(),
                 tokens=tokens,
                 logprobs=logprobs or None,
-                finished=reason not in _CUT,
+                finished=reason is not None and reason not in _CUT,  # who does not say may have been cut
                 source="llm",
                 model=str(metadata.get("model_name") or metadata.get("model") or ""),
             )

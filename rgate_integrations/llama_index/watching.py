@@ -44,6 +44,9 @@ class Notes:
         self.partial.tokens += tokens
         self.partial.logprobs += logprobs
         self.partial.prompt_tokens = max(self.partial.prompt_tokens, _read(event.response))
+        choice = _choice(event.response.raw)
+        if choice is not None and not self.partial.has_end:  # OpenAI's API ends with a finish reason
+            self.partial.has_end = _of(choice, "finish_reason") is not None
 
 
 _notes: ContextVar[Notes | None] = ContextVar("rgate_notes", default=None)
@@ -96,11 +99,15 @@ def _told(response: Any) -> TokenLogprobs:
     # Each position is a list: the token that was written first, then those that were likely too.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     if not entries:
-        choices = _of(response.raw, "choices")
-        first = choices[0] if isinstance(choices, Sequence) and choices else None
-        told = _of(first, "logprobs")
+        told = _of(_choice(response.raw), "logprobs")
         entries = _of(told, "content") or _of_completion(told)
     return read_logprobs(entries)
+
+
+def _choice(raw: Any) -> Any:
+    """Return the answer in a chunk of OpenAI's API; None in any other."""
+    choices = _of(raw, "choices")
+    return choices[0] if isinstance(choices, Sequence) and choices else None
 
 
 def _of_completion(told: Any) -> list[dict[str, Any]]:
