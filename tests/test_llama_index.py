@@ -19,7 +19,7 @@ from llama_index.core.query_engine import (
     TransformQueryEngine,
 )
 from llama_index.core.retrievers import VectorIndexRetriever
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
 
 from rgate_integrations import load_gate
@@ -121,24 +121,6 @@ def test_without_an_llm_that_of_the_settings_answers(gate, monkeypatch):
         GatedQueryEngine.from_defaults(plain(), gate)
     monkeypatch.setattr(Settings, "_llm", MockLLM())
     assert KNOWN in str(GatedQueryEngine.from_defaults(plain(), gate).query(KNOWN))
-
-
-@both_ways
-def test_an_engine_works_in_two_steps(gate, call):
-    engine = gated(gate)
-    extra = [NodeWithScore(node=TextNode(text="extra"), score=0.5)]
-    for question in (KNOWN, UNKNOWN):
-        bundle = QueryBundle(question)
-        nodes = call(engine, "retrieve", bundle)
-        response = call(engine, "synthesize", bundle, nodes, extra)
-        assert (PASSAGES in str(response)) is (question == UNKNOWN)
-        assert "Empty Response" not in str(response)
-        assert response.source_nodes[-1].node.text == "extra"
-        assert bundle == QueryBundle(question)
-    assert gate.questions == [[KNOWN], [UNKNOWN]]
-    outer = TransformQueryEngine(engine, Same())
-    nodes = outer.retrieve(QueryBundle(KNOWN))
-    assert call(outer, "synthesize", QueryBundle(KNOWN), nodes).metadata["rgate"]["reason"] == "because"
 
 
 @both_ways
@@ -304,13 +286,12 @@ def test_events_of_a_query_come_in_order_and_in_a_span(gate, call):
 @both_ways
 def test_only_a_question_that_is_retrieved_for_begins_a_retrieval(gate, call):
     guarded = GatedRetriever(vector_index().as_retriever(), gate)
-    for part, method, argument in ((guarded, "retrieve", str), (gated(gate), "retrieve", QueryBundle)):
-        with hearing() as events:
-            call(part, method, argument(KNOWN))
-        assert names_of(events) == ["RetrievalGateEvent"]
-        with hearing() as events:
-            call(part, method, argument(UNKNOWN))
-        assert (names_of(events).count("RetrievalStartEvent"), len(decisions_in(events))) == (1, 1)
+    with hearing() as events:
+        call(guarded, "retrieve", KNOWN)
+    assert names_of(events) == ["RetrievalGateEvent"]
+    with hearing() as events:
+        call(guarded, "retrieve", UNKNOWN)
+    assert (names_of(events).count("RetrievalStartEvent"), len(decisions_in(events))) == (1, 1)
 
 
 def parts(gate):

@@ -12,7 +12,6 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field
 
@@ -184,17 +183,6 @@ def test_chat_engines_work_around_it(style):
     chat = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=Writer())
     text, _ = ask(chat, "a known one?", style)
     assert text == KNOWN
-
-
-@both_ways
-def test_two_steps_answer_directly_in_the_callers_kind(call):
-    engine = GatedQueryEngine.from_defaults(
-        Rag(), "constant:never", Writer(), streaming=False, answer_first=AnswerFirst(question_gate=None)
-    )
-    nodes = call(engine, "retrieve", QueryBundle("a known one?"))
-    response = call(engine, "synthesize", QueryBundle("a known one?"), nodes)
-    assert isinstance(response, Response)
-    assert str(response) == KNOWN
 
 
 @both_ways

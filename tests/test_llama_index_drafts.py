@@ -19,7 +19,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.drafts import DRAFT_TAG
+from rgate_integrations.llama_index.events import DRAFT_TAG
 from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, vector_index
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy

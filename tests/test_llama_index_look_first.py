@@ -4,12 +4,12 @@ import pytest
 from llama_index.core.base.response.schema import Response
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import CustomQueryEngine
-from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.schema import TextNode
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import GatedQueryEngine
-from tests.begun_answers import LOOK, TEXT, Reader
+from tests.begun_answers import LOOK, TEXT
 from tests.llama_index_parts import ScriptedGate, ask, both_ways, every_style
 from tests.llama_index_writers import Rag, Shelf, over
 
@@ -53,21 +53,6 @@ def test_what_is_not_quite_a_node_is_judged_by_its_text(call, found):
     engine = GatedQueryEngine.from_defaults(Odd(), ScriptedGate(), llm=MockLLM(), look_first=LOOK)
     assert str(call(engine, "query", "who wrote the Zorba quartet")) == "read 3"
     assert "what is the weather" in str(call(engine, "query", "what is the weather"))
-
-
-@both_ways
-@pytest.mark.parametrize("answer_first", [False, True])
-def test_in_two_steps_the_nodes_are_handed_on(call, answer_first):
-    shelf = Shelf()
-    options = AnswerFirst(question_gate=None) if answer_first else False
-    engine = engine_over(shelf, Reader(), answer_first=options)
-    held = "Perhaps Zorba wrote the quartet?"  # this LLM's drafts repeat their prompts
-    for question, read in ((held, True), ("the weather", False)):
-        bundle = QueryBundle(question)
-        nodes = call(engine, "retrieve", bundle)
-        assert (nodes[0].node.text == TEXT) is read
-        assert (TEXT in str(call(engine, "synthesize", bundle, nodes))) is read
-    assert shelf.queries == [held, "the weather"]
 
 
 @pytest.mark.parametrize("options", [{"look_first": True}, {"answer_first": AnswerFirst(prefetch=True)}])

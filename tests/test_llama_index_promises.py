@@ -1,9 +1,7 @@
 """LlamaIndex: what selectors, retrievers, claims and chat engines promise, called and awaited by the same test."""
 
 import pytest
-from llama_index.core import PromptTemplate
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
@@ -15,7 +13,7 @@ from llama_index.core.memory import ChatMemoryBuffer, Memory
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever, TransformRetriever
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
-from llama_index.core.selectors import LLMMultiSelector, LLMSingleSelector
+from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from rgate_integrations import Decision
@@ -67,82 +65,24 @@ def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, call
 
 
 @both_ways
-@pytest.mark.parametrize(
-    ("inner", "said", "inds", "why"),
-    [
-        (LLMSingleSelector, '[{"choice": 2, "reason": "newer"}]', [0], "because newer"),
-        (
-            LLMMultiSelector,
-            '[{"choice": 1, "reason": "x"}, {"choice": 2, "reason": "y"}]',
-            [2, 0],
-            "because x",
-        ),
-        (LLMSingleSelector, '[{"choice": 0, "reason": "none fits"}]', [2], "selected 0 of 2 tools"),
-        (LLMSingleSelector, '[{"choice": 3, "reason": "none fits"}]', [2], "selected 3 of 2 tools"),
-        (LLMSingleSelector, "[]", [2], "selected none of 2 tools"),
-        (LLMSingleSelector, "I would take the first.", [2], "failed"),
-    ],
-    ids=["one", "both", "none", "too many", "empty", "no JSON"],
-)
-def test_an_inner_selector_selects_and_where_it_fails_the_first_retrieve_tool_is_taken(
-    gate, call, inner, said, inds, why
-):
-    selector = RetrievalGateSelector(gate, retrieve=["b", "a"], inner=inner.from_defaults(llm=Says(said)))
-    choices = ["a", "direct", "b"]
-    assert call(selector, "select", choices, KNOWN).inds == [1]
-    found = call(selector, "select", choices, UNKNOWN)
-    assert found.inds == inds
-    assert why in found.reasons[0]
-    if "because" not in why:
-        gate.on_error = "raise"
-        with pytest.raises(Exception, match=r"selected|JSON|json|parse"):
-            call(selector, "select", choices, UNKNOWN)
-
-
-class Picks(BaseSelector):
-    """Selects what it is told to."""
-
-    def __init__(self, *indexes):
-        self.indexes = indexes
-
-    def _select(self, choices, query):
-        return SelectorResult(selections=[SingleSelection(index=i, reason="liked") for i in self.indexes])
-
-    async def _aselect(self, choices, query):
-        return self._select(choices, query)
-
-    def _get_prompts(self):
-        return {}
-
-    _update_prompts = None
-
-
-@both_ways
-@pytest.mark.parametrize(("picks", "inds"), [((0,), [1]), ((0, 1), [1, 2]), ((), [1])])
-def test_a_router_says_what_was_selected_and_combines_several(gate, call, picks, inds):
-    engine, names = gated(gate), ("docs", "news")
-    tools = [QueryEngineTool.from_defaults(engine.direct, name="direct", description="d")]
-    tools += [
-        QueryEngineTool.from_defaults(engine.query_engine, name=name, description=name) for name in names
+def test_a_router_within_a_router_chooses_among_several(gate, call):
+    engine = gated(gate)
+    tools = [
+        QueryEngineTool.from_defaults(engine.query_engine, name=n, description=n) for n in ("docs", "news")
     ]
-    selector = RetrievalGateSelector(gate, retrieve=names, inner=Picks(*picks))
-    router = RouterQueryEngine(selector, tools, llm=MockLLM())
-    response = call(router, "query", UNKNOWN)
-    assert response.metadata["selector_result"].inds == inds
-    assert len(response.source_nodes) == 2 * len(inds)
+    several = RouterQueryEngine(
+        LLMSingleSelector.from_defaults(llm=Says('[{"choice": 2, "reason": "x"}]')), tools, llm=MockLLM()
+    )
+    router = RouterQueryEngine(
+        RetrievalGateSelector(gate, retrieve="several"),
+        [
+            QueryEngineTool.from_defaults(engine.direct, name="direct", description="d"),
+            QueryEngineTool.from_defaults(several, name="several", description="s"),
+        ],
+        llm=MockLLM(),
+    )
+    assert call(router, "query", UNKNOWN).metadata["selector_result"].inds == [1]
     assert call(router, "query", KNOWN).metadata["selector_result"].inds == [0]
-
-
-def test_several_retrieve_tools_need_an_inner_selector_whose_prompts_can_be_changed(gate):
-    with pytest.raises(ConfigurationError, match="2 retrieve tools"):
-        RetrievalGateSelector(gate, retrieve=["a", "b"])
-    inner = LLMSingleSelector.from_defaults(llm=MockLLM())
-    selector = RetrievalGateSelector(gate, retrieve=["a", "b"], inner=inner)
-    tools = [QueryEngineTool.from_defaults(plain(), name="a", description="a")]
-    assert "selector:inner:prompt" in RouterQueryEngine(selector, tools, llm=MockLLM()).get_prompts()
-    prompt = PromptTemplate("Select {context_list} {num_choices} {query_str}")
-    selector.update_prompts({"inner:prompt": prompt})
-    assert inner.get_prompts()["prompt"].get_template() == prompt.get_template()
 
 
 # --- retrievers and claims ---------------------------------------------------------------------------------

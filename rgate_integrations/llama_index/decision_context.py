@@ -6,7 +6,7 @@ the arm after the selector has returned. So its decision is attached to the quer
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -95,12 +95,3 @@ def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
         excluded_embed_metadata_keys=["rgate"],
     )
     return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
-
-
-def known_decision(nodes: Sequence[NodeWithScore]) -> dict[str, Any] | None:
-    """Return the decision, as JSON, of the placeholder among some nodes; None when there is no placeholder."""
-    for node in nodes:
-        decision = node.node.metadata.get("rgate")
-        if isinstance(decision, dict) and decision.get("retrieve") is False:
-            return decision
-    return None

@@ -9,6 +9,9 @@ from rgate_integrations.decision import Decision
 
 _dispatcher = get_dispatcher(__name__)
 
+DRAFT_TAG = "rgate_draft"
+"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+
 
 class RetrievalGateEvent(BaseEvent):
     """A gate has decided.

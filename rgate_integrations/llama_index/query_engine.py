@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
@@ -11,21 +12,21 @@ from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
+from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.answer_first import EngineAnswer
+from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
 from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, name_of
-from rgate_integrations.llama_index.decision_context import copy_bundle, known_decision, placeholder_node
-from rgate_integrations.llama_index.routing import EngineCall
-from rgate_integrations.llama_index.streaming import streams
-from rgate_integrations.llama_index.watching import with_logprobs
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.llama_index.decision_context import copy_bundle
+from rgate_integrations.llama_index.events import announce
+from rgate_integrations.runtime.flow import Call, Flow, RunFlow, arun, run
 
 
 class GatedQueryEngine(Gated, BaseQueryEngine):
@@ -33,9 +34,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
 
     The response's ``metadata["rgate"]`` is the decision. `from_defaults` makes the direct arm: LlamaIndex's own
     engine without an index, so it never says "Empty Response".
-
-    In two steps, `retrieve` finds a note for a known question, and `synthesize` answers directly where it is given
-    that note.
 
     Args:
         query_engine: The engine for unknown questions.
@@ -154,32 +152,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             module.update_prompts({key.removeprefix(f"{name}:"): prompt for key, prompt in below.items()})
         super().update_prompts(rest)
 
-    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the engine's nodes for an unknown question, and a note for a known one."""
-        return run(self._find(query_bundle))
-
-    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the engine's nodes for an unknown question, and a note for a known one."""
-        return await arun(self._find(query_bundle))
-
-    def synthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> RESPONSE_TYPE:
-        """Answer from nodes with the engine, or directly if the note of `retrieve` is among them."""
-        return run(self._answer_from(query_bundle, nodes, additional_source_nodes))
-
-    async def asynthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> RESPONSE_TYPE:
-        """Answer from nodes with the engine, or directly if the note of `retrieve` is among them."""
-        return await arun(self._answer_from(query_bundle, nodes, additional_source_nodes))
-
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         return run(self._answer(query_bundle))
 
@@ -189,7 +161,14 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
         engine = self.query_engine
-        routed = yield from self._route(self.strategy, bundle).route_one()
+        call = EngineCall(
+            self.strategy,
+            bundle,
+            self.decider,
+            retrieve=engine,
+            begin=lambda: EngineAnswer(self.direct, bundle, self._logprobs_llm),
+        )
+        routed = yield from call.route_one()
         response: RESPONSE_TYPE
         if isinstance(routed.answer, EngineAnswer):
             response = yield from routed.answer.response(streaming=self.streaming)
@@ -207,15 +186,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         response.metadata = {**(response.metadata or {}), "rgate": facts}
         return response
 
-    def _route(self, strategy: Strategy, bundle: QueryBundle) -> EngineCall:
-        return EngineCall(
-            strategy,
-            bundle,
-            self.decider,
-            retrieve=self.query_engine,
-            begin=lambda: EngineAnswer(self.direct, bundle, self._logprobs_llm),
-        )
-
     def _answer_directly(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         if self.strategy.answer_first is None:
             response: RESPONSE_TYPE = yield Call(self.direct.query, self.direct.aquery, copy_bundle(bundle))
@@ -225,36 +195,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         if answer.error is not None:
             raise answer.error
         return (yield from answer.response(streaming=self.streaming))
-
-    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        call = self._route(Strategy(look_first=self.strategy.look_first), bundle)
-        routed = yield from call.route_one()
-        if not routed.decision.retrieve:
-            return [placeholder_node(routed.decision)]
-        nodes: list[NodeWithScore] = routed.found
-        if not routed.searched:
-            with self.decider.bind(routed.decision, bundle):
-                (nodes,) = yield call.search()
-        return nodes
-
-    def _answer_from(
-        self,
-        bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional: Sequence[NodeWithScore] | None,
-    ) -> Flow[RESPONSE_TYPE]:
-        known = known_decision(nodes)
-        engine = self.query_engine
-        response: RESPONSE_TYPE
-        if known is None:
-            response = yield Call(
-                engine.synthesize, engine.asynthesize, copy_bundle(bundle), nodes, additional
-            )
-            return response
-        response = yield from self._answer_directly(bundle)
-        response.source_nodes = [*response.source_nodes, *(additional or [])]
-        response.metadata = {**(response.metadata or {}), "rgate": known}
-        return response
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
@@ -282,3 +222,113 @@ def _llm_of_settings() -> LLM:
             "There is no LLM for known questions: none was given, and LlamaIndex's Settings have none.",
             hint="Pass the engine's own: GatedQueryEngine.from_defaults(engine, llm=llm). Or set Settings.llm.",
         ) from error
+
+
+class EngineCall(RoutedCall):
+    """One question to an engine.
+
+    Args:
+        strategy: What is looked at before there is a decision. Where a decision came with the request, nothing is.
+        bundle: The question.
+        decider: Decides by the question alone, or by a draft.
+        retrieve: The engine for unknown questions.
+        begin: Lets the direct engine begin to answer.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        bundle: QueryBundle,
+        decider: Decider,
+        *,
+        retrieve: BaseQueryEngine,
+        begin: Callable[[], EngineAnswer],
+    ) -> None:
+        super().__init__(
+            strategy if decider.taken(bundle) is None else Strategy(),
+            [decider.threshold],
+            judge_threshold=getattr(strategy.judge, "threshold", None),
+            question_threshold=getattr(strategy.question_gate, "threshold", None),
+        )
+        self.bundle = bundle
+        self.decider = decider
+        self.retrieve = retrieve
+        self.begin_answer = begin
+
+    def decide(self) -> Flow[list[Decision | Exception]]:
+        """Take the decision that came with the request, or make one."""
+        return [(yield from self.decider.judge(self.bundle))]
+
+    def screen(self, retrieve_below: float) -> Flow[list[Decision | Exception | None]]:
+        """Ask the gate that screens questions, if there is one."""
+        gate = self.strategy.question_gate
+        if gate is None:
+            return [None]
+        given = self.decider.threshold
+        threshold = retrieve_below if given is None else min(given, retrieve_below)
+        found = yield from decide_messages(gate, [self.question(0)], [()], threshold=threshold)
+        return list(found)
+
+    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
+        """Ask the gate about what was begun."""
+        found = yield from decide_messages(
+            self.strategy.judge,
+            [self.question(0)],
+            [()],
+            drafts=list(drafts.values()),
+            threshold=self.decider.threshold,
+        )
+        return dict(zip(drafts, found, strict=True))
+
+    def begin(self, place: int, *, judged: bool) -> EngineAnswer:
+        """Let the direct engine begin to answer."""
+        return self.begin_answer()
+
+    def announce(self, place: int, decision: Decision) -> Flow[None]:
+        """Tell LlamaIndex's listeners of a decision that did not come with the request."""
+        yield from ()
+        if self.decider.taken(self.bundle) is None:
+            announce(decision)
+
+    def search(self) -> RunFlow:
+        """Return the step that lets the engine retrieve; its result is a list with the list of nodes."""
+        return RunFlow(self._search())
+
+    def passages(self, place: int) -> Sequence[FoundPassage] | Exception:
+        """Return the nodes as they are judged."""
+        (found,) = self.found or [[]]
+        return found if isinstance(found, Exception) else _passages(found)
+
+    def question(self, place: int) -> str:
+        """Return the question."""
+        return self.bundle.query_str
+
+    def route_one(self) -> Flow[Routed]:
+        """Route the question.
+
+        Raises:
+            Exception: What the search raised, where passages are needed.
+        """
+        (routed,) = yield from self.route()
+        if isinstance(routed, Exception):
+            raise routed
+        return routed
+
+    def _search(self) -> Flow[list[Any]]:
+        retrieve: Any = self.retrieve
+        return [
+            (yield Call(retrieve.retrieve, getattr(retrieve, "aretrieve", None), copy_bundle(self.bundle)))
+        ]
+
+
+def _passages(nodes: Sequence[NodeWithScore]) -> list[FoundPassage]:
+    """Return nodes as they are judged; what a retriever of the user's own returns may have no text to judge."""
+    passages = []
+    for each in nodes:
+        node = getattr(each, "node", each)
+        if isinstance(node, str):
+            passages.append(FoundPassage(node))
+        elif isinstance(node, BaseNode):
+            title = (node.metadata or {}).get("title")
+            passages.append(FoundPassage(node.get_content(), str(title or "")))
+    return passages
