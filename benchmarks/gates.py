@@ -13,7 +13,7 @@ from base import argument_parser, print_table, read_records
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.decision_engine import decide_together
-from rgate_integrations.tuning.metrics import auc
+from rgate_integrations.tuning.evaluation import auc
 
 # Sampling gates share one set of samples, so that 5 answers are sampled once for all of them.
 SAMPLES = {"samples": 5, "tokens": 12}

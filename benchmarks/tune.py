@@ -30,8 +30,8 @@ from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
-from rgate_integrations.tuning.metrics import auc
+from rgate_integrations.tuning.evaluation import auc
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction
 from rgate_integrations.tuning.policies import MaxLoss
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))

@@ -60,14 +60,14 @@ rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")
 #
 # It asks the LLM each question twice and keeps every answer: killed and started again, it goes on where it was. With
 # `--yes` it does not wait for your word. The guarantee is a retrieval rate here; `--max-loss 0.02`, which is the
-# default, takes some hundred questions. The prices are those of a million tokens.
+# default, takes some hundred questions.
 
 # %%
 with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
     rgate(
         *("tune", "--questions", "log.jsonl", "--llm", f"{url}/v1", "--model", "smollm2"),
         *("--index", "index", "-k", 2, "--answer-tokens", 24, "--concurrency", 2),
-        *("--budget", 0.75, "--price-in", 0.15, "--price-out", 0.6),
+        *("--budget", 0.75),
         *("--out", "my-gate", "--yes"),
     )
 

@@ -14,7 +14,7 @@ from rgate_integrations.engine.decision_engine import decide_together
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.tuning.metrics import auc
+from rgate_integrations.tuning.evaluation import auc
 
 # %% [markdown]
 # ## What there is

@@ -13,7 +13,7 @@ from typing import Any
 import gradio
 
 from rgate_integrations import Decision, DecisionEngine, load_gate
-from rgate_integrations.cli.opening import open_index
+from rgate_integrations.cli.options import open_index
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.training.checkpoints import prepare, seal
-from rgate_integrations.training.target_trainer import Row
+from rgate_integrations.training.target_trainer import Row, prepare, seal
 from rgate_integrations.training.trainer import Recipe, Run
 
 RECIPE = Recipe(epochs=4, learning_rate=2e-3, batch_size=4)

@@ -109,8 +109,7 @@ def test_doctor_reports_and_says_how_to_mend(tmp_path, monkeypatch):
 def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
     from rich.console import Console
 
-    from rgate_integrations.cli.opening import open_index, open_llm
-    from rgate_integrations.cli.options import DEFAULT_LLM
+    from rgate_integrations.cli.options import DEFAULT_LLM, open_index, open_llm
 
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
     notices = Console(record=True, quiet=True)
@@ -125,7 +124,7 @@ def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
 @pytest.mark.parametrize(("gate", "opened"), [("constant:never", 0), ("constant:always", 1)])
 def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, scripted, gate, opened):
     """It built one of 10,033 passages first, for "What is the capital of France?" too."""
-    from rgate_integrations.cli import opening
+    from rgate_integrations.cli import options
 
     found = []
 
@@ -137,12 +136,12 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
         found.append(folder)
         return Index()
 
-    monkeypatch.setattr(opening, "open_index", open_index)
+    monkeypatch.setattr(options, "open_index", open_index)
     monkeypatch.setattr("rgate_integrations.cli.ask.open_llm", lambda *given: scripted)
     done = rgate("ask", "--gate", gate, "who?", "what?")
     assert (done.exit_code, len(found)) == (0, opened), done.output
     with pytest.raises(IndexNotFoundError):
-        opening.LaterIndex(Path("no-such-folder"), None)
+        options.LaterIndex(Path("no-such-folder"), None)
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):

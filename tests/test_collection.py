@@ -102,22 +102,20 @@ def test_answers_from_elsewhere_are_not_mixed_in(tmp_path, prior):
         tuned(tmp_path, prior, direct=lambda q: "x", update=True)
 
 
-def test_two_runs_for_one_gate_are_refused_whatever_their_answers(tmp_path, prior):
+def test_two_runs_for_one_gate_are_refused(tmp_path, prior):
     """The second to end replaced the first's gate, without ``update``."""
-    other = {"answers": tmp_path / "other.jsonl"}
-    for held in ("my-gate", "my-gate.answers.jsonl"):
-        with locked(tmp_path / held), pytest.raises(LockedError):
-            tuned(tmp_path, prior, options=other if held == "my-gate" else {})
-    tuned(tmp_path, prior, options=other)
+    with locked(tmp_path / "my-gate.answers.jsonl"), pytest.raises(LockedError):
+        tuned(tmp_path, prior)
+    tuned(tmp_path, prior)
 
 
 @pytest.mark.parametrize("content", ["one line of notes", '{"question": "who?"}\n{"question": "what?"}'])
-def test_a_typo_in_answers_costs_nothing(tmp_path, prior, content):
+def test_a_file_of_something_else_in_the_place_of_the_answers_is_kept(tmp_path, prior, content):
     """The file is looked at before it is cut: a torn last line is ours only where the lines before it are."""
-    path = tmp_path / "notes.txt"
+    path = tmp_path / "my-gate.answers.jsonl"
     path.write_text(content)
     with pytest.raises(DataFormatError, match="something else"):
-        tuned(tmp_path, prior, options={"answers": path})
+        tuned(tmp_path, prior)
     assert path.read_text() == content
 
 

@@ -15,11 +15,13 @@ from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compare, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map
-from rgate_integrations.tuning.evaluation import JudgedQuestions, StageTimes, measure
-from rgate_integrations.tuning.metrics import (
+from rgate_integrations.tuning.evaluation import (
+    JudgedQuestions,
+    StageTimes,
     area_between,
     auc,
     expected_calibration_error,
+    measure,
     paired_interval,
     retrieval_curve,
 )

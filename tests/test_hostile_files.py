@@ -18,7 +18,7 @@ from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
 from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.artifacts.tuned import TunedArtifact
-from rgate_integrations.cli.report import monitor
+from rgate_integrations.cli.evaluate import monitor
 from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
 from rgate_integrations.evidence.neighbours import LabelledQuestions
 from rgate_integrations.gates.papers.ik import IK_QUESTION
@@ -32,7 +32,7 @@ from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.paired import read_paired
-from rgate_integrations.tuning.questions import DATASETS, Question, from_rows, read_questions
+from rgate_integrations.tuning.questions import Question, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
 from tests.scripted_proxy import ScriptedProxy
 
@@ -194,14 +194,6 @@ def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
     with pytest.raises(DataFormatError, match=r"corpus\.jsonl, line 2: byte 14 of it is not UTF-8") as caught:
         list(read_passages(path))
     assert caught.value.hint == "Save the file as UTF-8."
-
-
-@FUZZ
-@given(row=changed({"question": "q?", "answer": ["a"], "possible_answers": '["a"]', "s_pop": 3, "id": 7}))
-def test_rows_of_any_data_set_are_read_or_refused(row):
-    for name in DATASETS:
-        message = refusal(lambda: list(from_rows([row], name)))  # noqa: B023  called at once
-        assert message is None or "Row 1" in message
 
 
 def test_labelled_questions_of_any_kind(tmp_path):

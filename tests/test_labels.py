@@ -18,9 +18,7 @@ from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.collection import STOP_AFTER, Answered
 from rgate_integrations.tuning.labelling import agreeing, label
 from rgate_integrations.tuning.questions import (
-    DATASETS,
     Question,
-    from_rows,
     read_questions,
     sample_questions,
 )
@@ -79,33 +77,13 @@ def test_duplicates_are_asked_once_and_their_gold_answers_are_kept(tmp_path, pri
     assert question.gold == ("me",)
 
 
-def test_columns_of_known_data_sets():
-    rows = {
-        "nq_open": {"question": "who?", "answer": ["me", "I"]},
-        "akariasai/PopQA": {"id": 7, "question": "who?", "possible_answers": '["me", "I"]', "s_pop": 12},
-        "trivia_qa": {"question_id": "t1", "question": "who?", "answer": {"aliases": ["me"], "value": "x"}},
-        "hotpotqa/hotpot_qa": {"id": "h", "question": "who?", "answer": "me"},
-    }
-    assert set(rows) == set(DATASETS)
-    for name, row in rows.items():
-        (found,) = from_rows([row], name)
-        assert (found.text, found.gold[0], found.dataset) == ("who?", "me", name)
-        assert found.popularity == row.get("s_pop")
-    with pytest.raises(DataFormatError, match="Row 1"):
-        list(from_rows([{"question": "x"}], "nq_open"))
-
-
-def test_a_sample_has_every_kind_in_its_share():
-    log = read_questions(questions(1_000))
-    for seed in range(5):
-        some = sample_questions(log, 50, Spread(), seed)
-        assert len({q.key for q in some}) == 50
-        assert 4 <= sum(int(q.text.split()[-1].rstrip("?")) >= 900 for q in some) <= 6
-    assert sample_questions(log, 50, Spread(), 1) == sample_questions(log, 50, Spread(), 1)
-    assert len(sample_questions(log, 5_000, None, 0)) == 1_000
-
-
-# --- one rule for "the answer is right" --------------------------------------------------------------------
+def test_a_sample_is_drawn_at_random_and_keeps_the_order():
+    log = [Question(f"q{n}") for n in range(50)]
+    some = sample_questions(log, 10, 0)
+    assert [log.index(each) for each in some] == sorted(log.index(each) for each in some)
+    assert len(some) == 10
+    assert (some == sample_questions(log, 10, 0), some == sample_questions(log, 10, 1)) == (True, False)
+    assert sample_questions(log, 99, 0) == log
 
 
 class Says(ScriptedProxy):

@@ -12,7 +12,7 @@ from rgate_integrations.cli.train import train
 from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.index.building import build_resumable
 from rgate_integrations.runtime.locks import locked
-from rgate_integrations.training.drafts import cached_drafts
+from rgate_integrations.training.own import cached_drafts
 from rgate_integrations.tuning import collect
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy

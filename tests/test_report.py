@@ -101,7 +101,7 @@ def test_the_slider_moves_every_number(browser, tmp_path):
         )
         assert card("retrieval rate") == f"{100 * rate:.1f} %"
         assert card("in-accuracy") == f"{100 * right:.1f} %"
-    from rgate_integrations.tuning.metrics import auc
+    from rgate_integrations.tuning.evaluation import auc
 
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"

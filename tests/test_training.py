@@ -10,9 +10,9 @@ from rgate_integrations import load_gate
 from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.models.base import middle_layers
-from rgate_integrations.training.drafts import cached_drafts
 from rgate_integrations.training.examples import read_examples
 from rgate_integrations.training.linear import cross_validate, fit_probe
+from rgate_integrations.training.own import cached_drafts
 from tests.scripted_proxy import ScriptedProxy
 
 

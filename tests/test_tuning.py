@@ -15,8 +15,7 @@ from rgate_integrations.gates.tuned import TunedGate
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tune
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.questions import Question
-from rgate_integrations.tuning.report import report_page
-from rgate_integrations.tuning.summary import Prices, mean_tokens
+from rgate_integrations.tuning.report import mean_tokens, report_page
 from tests.tuning_parts import Direct, Reader, questions, retrieve, shipped, tuned
 
 
@@ -166,12 +165,6 @@ def test_tokens_by_hand():
     assert mean_tokens(answered, one, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
     unknown = [Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})]
     assert mean_tokens(unknown, one[:1], no[:1]) is None
-
-
-@pytest.mark.parametrize("prices", [(-1, 1), (1, float("nan"))])
-def test_prices_below_nothing_are_refused(prices):
-    with pytest.raises(ConfigurationError, match="price"):
-        Prices(*prices)
 
 
 @pytest.mark.model

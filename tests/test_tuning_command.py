@@ -39,18 +39,12 @@ def command(tmp_path, served, monkeypatch):
 
 def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_API_KEY", "sk-from-outside")
-    prices = ("--price-in", "2", "--price-out", "10")
-    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes", *prices)
+    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes")
     assert done.exit_code == 0, done.output
     assert f"{N} questions: {N} calls without and {N} with retrieval" in done.output
     assert "question alone: Retrieves for at most 90.0%" in done.output
     # The server says that each prompt has 7 tokens, and each answer is one token.
-    assert "instead of 7 and 1 with retrieval always. At your prices" in done.output
-    assert "for 1,000 questions instead of 0.024" in done.output
-    assert "AnswerFirst(retrieve_below=" in done.output
-    first_look = json.loads((tmp_path / "my-gate" / "answer-first" / "gate.json").read_text())["provenance"]
-    assert 0 <= first_look["first_look"]["low"] <= 1.01
-    assert first_look["first_look"]["n"] == N / 2
+    assert "instead of 7 and 1 with retrieval always." in done.output
     assert {key for _, _, key in Fake.seen} == {"Bearer sk-from-outside"}
     assert "sk-from-outside" not in done.output
     for file in tmp_path.rglob("*"):
@@ -102,7 +96,7 @@ def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(comm
 
 
 def test_the_command_limits_and_samples(command):
-    command(by_number, "--model", "m", "--yes", "--limit", "40", "--max-questions", "25")
+    command(by_number, "--model", "m", "--yes", "--max-questions", "25")
     assert len(Fake.seen) == 50
 
 
@@ -113,8 +107,6 @@ def test_the_command_limits_and_samples(command):
         (["--model", "m"], "nobody is at the terminal"),
         (["--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one guarantee"),
         (["--model", "m", "--yes", "--labels", "guess"], "not known"),
-        (["--model", "m", "--yes", "--price-in", "3"], "price is missing"),
-        (["--model", "m", "--yes", "--latency", "direct=3"], "rag=… is missing"),
     ],
 )
 def test_a_command_that_cannot_be_meant(command, options, said):

@@ -10,7 +10,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.training.linear import ridge_logistic
 from rgate_integrations.tuning import MaxLoss
-from rgate_integrations.tuning.correction import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction
 
 
 def simulated(n, rng, directions=6):

@@ -235,22 +235,13 @@ def train():
     import numpy as np
 
     from rgate_integrations.tuning import Budget
-    from rgate_integrations.tuning.questions import clusters
 
     p = np.linspace(0, 1, 400)
     known = p > 0.5
     chosen = Budget(0.4).choose(p, known, known, 0)
     assert chosen.guaranteed
     assert (p < chosen.threshold).mean() <= 0.4
-    assert len(set(clusters(np.eye(4), 2, 0))) == 2
     assert "--num-samples" in command("tune", "--help")
-
-
-def datasets():
-    """The extra that reads data sets of the Hub."""
-    import datasets as library
-
-    assert library.Dataset.from_list([{"question": QUESTION}])[0]["question"] == QUESTION
 
 
 def ray():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from rgate_integrations.claims.format import Claim, parse_claims, without_tags
-from rgate_integrations.claims.sentences import sentence_claims
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate
@@ -101,3 +102,95 @@ class ModelRewriter:
                 _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
                 found[place] = sentence_claims(question, draft)
         return found
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])|;\s+|\n+")
+_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z])\.$")
+_PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
+_POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
+_LEAD_IN = re.compile(
+    r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(
+    r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
+    r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
+    re.IGNORECASE,
+)
+_ENTITY = re.compile(
+    r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
+    r"|(?:[A-Z][\w'’.&-]*|\d{4})(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&|[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$))*"
+)
+_LINKS = frozenset(["of", "the", "de", "la", "van", "von", "and", "in", "for", "on", "&"])
+_QUESTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """who what when where which why how whose whom is are was were did does do has have had can could
+        in on at the a an name of for from to by with and or if i""",
+    )
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences; abbreviations and initials do not end one."""
+    sentences: list[list[str]] = []  # each of one part or more
+    goes_on = False
+    for part in map(str.strip, _SENTENCE.split(text)):
+        if goes_on:
+            sentences[-1].append(part)
+        elif part:
+            sentences.append([part])
+        goes_on = bool(sentences) and _ABBREVIATION.search(sentences[-1][-1]) is not None
+    return [" ".join(parts) for parts in sentences]
+
+
+def entities(question: str) -> list[str]:
+    """Return the names in a question: quoted titles and runs of capitalised words, in order, without repeats."""
+    found: dict[str, None] = {}
+    for match in _ENTITY.finditer(question):
+        words = deque(match.group().strip('"“”').rstrip("?.,!").split())
+        while len(words) > 1 and words[-1] in _LINKS:
+            words.pop()
+        while words and words[0].lower() in _QUESTION_WORDS:
+            words.popleft()
+        name = " ".join(words).removesuffix("'s").removesuffix("’s")
+        if len(name) > 1:
+            found[name] = None
+    return list(found)
+
+
+def subject(question: str) -> str:
+    """Return what a question is about: its longest name, or else its words without the question words."""
+    names = entities(question)
+    if names:
+        return max(names, key=len)
+    words = [w for w in re.findall(r"[\w'’-]+", question) if w.lower() not in _QUESTION_WORDS]
+    return " ".join(words) or question.strip()
+
+
+def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
+    """Return the claims of a draft; without a draft there are none.
+
+    A sentence that begins with a pronoun gets the subject of the question in its place; a claim that does not
+    mention the subject has it added to its query. Refusals and phrases without content are left out, and so
+    is a last sentence that the token limit cut off, unless it is the only one.
+    """
+    sentences = split_sentences(draft.text) if draft is not None else []
+    if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
+        sentences.pop()
+    topic = subject(question)
+    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
+    literal = topic.replace("\\", r"\\")  # in a replacement a backslash begins a reference to a group
+    claims = []
+    for sentence in sentences:
+        # Twice: "So, however, …" has two lead-ins.
+        text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
+        if not text.strip(" .") or _EMPTY.search(text):
+            continue
+        text = _PRONOUN.sub(literal, text)
+        text = _POSSESSIVE.sub(f"{literal}'s", text)
+        query = text.rstrip(".")
+        if not topic_words & set(re.findall(r"\w+", query.lower())):
+            query = f"{topic} {query}"
+        claims.append(Claim(text=text, query=query))
+    return claims

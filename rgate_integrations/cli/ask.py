@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rgate_integrations.cli.decide import typed_questions
-from rgate_integrations.cli.opening import LaterIndex, open_llm
 from rgate_integrations.cli.options import (
     DEFAULT_GATE,
     DEFAULT_LLM,
@@ -20,11 +19,13 @@ from rgate_integrations.cli.options import (
     AsJson,
     GateName,
     IndexFolder,
+    LaterIndex,
     LLMName,
     PassageCount,
     ProxyName,
     QuestionArguments,
     ThresholdOption,
+    open_llm,
 )
 from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
 

@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from rgate_integrations.cli.opening import open_index
-from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount
+from rgate_integrations.cli.options import DEFAULT_LLM, IndexFolder, LLMName, PassageCount, open_index
 from rgate_integrations.cli.output import Terminal
 from rgate_integrations.runtime.files import read_jsonl
 
 
 def collect(
-    questions: Annotated[
-        str, typer.Option(help="JSONL with question and gold_answers, or a data set such as nq_open.")
-    ],
+    questions: Annotated[Path, typer.Option(help="JSONL with question and gold_answers (or answer) a line.")],
     out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,

@@ -1,20 +1,29 @@
-"""``rgate evaluate``: what a gate is worth on your own data."""
+"""``rgate evaluate``, ``calibrate``, ``report`` and ``monitor``: gates on your own data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.table import Table
 
-from rgate_integrations.cli.bars import QuestionBar
-from rgate_integrations.cli.gate_options import Data, DraftOf, More, gate_for, numbers
-from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ProxyName
-from rgate_integrations.cli.output import Terminal
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    Data,
+    DraftOf,
+    GateName,
+    More,
+    ProxyName,
+    gate_for,
+    numbers,
+)
+from rgate_integrations.cli.output import QuestionBar, Terminal
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.files import json_text, write_atomically
+from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
     from rgate_integrations.tuning.evaluation import JudgedQuestions
@@ -188,3 +197,114 @@ def _print_difference(gate: str, found: dict[str, Any], console: Terminal) -> No
         f"right where the other is wrong: {found['only_first']} against {found['only_second']} "
         f"(McNemar p = {found['p_value']:.3g})"
     )
+
+
+def report(
+    results: Annotated[list[Path], typer.Argument(help="What rgate evaluate --out wrote.")],
+    html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
+    texts: Annotated[
+        bool, typer.Option(help="Whether questions and drafts are in the page, as examples.")
+    ] = True,
+) -> None:
+    """Write a self-contained page: curves, reliability, examples, and a threshold that can be moved."""
+    from rgate_integrations.tuning.report import read_results, report_page
+
+    page = report_page(read_results(results), texts=texts)
+    write_atomically(html, page)
+    Terminal().print(f"Written to {html}: open it in a browser.", soft_wrap=True)
+
+
+def monitor(
+    log: Annotated[Path, typer.Argument(help="Logged decisions, JSONL, as rgate decide --json prints them.")],
+    gate: Annotated[Path, typer.Option(help="Folder of the calibrated gate.")],
+) -> None:
+    """Compare logged decisions with the calibration, and say when to calibrate again."""
+    from rgate_integrations.artifacts.folder import read_gate
+    from rgate_integrations.tuning.evaluation import measure_drift
+
+    saved = read_gate(str(gate))
+    if saved.method not in ("calibrated", "tuned"):
+        raise DataFormatError(
+            f"{str(gate)!r} is not a calibrated gate.", hint="rgate tune … or rgate calibrate … --out DIR"
+        )
+    logged = []
+    for record in read_records(log):
+        p_known = record.optional_number("p_known")
+        if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
+            logged.append(p_known)
+    calibration = Record(f"the calibration of {str(gate)!r}", 1, saved.provenance, hint="Calibrate it again.")
+    found = measure_drift(calibration.numbers("scores"), logged, saved.threshold)
+    console = Terminal()
+    console.print(
+        f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
+        f"population stability index {found.psi:.3f}",
+        soft_wrap=True,
+    )
+    console.print(found.advice, style="bold")
+
+
+if TYPE_CHECKING:
+    from rgate_integrations.tuning.policies import Policy
+
+
+def _policy(budget: float | None, max_loss: float | None, cost: str | None, confidence: float) -> Policy:
+    """Return the policy that was asked for, one of the three."""
+    from rgate_integrations.tuning import Budget, MaxLoss, MinCost
+
+    asked = [value for value in (budget, max_loss, cost) if value is not None]
+    if len(asked) != 1:
+        raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
+    if budget is not None:
+        return Budget(budget, confidence)
+    if max_loss is not None:
+        return MaxLoss(max_loss, confidence)
+    return MinCost(**numbers(cost or "", ("retrieval", "draft", "answer", "wrong"), needed=("retrieval",)))
+
+
+def calibrate(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the calibrated gate.")],
+    more: More = None,
+    gate: GateName = DEFAULT_GATE,
+    draft: DraftOf = "proxy",
+    budget: Annotated[
+        float | None, typer.Option(help="Retrieve for at most this share of the questions.")
+    ] = None,
+    max_loss: Annotated[
+        float | None, typer.Option(help="Lose at most this much accuracy against always retrieving.")
+    ] = None,
+    cost: Annotated[
+        str | None,
+        typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: prices, for the lowest expected cost."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
+    probability: Annotated[str, typer.Option(help="platt, temperature, isotonic or none.")] = "platt",
+    proxy: ProxyName = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+) -> None:
+    """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
+    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.gates.probability import Method
+    from rgate_integrations.gates.registry import loadable, saved_gate
+    from rgate_integrations.tuning import calibrate as calibrate_threshold
+    from rgate_integrations.tuning.paired import read_paired
+
+    policy = _policy(budget, max_loss, cost, confidence)
+    if probability not in get_args(Method):
+        raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
+    files = read_paired([*data, *(more or [])])
+    loaded = gate_for(gate, draft, proxy)
+    questions = sum(len(f.records) for f in files)
+    options: dict[str, Any] = {"draft": draft, "method": probability, "seed": seed}
+    with QuestionBar(f"gate {gate}", questions) as report:
+        found = calibrate_threshold(loaded, files, policy, report=report, **options)
+    save_gate(saved_gate(found.gate.gate, found.provenance), out)
+    console = Terminal()
+    console.print(found.choice.guarantee, style="bold" if found.choice.guaranteed else "bold yellow")
+    facts = found.provenance
+    console.print(
+        f"threshold {found.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
+        f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
+    )
+    name = loadable(out)
+    console.print(f'Saved. Use it as load_gate("{name}") or --gate {name}.', soft_wrap=True)

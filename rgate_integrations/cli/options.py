@@ -1,11 +1,23 @@
-"""Options that several commands have in common."""
+"""Options that several commands have in common, and what these open: gates, LLMs and indexes."""
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import Progress
+
+from rgate_integrations.cli.output import Terminal, advance
+from rgate_integrations.errors import (
+    ConfigurationError,
+    IndexMismatchError,
+    IndexNotFoundError,
+    ModelLoadError,
+)
+from rgate_integrations.runtime.locks import locked
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 DEFAULT_GATE = "default-heads"  # as in loading.py, which imports too much for a quick --help
@@ -31,3 +43,179 @@ AnswerFirstFlag = Annotated[
         help="Judge the beginning of the LLM's answer, or the question alone. The default gate answers first.",
     ),
 ]
+
+
+if TYPE_CHECKING:
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+
+Data = Annotated[list[Path], typer.Option("--data", help="Paired JSONL; several may follow.")]
+More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")]
+DraftOf = Annotated[
+    str,
+    typer.Option(
+        "--draft",
+        help="proxy: its own; recorded: closed_book_text, the LLM's own words; none: question only.",
+    ),
+]
+
+
+def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
+    """Load a gate to be evaluated; the shipped default is the one for the kind of draft.
+
+    Raises:
+        ConfigurationError: The gate reads a draft, and there is to be none.
+    """
+    from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
+    from rgate_integrations.evidence.base import expand_specs
+    from rgate_integrations.evidence.draft import DraftSpec
+    from rgate_integrations.training.own import valid_draft_kind
+
+    valid_draft_kind(draft)
+    if name == DEFAULT_GATE or (name == "default" and draft != "proxy"):
+        name = DEFAULT_GATES[draft]
+    gate = load_gate(name, proxy=proxy)
+    if draft != "none":
+        return gate
+    if name == "ik":
+        return gate.with_options(tokens=0)
+    if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
+        raise ConfigurationError(
+            f"The gate {name!r} reads a draft.",
+            hint=f"--draft proxy or recorded; or --gate {DEFAULT_GATE} or ik.",
+        )
+    return gate
+
+
+def numbers(text: str, names: tuple[str, ...], *, needed: tuple[str, ...] = ()) -> dict[str, float]:
+    """Read ``name=number,...``; a number may end in ``ms``.
+
+    Raises:
+        ConfigurationError: A part is something else, a name is not known, or a needed one is missing.
+    """
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        try:
+            found[name.strip()] = float(value.strip().removesuffix("ms"))
+        except ValueError as error:
+            raise ConfigurationError(f"{part!r} is not name=number.") from error
+    hint = f"Names: {', '.join(names)}."
+    unknown = sorted(set(found) - set(names))
+    if unknown:
+        raise ConfigurationError(f"{unknown[0]!r} is not known.", hint=hint)
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise ConfigurationError(f"{missing[0]}=… is missing.", hint=hint)
+    return found
+
+
+if TYPE_CHECKING:
+    from rgate_integrations.index import PassageIndex
+    from rgate_integrations.index.retriever import Hit
+    from rgate_integrations.models.base import Proxy
+
+CORPUS = "encyclopedia-leads"
+KEY = "RGATE_API_KEY"
+"""The environment variable that has the key of the LLM's server."""
+
+
+class LaterIndex:
+    """An index that is opened by the first search: the demo's is built then, which takes minutes.
+
+    Args:
+        folder: Its folder; the demo's corpus when None.
+        notices: Where progress is shown.
+
+    Raises:
+        IndexNotFoundError: There is no such folder.
+    """
+
+    def __init__(self, folder: Path | None, notices: Terminal) -> None:
+        if folder is not None and not folder.exists():
+            raise IndexNotFoundError(
+                f"There is no folder {str(folder)!r}.", hint="rgate index build makes one."
+            )
+        self._folder = folder
+        self._notices = notices
+        self._index: PassageIndex | None = None
+
+    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
+        """Search, and open the index before the first search."""
+        if self._index is None:
+            self._index = open_index(self._folder, self._notices)
+        return self._index.search(queries, k)
+
+
+def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:
+    """Return the answering LLM; the default one, when it is not downloaded, gives way to the proxy with a notice."""
+    from rgate_integrations.models.download import resolve_model
+    from rgate_integrations.models.local import shared_proxy
+
+    try:
+        resolve_model(name)
+    except ModelLoadError as error:
+        if name != DEFAULT_LLM:
+            raise
+        notices.print(
+            f"note: answering with the proxy, {proxy.name}; for a better LLM: {error.hint}", style="dim"
+        )
+        return proxy
+    return shared_proxy(name)
+
+
+def answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
+    """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
+
+    Args:
+        llm: URL of the server, or the local model.
+        model: Name of the model on the server.
+        concurrency: Calls at a time.
+
+    Raises:
+        ConfigurationError: There is no name of the model on the server.
+    """
+    from rgate_integrations.models.local import shared_proxy
+
+    if not llm.startswith(("http://", "https://")):
+        return shared_proxy(llm)
+    if model is None:
+        raise ConfigurationError("Which model on the server?", hint="--model NAME")
+    return served_model(llm, model, KEY, concurrency)
+
+
+def served_model(url: str, model: str, key: str, concurrency: int) -> Proxy:
+    """Return a model on a server; ``key`` is the name of the environment variable that holds its key."""
+    from rgate_integrations.models.served import ServedProxy
+
+    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
+
+
+def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
+    """Load an index; without a folder that of the demo's corpus, which is built on first use."""
+    from rgate_integrations.index import PassageIndex
+    from rgate_integrations.models.download import cache_dir
+
+    if folder is not None:
+        return PassageIndex.load(folder)
+    home = cache_dir() / f"index-{CORPUS}"
+    try:
+        return PassageIndex.load(home)
+    except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
+        _build_index(home, notices)
+        return PassageIndex.load(home)
+
+
+def _build_index(home: Path, notices: Terminal) -> None:
+    from rgate_integrations.index import PassageIndex, read_passages
+    from rgate_integrations.models.download import PASSAGES, cached_path
+
+    corpus = cached_path(CORPUS)
+    if corpus is None:
+        raise ModelLoadError(
+            "There is no index to search.",
+            hint=f"rgate download {CORPUS} all-minilm-l6-v2, or give --index DIR.",
+        )
+    passages = list(read_passages(corpus / PASSAGES))
+    with locked(home), Progress(console=notices, transient=True) as progress:
+        task = progress.add_task("building the index, once", total=len(passages))
+        PassageIndex.build(passages, report=partial(advance, progress, task)).save(home)

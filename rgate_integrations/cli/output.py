@@ -1,4 +1,4 @@
-"""How the commands print: the one way out for text, which may come from models, passages and files of others."""
+"""How the commands print: text, which may come from models, passages and files of others, JSON, and progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -89,3 +89,49 @@ def hit_as_json(hit: Hit) -> dict[str, Any]:
 
 def _harmless(text: str) -> str:
     return _HALF_PAIRS.sub("\ufffd", _COMMANDS.sub("", text))
+
+
+class _Bar:
+    """A bar on standard error, shown inside a ``with`` statement."""
+
+    def __init__(self, name: str, total: int | None, *, transient: bool) -> None:
+        self._bar = Progress(console=Terminal(stderr=True), transient=transient)
+        self._task = self._bar.add_task(name, total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+
+class QuestionBar(_Bar):
+    """Is told how many questions are done.
+
+    Args:
+        name: What is done, in words.
+        total: How many questions there are.
+    """
+
+    def __init__(self, name: str, total: int) -> None:
+        super().__init__(name, total, transient=True)
+
+    def __call__(self, done: int) -> None:
+        """Show it."""
+        self._bar.update(self._task, completed=done)
+
+
+class TrainingBar(_Bar):
+    """Is told what is being done, how far it is, and how far it goes."""
+
+    def __init__(self) -> None:
+        super().__init__("reading questions", None, transient=False)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show it."""
+        self._bar.update(self._task, description=what, completed=done, total=total)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(line, highlight=False)

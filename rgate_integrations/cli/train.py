@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from rgate_integrations.cli.bars import TrainingBar
-from rgate_integrations.cli.output import Terminal
+from rgate_integrations.cli.output import Terminal, TrainingBar
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.locks import locked
 
@@ -25,16 +24,12 @@ _LLM = "the LLM of the data"
 def train(
     data: Annotated[list[Path], typer.Option(help="JSONL of labelled questions; several may follow.")],
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")
-    ] = None,
-    gate: Annotated[str, typer.Option(help="probe, ik, slimplm, adapt, boundary or rewriter.")] = "probe",
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More of --data.")] = None,
+    gate: Annotated[str, typer.Option(help=", ".join(GATES))] = "probe",
     model: Annotated[
-        str, typer.Option(help="Proxy model: catalogue name, folder or Hub id.")
+        str, typer.Option(help="Proxy model: name, folder or Hub id.")
     ] = "smollm2-135m-instruct",
-    draft: Annotated[
-        str, typer.Option(help="proxy: its own drafts; recorded: what the LLM wrote; none.")
-    ] = "proxy",
+    draft: Annotated[str, typer.Option(help="proxy: its own; recorded: the LLM's words; none.")] = "proxy",
     label: Annotated[
         str,
         typer.Option(
@@ -44,35 +39,26 @@ def train(
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
     folds: Annotated[
-        int | None, typer.Option(min=0, help="Folds of the cross-validation; 5 for a probe, else none.")
+        int | None, typer.Option(min=0, help="Cross-validation; 5 for a probe, else none.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
-    activated: Annotated[
-        bool,
-        typer.Option("--alora", help="LoRA that acts after the draft, which is then read once (ik)."),
-    ] = False,
+    activated: Annotated[bool, typer.Option("--alora", help="LoRA that acts after the draft (ik).")] = False,
     own: Annotated[
-        bool,
-        typer.Option(
-            "--self-label", help="Label --model's own answers by gold_answers: a gate for a local LLM."
-        ),
+        bool, typer.Option("--self-label", help="Label --model's own answers by gold_answers.")
     ] = False,
-    system: Annotated[
-        str | None, typer.Option(help="System prompt of your direct arm (probe); by default a brief one.")
-    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
-    licence: Annotated[str, typer.Option(help="Licence of the weights.")] = "that of the training data",
 ) -> None:
     """Train a gate on labelled questions and save it; prints the cross-validated AUC of each set.
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
+    from rgate_integrations.gates.registry import loadable
     from rgate_integrations.training.adapters import AdapterOptions
-    from rgate_integrations.training.drafts import valid_draft_kind
+    from rgate_integrations.training.own import valid_draft_kind
     from rgate_integrations.training.trainer import RECIPES
 
     valid_draft_kind(draft)
@@ -84,9 +70,7 @@ def train(
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
     if own and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
-    recipe = None
-    if gate != "probe":
-        recipe = RECIPES[gate].with_options(epochs=epochs, learning_rate=learning_rate, batch_size=batch_size)
+    recipe = RECIPES.get(gate)  # a probe has none
     options = AdapterOptions(
         draft=draft,  # type: ignore[arg-type]  # `valid_draft_kind` has checked it
         tokens=tokens,
@@ -94,30 +78,24 @@ def train(
         seed=seed,
         label=label,
         llm=llm,
-        licence=licence,
         system=system,
-        recipe=recipe,
+        recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
         activated=activated,
     )
-    paths = [*data, *(more or [])]
-    console = Terminal()
     with locked(out), TrainingBar() as bar:
-        if gate == "rewriter":
-            _train_rewriter(paths, model, out, options, bar)
-            use, metrics = f"ModelRewriter(proxy, adapter={str(out)!r})", {}
-        else:
-            metrics = _train_gate(gate, paths, model, out, options, bar, own=own)
-            from rgate_integrations.gates.registry import loadable
-
-            name = loadable(out)
-            use = f'load_gate("{name}") or --gate {name}'
+        metrics = _train(gate, [*data, *(more or [])], model, out, options, bar, own=own)
+    console = Terminal()
     if metrics:
         console.print(_table(metrics, 5 if folds is None else folds))
+    name = loadable(out)
+    use = f'load_gate("{name}") or --gate {name}'
+    if gate == "rewriter":
+        use = f"ModelRewriter(proxy, adapter={str(out)!r})"
     console.print(f"Saved. Use it as {use}.", soft_wrap=True)
 
 
-def _train_gate(
+def _train(
     gate: str,
     paths: Sequence[Path],
     model: str,
@@ -133,15 +111,19 @@ def _train_gate(
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
     from rgate_integrations.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
+    from rgate_integrations.training.pairs import rewriter_pairs
     from rgate_integrations.training.probe import train_probe
+    from rgate_integrations.training.trainer import RECIPES, fine_tune
 
+    if gate == "rewriter":
+        recipe, pairs = options.recipe or RECIPES[gate], rewriter_pairs(paths)
+        fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=bar)
+        return {}
     if own:
-        proxy = shared_proxy(model)
-        files = read_own(paths, proxy, prompt=options.prompt, progress=bar)
+        files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar)
         options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
     elif to_be_sampled(paths, options.label):
-        proxy = shared_proxy(model)
-        files = read_own(paths, proxy, options.label, seed=options.seed, progress=bar)
+        files = read_own(paths, shared_proxy(model), options.label, seed=options.seed, progress=bar)
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
     else:
@@ -154,24 +136,6 @@ def _train_gate(
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics
-
-
-def _train_rewriter(
-    paths: Sequence[Path], model: str, out: Path, options: AdapterOptions, bar: TrainingBar
-) -> None:
-    from rgate_integrations.training.pairs import rewriter_pairs
-    from rgate_integrations.training.trainer import RECIPES, fine_tune
-
-    recipe = options.recipe or RECIPES["rewriter"]
-    fine_tune(
-        rewriter_pairs(paths),
-        model,
-        out,
-        recipe,
-        seed=options.seed,
-        resume=options.resume,
-        progress=bar,
-    )
 
 
 def _table(metrics: dict[str, Any], folds: int) -> Table:

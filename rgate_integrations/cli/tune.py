@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.bars import TrainingBar
-from rgate_integrations.cli.gate_options import numbers
-from rgate_integrations.cli.opening import KEY, answering_llm, open_index, served_model
-from rgate_integrations.cli.options import DEFAULT_GATE, IndexFolder, PassageCount
-from rgate_integrations.cli.output import Terminal
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    KEY,
+    IndexFolder,
+    PassageCount,
+    answering_llm,
+    open_index,
+    served_model,
+)
+from rgate_integrations.cli.output import Terminal, TrainingBar
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -22,175 +26,91 @@ if TYPE_CHECKING:
 
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import Proxy
-    from rgate_integrations.tuning.evaluation import StageTimes
     from rgate_integrations.tuning.fitting import FittedGate
     from rgate_integrations.tuning.labelling import LabelKind
     from rgate_integrations.tuning.policies import Policy
-    from rgate_integrations.tuning.summary import Prices
-    from rgate_integrations.tuning.tuner import Plan, Tuned, TuneOptions
+    from rgate_integrations.tuning.tuner import Plan, Tuned
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What ``rgate tune`` was asked for; see `tune`."""
-
-    questions: Path
-    out: Path
-    llm: str
-    model: str | None
-    index: Path | None
-    k: int
-    answer_tokens: int
-    judge: str | None
-    answers: Path | None
-    limit: int | None
-    update: bool
-    yes: bool
-
-
 def tune(
-    questions: Annotated[
-        Path, typer.Option(help="JSONL with question and, where known, gold_answers a line.")
-    ],
-    llm: Annotated[
-        str, typer.Option(help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model.")
-    ],
+    questions: Annotated[Path, typer.Option(help="JSONL with question, and gold_answers where known.")],
+    llm: Annotated[str, typer.Option(help=f"URL of an OpenAI-compatible server (key: {KEY}), or a model.")],
     out: Annotated[Path, typer.Option(help="Folder for the gate.")],
     model: Annotated[str | None, typer.Option(help="Name of the model on the server.")] = None,
     index: IndexFolder = None,
     k: PassageCount = 3,
-    max_loss: Annotated[
-        float | None,
-        typer.Option(help="Lose at most this much accuracy against always retrieving; 0.02 by default."),
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Retrieve for at most this share of the questions.")
-    ] = None,
-    latency: Annotated[
-        str | None,
-        typer.Option(help="direct=…,rag=…: what an answer costs, for the threshold of the lowest cost."),
-    ] = None,
-    price_in: Annotated[
-        float | None, typer.Option(help="Price of a million tokens of prompts, for the report.")
-    ] = None,
-    price_out: Annotated[float | None, typer.Option(help="Price of a million tokens of answers.")] = None,
+    max_loss: Annotated[float | None, typer.Option(help="Most accuracy to lose; 0.02 by default.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Largest share to retrieve for.")] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
     labels: Annotated[
-        str,
-        typer.Option(
-            help="gold, judge, agreement, or auto: judge with --judge, else gold if every question has it."
-        ),
+        str, typer.Option(help="gold, judge, agreement, or auto: judge with --judge, gold if all have it.")
     ] = "auto",
     judge: Annotated[
-        str | None,
-        typer.Option(
-            help=f"NAME of a local model, or NAME@URL of a served one, that judges (key: {JUDGE_KEY})."
-        ),
+        str | None, typer.Option(help=f"Model that judges: NAME, or NAME@URL on a server (key: {JUDGE_KEY}).")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
-    max_questions: Annotated[
-        int | None, typer.Option(min=1, help="This many questions, drawn to represent all.")
-    ] = None,
+    max_questions: Annotated[int | None, typer.Option(min=1, help="So many, drawn at random.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
-    num_samples: Annotated[
-        int,
-        typer.Option(min=0, help="Further answers at temperature 1 to each question, for soft labels."),
-    ] = 0,
+    num_samples: Annotated[int, typer.Option(min=0, help="Answers to draw, for soft labels.")] = 0,
     answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
-    answers: Annotated[
-        Path | None, typer.Option(help="File of the answers; OUT.answers.jsonl by default.")
-    ] = None,
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
-    init_from: Annotated[
-        str, typer.Option(help="Gate to start from: a shipped one, or a folder of `rgate train`.")
-    ] = DEFAULT_GATE,
+    init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
     seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning import TuneOptions
+    from rgate_integrations.tuning import tune as run
+    from rgate_integrations.tuning.arms import ModelArm
 
-    stage_times = _stage_times(latency)
+    notices, bar = Terminal(stderr=True), TrainingBar()
     options = TuneOptions(
-        policy=_policy(max_loss, budget, stage_times, confidence),
+        policy=_policy(max_loss, budget, confidence),
         labels=_label_kind(labels, judge),
+        judge=None if judge is None else _judge(judge, concurrency),
         sample=max_questions,
+        embedder=_embedder(notices),
         concurrency=concurrency,
         tokens=tokens,
         samples=num_samples,
         seed=seed,
         prior=init_from,
-        prices=_prices(price_in, price_out),
     )
-    asked = _Asked(
-        questions=questions,
-        out=out,
-        llm=llm,
-        model=model,
-        index=index,
-        k=k,
-        answer_tokens=answer_tokens,
-        judge=judge,
-        answers=answers,
-        limit=limit,
-        update=update,
-        yes=yes,
-    )
-    console = Terminal()
-    try:
-        tuned = _tuned(asked, options, console)
-    except KeyboardInterrupt:
-        Terminal(stderr=True).print("Stopped. What was answered is kept: the same command goes on.")
-        raise
-    _print(tuned, console)
-
-
-def _tuned(asked: _Asked, options: TuneOptions, console: Terminal) -> Tuned:
-    from rgate_integrations.tuning import tune as run
-    from rgate_integrations.tuning.arms import ModelArm
-    from rgate_integrations.tuning.questions import read_questions
-
-    log = read_questions(asked.questions, asked.limit)
-    answering = answering_llm(asked.llm, asked.model, options.concurrency)
-    notices = Terminal(stderr=True)
-    index = open_index(asked.index, notices)
-
-    bar = TrainingBar()
+    answering = answering_llm(llm, model, concurrency)
+    direct = ModelArm(answering, tokens=answer_tokens)
+    retrieve = ModelArm(answering, index=open_index(index, notices), k=k, tokens=answer_tokens)
     with ExitStack() as shown:
 
         def before(plan: Plan) -> None:
-            _confirm(plan, asked, options.samples, notices)
+            _confirm(plan, llm, judge, num_samples, yes)
             shown.enter_context(bar)  # not before: a bar would run over the question
 
-        return run(
-            log,
-            direct=ModelArm(answering, tokens=asked.answer_tokens),
-            retrieve=ModelArm(answering, index=index, k=asked.k, tokens=asked.answer_tokens),
-            out=asked.out,
-            options=replace(
-                options,
-                judge=_judge(asked, options.concurrency),
-                embedder=_embedder(notices),
-                answers=asked.answers,
-            ),
-            update=asked.update,
-            before=before,
-            progress=bar,
-        )
+        try:
+            tuned = run(
+                questions,
+                direct=direct,
+                retrieve=retrieve,
+                out=out,
+                options=options,
+                update=update,
+                before=before,
+                progress=bar,
+            )
+        except KeyboardInterrupt:
+            notices.print("Stopped. What was answered is kept: the same command goes on.")
+            raise
+    _print(tuned, Terminal())
 
 
-def _judge(asked: _Asked, concurrency: int) -> Proxy | None:
+def _judge(judge: str, concurrency: int) -> Proxy:
     """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
     from rgate_integrations.models.local import shared_proxy
 
-    if asked.judge is None:
-        return None
-    name, at, address = asked.judge.partition("@http")
+    name, at, address = judge.partition("@http")
     if not at:
-        return shared_proxy(asked.judge)
+        return shared_proxy(judge)
     return served_model(f"http{address}", name, JUDGE_KEY, concurrency)
 
 
@@ -202,25 +122,25 @@ def _embedder(notices: Terminal) -> Embedder | None:
     try:
         resolve_model(DEFAULT_EMBEDDER)
     except ModelLoadError as error:
-        notices.print(f"note: without an embedder a sample is drawn at random; {error.hint}", style="dim")
+        notices.print(f"note: without an embedder answers agree by their words; {error.hint}", style="dim")
         return None
     return SentenceEmbedder()
 
 
-def _confirm(plan: Plan, asked: _Asked, samples: int, notices: Terminal) -> None:
+def _confirm(plan: Plan, llm: str, judge: str | None, samples: int, yes: bool) -> None:
     """Say what will be asked, and wait for a yes."""
-    notices.quiet = notices.quiet and asked.yes  # a question is asked with what it is about
-    calls = sum(plan.calls.values())
+    notices = Terminal(stderr=True)
+    notices.quiet = notices.quiet and yes  # a question is asked with what it is about
     arms = f"{plan.calls['direct']} calls without and {plan.calls['retrieve']} with retrieval"
     if samples:
         arms += f", and {plan.calls['sample']} for {samples} samples each,"
     notices.print(
-        f"{plan.questions} questions: {arms} to {asked.llm}, about {plan.tokens:,} tokens.", soft_wrap=True
+        f"{plan.questions} questions: {arms} to {llm}, about {plan.tokens:,} tokens.", soft_wrap=True
     )
-    if asked.judge is not None:
+    if judge is not None:
         judged = (2 + samples) * plan.questions
-        notices.print(f"Then {judged} answers at most are judged by {asked.judge}.", soft_wrap=True)
-    if calls == 0 or asked.yes:
+        notices.print(f"Then {judged} answers at most are judged by {judge}.", soft_wrap=True)
+    if yes or not sum(plan.calls.values()):
         return
     if not _is_asked():
         raise ConfigurationError("The LLM was not asked: nobody is at the terminal to say yes.", hint="--yes")
@@ -232,37 +152,14 @@ def _is_asked() -> bool:
     return sys.stdin.isatty()
 
 
-def _policy(
-    max_loss: float | None, budget: float | None, times: StageTimes | None, confidence: float
-) -> Policy:
-    from rgate_integrations.tuning.policies import Budget, MaxLoss, MinCost
+def _policy(max_loss: float | None, budget: float | None, confidence: float) -> Policy:
+    from rgate_integrations.tuning.policies import Budget, MaxLoss
 
     if max_loss is not None and budget is not None:
         raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
     if budget is not None:
         return Budget(budget, confidence)
-    if max_loss is None and times is not None:
-        return MinCost(retrieval=max(times.rag - times.direct, 0.0), answer=times.direct)
     return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
-
-
-def _stage_times(text: str | None) -> StageTimes | None:
-    from rgate_integrations.tuning.evaluation import StageTimes
-
-    if text is None:
-        return None
-    given = numbers(text, ("direct", "rag"), needed=("direct", "rag"))
-    return StageTimes(gate=0.0, direct=given["direct"], rag=given["rag"])
-
-
-def _prices(read: float | None, written: float | None) -> Prices | None:
-    from rgate_integrations.tuning.summary import Prices
-
-    if read is None and written is None:
-        return None
-    if read is None or written is None:
-        raise ConfigurationError("One price is missing.", hint="--price-in and --price-out")
-    return Prices(read, written)
 
 
 def _label_kind(labels: str, judge: str | None) -> LabelKind:

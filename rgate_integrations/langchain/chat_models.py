@@ -26,7 +26,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 
-from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
+from rgate_integrations.answering.partial_answer import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.abilities.resolve import weakest

@@ -15,7 +15,7 @@ from llama_index.core.memory.types import BaseMemory
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.drafting import DraftRequest, says_unsupported
+from rgate_integrations.answering.partial_answer import DraftRequest, says_unsupported
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate

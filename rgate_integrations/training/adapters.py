@@ -19,11 +19,10 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.papers.ik import IK_FOLLOW_UP
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
-from rgate_integrations.training.drafts import drafts_for
 from rgate_integrations.training.examples import DataFile, Example, check_labels
-from rgate_integrations.training.folds import auc_by_set, fold_metrics, question_folds
+from rgate_integrations.training.linear import auc_by_set, fold_metrics, question_folds
 from rgate_integrations.training.options import TrainingOptions
-from rgate_integrations.training.own import SampledLabel
+from rgate_integrations.training.own import SampledLabel, drafts_for
 from rgate_integrations.training.pairs import pairs_for, verdict_prompt
 from rgate_integrations.training.trainer import RECIPES, Recipe, fine_tune
 from rgate_integrations.tuning.collection import Progress, silent

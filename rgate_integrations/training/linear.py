@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from rgate_integrations.errors import missing_dependency
-from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.training.folds import question_folds
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
+from rgate_integrations.tuning.evaluation import auc
 
 COMPONENTS = 128
 """Principal components that are kept of a layer."""
@@ -160,3 +161,30 @@ def ridge_logistic(
         if np.abs(step).max() < _CONVERGED:
             break
     return found
+
+
+def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
+    """Yield (training positions, test positions) of each fold; a position is a question."""
+    try:
+        from sklearn.model_selection import KFold
+    except ImportError as error:
+        raise missing_dependency("sklearn", "train") from error
+    yield from KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n))
+
+
+def auc_by_set(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, float]:
+    """Return the AUC of each data set that has both labels."""
+    names = np.asarray(sets)
+    found = {}
+    for name in dict.fromkeys(sets):
+        inside = names == name
+        if known[inside].any() and not known[inside].all():
+            found[name] = auc(scores[inside], known[inside])
+    return found
+
+
+def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
+    """Return the AUC of held-out scores as a model card shows it: of each set, their mean, and pooled."""
+    each = auc_by_set(scores, known, sets)
+    pooled = auc_by_set(scores, known, ["all"] * len(known))
+    return {"auc": each, "auc_mean": float(np.mean(list(each.values()))), "auc_pooled": pooled["all"]}

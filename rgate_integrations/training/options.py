@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from rgate_integrations.prompts import PromptTemplate, answering
-from rgate_integrations.training.drafts import DraftKind
 from rgate_integrations.training.examples import LABEL, DataFile
+from rgate_integrations.training.own import DraftKind
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.training.drafts import DraftKind, drafts_for
 from rgate_integrations.training.examples import DataFile, Example, check_labels
-from rgate_integrations.training.folds import fold_metrics, question_folds
 from rgate_integrations.training.linear import (
     COMPONENTS,
     REGULARISATION,
@@ -22,8 +20,11 @@ from rgate_integrations.training.linear import (
     combine,
     cross_validate,
     fit_probe,
+    fold_metrics,
+    question_folds,
 )
 from rgate_integrations.training.options import TrainingOptions
+from rgate_integrations.training.own import DraftKind, drafts_for
 from rgate_integrations.tuning.collection import Progress, silent
 
 _CHUNK = 256

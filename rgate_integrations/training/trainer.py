@@ -17,7 +17,7 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.files import check_replaceable, rename_folder
-from rgate_integrations.training.checkpoints import prepare
+from rgate_integrations.training.target_trainer import prepare
 from rgate_integrations.tuning.collection import Progress, silent
 
 if TYPE_CHECKING:

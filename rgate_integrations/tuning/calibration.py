@@ -15,9 +15,8 @@ from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.training.drafts import DraftKind
-from rgate_integrations.tuning.evaluation import JudgedQuestions, judge
-from rgate_integrations.tuning.metrics import expected_calibration_error
+from rgate_integrations.training.own import DraftKind
+from rgate_integrations.tuning.evaluation import JudgedQuestions, expected_calibration_error, judge
 from rgate_integrations.tuning.paired import PairedFile
 from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from rgate_integrations.artifacts.folder import read_gate, tuned_files
 from rgate_integrations.artifacts.tuned import ANSWER_FIRST
@@ -21,9 +19,7 @@ from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
 from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
-from rgate_integrations.tuning.first_look import FirstLook, choose_first_look
 from rgate_integrations.tuning.fitting import (
-    LEAST,
     FittedGate,
     check_labels,
     fit_gate,
@@ -33,7 +29,7 @@ from rgate_integrations.tuning.labelling import LabelKind, Labels, ask_judge, la
 from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.policies import MaxLoss, Policy
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
-from rgate_integrations.tuning.summary import Notes, Prices, write_card, write_notes, write_page
+from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
 _CARD = "README.md"
@@ -50,8 +46,8 @@ class TuneOptions:
         policy: Chooses the threshold: `MaxLoss`, `Budget` or `MinCost`.
         labels: What the labels are made from; ``"auto"`` is the judge if there is one.
         judge: A model that judges answers against gold ones.
-        sample: How many questions are asked, drawn so that they stand for all; all when None.
-        embedder: Embeds questions and answers: for the sample and agreement. They do without when None.
+        sample: How many questions are asked, drawn at random; all when None.
+        embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
         samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
@@ -61,8 +57,6 @@ class TuneOptions:
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
-        prices: What a million tokens cost, for the report; tokens are only counted when None.
-        answers: File of answers; ``out`` with ``.answers.jsonl`` behind it when None.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -81,8 +75,6 @@ class TuneOptions:
     seed: int = 0
     prior: str = DEFAULT_GATE
     proxy: Proxy | str | None = None
-    prices: Prices | None = None
-    answers: str | Path | None = None
 
     def __post_init__(self) -> None:
         least = {"concurrency": 1, "tokens": 1, "samples": 0, "folds": 2, "sample": 1}
@@ -117,9 +109,6 @@ class Tuned:
         answer_first: The gate that judges a begun answer; None where the LLM gives no log-probabilities.
         labels: What it was fitted to.
         failed: How many calls failed; the same call asks them again.
-        first_look: What goes before a begun answer: below ``low`` the question is retrieved for at once,
-            ``AnswerFirst(question_gate=folder, retrieve_below=low, answer_above=1.0)``; None without an
-            answer-first gate, or with fewer than 40 questions.
         notes: What the report says of both gates.
     """
 
@@ -128,7 +117,6 @@ class Tuned:
     answer_first: FittedGate | None
     labels: Labels
     failed: int
-    first_look: FirstLook | None
     notes: Notes
 
     def __repr__(self) -> str:
@@ -182,7 +170,7 @@ def tune(
     options = options or TuneOptions()
     folder = Path(out)
     _check_out(folder, update)
-    kept = answers_file(folder) if options.answers is None else Path(options.answers)
+    kept = answers_file(folder)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
@@ -191,9 +179,8 @@ def tune(
         arms[f"{SAMPLE} {number}"] = arm
     asked = read_questions(questions)
     if options.sample is not None:
-        asked = sample_questions(asked, options.sample, options.embedder, options.seed)
-    # Both: two runs may share the folder and not the answers, or the answers and not the folder.
-    with locked(folder), locked(kept):
+        asked = sample_questions(asked, options.sample, options.seed)
+    with locked(kept):
         _check_out(folder, update)  # again: another run may have made it meanwhile
         answers = Answers(kept, arms)
         if before is not None:
@@ -277,19 +264,7 @@ def _fit_and_write(
     progress("fitting", 2, 2)
     if question is None:
         raise AssertionError("labels were checked")
-    first_look = None
-    if begun is not None and len(begun.places) >= 2 * LEAST:
-        places = begun.places
-        first_look = choose_first_look(
-            question.p[np.searchsorted(question.places, places)],
-            begun.p,
-            begun.choice.threshold,
-            np.array(labels.known, dtype=bool)[places],
-            np.array(labels.rag, dtype=bool)[places],
-            options.seed,
-        )
-        begun.artifact.provenance["first_look"] = asdict(first_look)
-    notes = write_notes(labels, question, begun, first_look, options.prices)
+    notes = write_notes(labels, question, begun)
     files = tuned_files(question.artifact, options.prior)
     if begun is not None:
         for name, content in tuned_files(begun.artifact, options.prior).items():
@@ -297,4 +272,4 @@ def _fit_and_write(
     files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
     files[_CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return Tuned(folder, question, begun, labels, failed, first_look, notes)
+    return Tuned(folder, question, begun, labels, failed, notes)
