@@ -50,10 +50,7 @@ def test_gates_lists_all_with_their_papers():
     assert len(found) >= 18
     assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
     assert "IK score" in rgate("gates").stdout
-    shipped = objects(rgate("gates", "--shipped", "--json"))
-    assert {DEFAULT_GATE, "default", "default-answer"} == {g["name"] for g in shipped}
     assert load_gate().gate.artifact == DEFAULT_GATE
-    assert "default-answer" in rgate("gates", "--shipped").stdout
 
 
 def test_decide_streams_and_goes_on_after_an_error():

@@ -1,8 +1,6 @@
 """LlamaIndex: the LLM's own drafts, and what is asked of it after it refused or failed."""
 
 import copy
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llama_index.core.instrumentation import get_dispatcher
@@ -21,7 +19,6 @@ from rgate_integrations.llama_index import (
 )
 from rgate_integrations.llama_index.events import DRAFT_TAG
 from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, vector_index
-from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index import tools_named
 
@@ -119,24 +116,6 @@ def test_an_answer_that_is_no_draft_retrieves(gate, call):
     chosen = call(selector, "select", tools_named("direct", "docs"), "known?")
     assert chosen.ind == 1
     assert gate.questions == []
-
-
-def test_concurrent_first_calls_agree_on_what_is_left(gate):
-    together = threading.Barrier(8)
-
-    def refuses(options):
-        if "logprobs" not in options:
-            return None
-        together.wait(PATIENCE)  # all have asked before any learns
-        return Status(400)
-
-    llm = ScriptedLLM(refuses)
-    guarded = GatedRetriever(vector_index().as_retriever(), gate, llm=llm, tokens=2)
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(guarded.retrieve, ["unknown?"] * 8))
-    assert [d.text for d in gate.drafts] == ["It is"] * 8
-    assert guarded.retrieve("unknown?")
-    assert sorted(llm.asked) == [EVERYTHING] * 8 + [NO_LOGPROBS] * 9
 
 
 # --- what others see of a draft ----------------------------------------------------------------------------

@@ -95,13 +95,10 @@ def test_a_data_set_gets_columns():
 
 @pytest.mark.model
 def test_a_worker_agrees_with_this_process(smollm2, shards, tmp_path):
-    from rgate_integrations.serving.ray import collect_files, gate_files
+    from rgate_integrations.serving.ray import gate_files
 
     gate = load_gate()
     (result,) = gate_files(shards[:1], tmp_path / "out", gate)
     here = gate.decide_batch([r["question"] for r in lines(shards[0])])
     assert [r["p_known"] for r in lines(result)] == pytest.approx([d.p_known for d in here], abs=1e-3)
     assert all(r["error"] == "" for r in lines(result))
-    shards[0].write_text('{"question": "What is the capital of France?", "gold_answers": ["Paris"]}\n')
-    (collected,) = collect_files(shards[:1], tmp_path / "paired", smollm2.name, tokens=16)
-    assert lines(collected)[0]["closed_book_correct"] in (True, False)

@@ -17,9 +17,6 @@ from rgate_integrations.gates.registry import list_gates
 
 def gates(
     as_json: AsJson = False,
-    shipped: Annotated[
-        bool, typer.Option("--shipped", help="List the trained gates of the package instead.")
-    ] = False,
     llm: Annotated[
         str | None,
         typer.Option(
@@ -30,9 +27,6 @@ def gates(
     """List the gates: name, paper, what they look at, whether they need training, what they cost."""
     if llm is not None:
         _assumed(llm, as_json)
-        return
-    if shipped:
-        _shipped(as_json)
         return
     infos = list_gates()
     if as_json:
@@ -65,29 +59,6 @@ def _assumed(llm: str, as_json: bool) -> None:
     )
     if warning:
         console.print(warning, style="bold yellow", soft_wrap=True)
-
-
-def _shipped(as_json: bool) -> None:
-    """List the trained gates of the package."""
-    from rgate_integrations.artifacts.folder import read_gate, shipped
-
-    table = Table(title="trained gates of the package", title_justify="left")
-    for column in ("name", "proxy", "trained for", "AUC, mean of sets", "licence"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for name in shipped():
-        saved = read_gate(name)
-        row = {
-            "name": name,
-            "proxy": saved.base_model,
-            "llm": saved.llm,
-            "auc_mean": round(saved.provenance["metrics"]["auc_mean"], 3),
-            "licence": saved.provenance["licence"],
-        }
-        if as_json:
-            print_json(row)
-        table.add_row(*(str(value) for value in row.values()))
-    if not as_json:
-        Terminal().print(table)
 
 
 if TYPE_CHECKING:

@@ -58,21 +58,12 @@ def train(
     """
     from rgate_integrations.gates.registry import loadable
     from rgate_integrations.training.adapters import AdapterOptions
-    from rgate_integrations.training.own import valid_draft_kind
     from rgate_integrations.training.trainer import RECIPES
 
-    valid_draft_kind(draft)
-    if gate not in GATES:
-        raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(GATES)}")
-    if activated and gate != "ik":
-        raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
-    if system is not None and gate != "probe":
-        raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
-    if own and (gate == "rewriter" or draft == "recorded"):
-        raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
+    _check(gate, draft, activated=activated, own=own, system=system)
     recipe = RECIPES.get(gate)  # a probe has none
     options = AdapterOptions(
-        draft=draft,  # type: ignore[arg-type]  # `valid_draft_kind` has checked it
+        draft=draft,  # type: ignore[arg-type]  # `_check` has
         tokens=tokens,
         folds=folds,
         seed=seed,
@@ -93,6 +84,20 @@ def train(
     if gate == "rewriter":
         use = f"ModelRewriter(proxy, adapter={str(out)!r})"
     console.print(f"Saved. Use it as {use}.", soft_wrap=True)
+
+
+def _check(gate: str, draft: str, *, activated: bool, own: bool, system: str | None) -> None:
+    from rgate_integrations.training.own import valid_draft_kind
+
+    valid_draft_kind(draft)
+    if gate not in GATES:
+        raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(GATES)}")
+    if activated and gate != "ik":
+        raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
+    if system is not None and gate != "probe":
+        raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
+    if own and (gate == "rewriter" or draft == "recorded"):
+        raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
 
 
 def _train(

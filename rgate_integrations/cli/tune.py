@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -87,17 +87,9 @@ def tune(
             _confirm(plan, llm, judge, num_samples, yes)
             shown.enter_context(bar)  # not before: a bar would run over the question
 
+        arms: dict[str, Any] = {"direct": direct, "retrieve": retrieve, "before": before, "progress": bar}
         try:
-            tuned = run(
-                questions,
-                direct=direct,
-                retrieve=retrieve,
-                out=out,
-                options=options,
-                update=update,
-                before=before,
-                progress=bar,
-            )
+            tuned = run(questions, out=out, options=options, update=update, **arms)
         except KeyboardInterrupt:
             notices.print("Stopped. What was answered is kept: the same command goes on.")
             raise

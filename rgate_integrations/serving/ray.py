@@ -107,43 +107,31 @@ def gate_files(
         ConfigurationError: The folder has results of another gate.
         DataFormatError: Two files have the same name, or a line has no question.
     """
-    arguments = (gate, batch_size)
-    return _over_files(_Decides, arguments, _facts_of(gate), paths, out, _workers(workers), report)
+    workers = _workers(workers)
+    folder = Path(out).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {Path(path).absolute(): folder / Path(path).name for path in paths}
+    if len(set(results.values())) < len(paths):
+        raise DataFormatError("Two files have the same name.", hint="Results are named after the files.")
+    missing = [path for path, result in results.items() if not result.exists()]
+    _check_made_alike(folder, _facts_of(gate), begun=len(missing) < len(results))
+    if not missing:
+        return list(results.values())
+    # A worker that dies, say for want of memory, is started again twice, and its file is done again.
+    actor = ray.remote(_Decides).options(
+        num_cpus=workers.num_cpus, num_gpus=workers.num_gpus, max_restarts=2, max_task_retries=2
+    )
+    pool = ActorPool([actor.remote(gate, batch_size) for _ in range(min(workers.count, len(missing)))])
 
+    def start(worker: Any, path: Path) -> Any:
+        return worker.run.remote(str(path), str(results[path]))
 
-def collect_files(
-    paths: Sequence[str | Path],
-    out: str | Path,
-    llm: str,
-    *,
-    index: str | Path | None = None,
-    k: int = 3,
-    tokens: int = 64,
-    workers: Workers | int = 2,
-    report: Callable[[int, int], None] | None = None,
-) -> list[Path]:
-    """Record an LLM's answers without and with retrieval, as ``rgate collect`` does, a file on each worker.
-
-    Args:
-        paths: What `rgate_integrations.tuning.questions.read_questions` reads.
-        out: Folder for the paired data.
-        llm: Catalogue name, folder or Hub id; a folder must be there on every machine.
-        index: Folder of an index, or None for answers without retrieval only.
-        k: Passages a question.
-        tokens: Maximum length of an answer.
-        workers: How many workers, and what each is given.
-        report: Told how many files are done, and of how many.
-
-    Returns:
-        The results, in the order of ``paths``.
-
-    Raises:
-        ConfigurationError: The folder has results of another LLM or index, or with other lengths.
-        DataFormatError: Two files have the same name, or a line is no question.
-    """
-    arguments = (llm, None if index is None else str(index), k, tokens)
-    facts = dict(zip(("llm", "index", "k", "tokens"), arguments, strict=True))
-    return _over_files(_Collects, arguments, facts, paths, out, _workers(workers), report)
+    done = len(paths) - len(missing)
+    for _ in pool.map_unordered(start, missing):
+        done += 1
+        if report is not None:
+            report(done, len(paths))
+    return list(results.values())
 
 
 class _Columns:
@@ -175,63 +163,6 @@ class _Decides:
             decisions = _decisions(self.gate, [row["question"] for row in batch])
             lines += [json_line(row | decided) for row, decided in zip(batch, decisions, strict=True)]
         write_atomically(result, "".join(lines))
-
-
-class _Collects:
-    """Collects the answers to one file after another."""
-
-    def __init__(self, llm: str, index: str | None, k: int, tokens: int) -> None:
-        from rgate_integrations.index import PassageIndex
-        from rgate_integrations.models.local import shared_proxy
-
-        self.llm, self.k, self.tokens = shared_proxy(llm), k, tokens
-        self.index = None if index is None else PassageIndex.load(index)
-
-    def run(self, path: str, result: str) -> None:
-        from rgate_integrations.tuning import collect
-        from rgate_integrations.tuning.paired import answers_file
-
-        # A run that is killed leaves its answers here and goes on from them; the name of the result stays free.
-        unfinished = Path(result).with_name(f".{Path(result).name}.unfinished")
-        collect(path, self.llm, unfinished, index=self.index, k=self.k, tokens=self.tokens)
-        unfinished.replace(result)
-        answers_file(unfinished).unlink()
-
-
-def _over_files(
-    work: type,
-    arguments: tuple[Any, ...],
-    facts: dict[str, Any],
-    paths: Sequence[str | Path],
-    out: str | Path,
-    workers: Workers,
-    report: Callable[[int, int], None] | None,
-) -> list[Path]:
-    """Let workers do the files whose results are missing."""
-    folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    results = {Path(path).absolute(): folder / Path(path).name for path in paths}
-    if len(set(results.values())) < len(paths):
-        raise DataFormatError("Two files have the same name.", hint="Results are named after the files.")
-    missing = [path for path, result in results.items() if not result.exists()]
-    _check_made_alike(folder, facts, begun=len(missing) < len(results))
-    if not missing:
-        return list(results.values())
-    # A worker that dies, say for want of memory, is started again twice, and its file is done again.
-    actor = ray.remote(work).options(
-        num_cpus=workers.num_cpus, num_gpus=workers.num_gpus, max_restarts=2, max_task_retries=2
-    )
-    pool = ActorPool([actor.remote(*arguments) for _ in range(min(workers.count, len(missing)))])
-
-    def start(worker: Any, path: Path) -> Any:
-        return worker.run.remote(str(path), str(results[path]))
-
-    done = len(paths) - len(missing)
-    for _ in pool.map_unordered(start, missing):
-        done += 1
-        if report is not None:
-            report(done, len(paths))
-    return list(results.values())
 
 
 def _check_made_alike(folder: Path, facts: dict[str, Any], *, begun: bool) -> None:
