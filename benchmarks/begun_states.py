@@ -58,7 +58,7 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
     found = []
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
-        for row, states in zip(some, reader.states(some, numbers), strict=True):
+        for row, states in zip(some, reader.states([row.ids for row in some], numbers), strict=True):
             found.append(np.stack([_at(row, states, cut) for cut in CUTS]))
     return np.stack(found)
 

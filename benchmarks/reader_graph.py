@@ -283,7 +283,7 @@ def main() -> None:
     made.mkdir(parents=True, exist_ok=True)
     make_reader(source, made)
     reader = Reader(made, self_test=False)
-    rows = [reader.encode(question) for question in TESTED]
+    rows = [reader.encode(question).ids for question in TESTED]
     states = [reader.states([row], STATES)[0][max(STATES)][-1] for row in rows]
     known = {q: [round(float(v), 3) for v in s[:16]] for q, s in zip(TESTED, states, strict=True)}
     (OUT / SELF_TEST).write_text(json.dumps(known, indent=1) + "\n")

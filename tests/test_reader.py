@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models import reader as reader_module
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.models.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
@@ -93,6 +93,33 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
         assert np.array_equal(less.states, more.states[:2])
         assert np.array_equal(more.states, begun.states)
         assert less.prompt_tokens < more.prompt_tokens or question == "<|im_end|>"
+
+
+@pytest.mark.model
+def test_what_follows_changes_nothing_in_a_long_text_either(reader):
+    words = ["The parcel was sent to the depot and weighed before noon, as the list says."] * 120
+    text = Segmented.of(" ".join(words), [])
+    longer = Segmented.of(" ".join([*words, *words]), [])
+    layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
+    (short,), (long,) = (reader.request_states([each], None, layers) for each in (text, longer))
+    assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])
+    # A sentence means much the same wherever it stands, across the windows that the text is read in.
+    states = short.segments[5:-1, 0]
+    cosines = states @ states[0] / np.linalg.norm(states, axis=1) / np.linalg.norm(states[0])
+    assert cosines.min() > 0.85
+
+
+@pytest.mark.model
+def test_memory_does_not_grow_with_the_length(reader):
+    code = (
+        "import resource; from rgate_integrations import load_gate; gate = load_gate(on_error='raise');"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024;"
+        "gate.decide_batch(['What is the capital of France, and of Spain, and who was born there? ' * 4] * 64);"
+        "before = peak(); gate.decide_batch(['A list of the parcels that were sent. ' * 400] * 4);"
+        "print(peak() - before)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 150  # MiB; 9 heads of 2,500 by 2,500 weights would be 225
 
 
 @pytest.mark.model

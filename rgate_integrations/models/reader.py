@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +62,9 @@ _MAX_QUESTION = 3_072  # tokens; the engine cuts requests before, by characters
 _MAX_HISTORY = 768
 """Tokens of what was said before; of more the end is read."""
 _BATCH_TOKENS = 256  # of one run: more is no faster, and takes more memory
-_LONG = 512  # tokens of a text, after which memory is given back
+_WINDOW, _OVERLAP = 256, 64
+"""A longer text is read in windows of so many tokens, each of which begins with the last ones of the window before:
+so time grows with the length and not with its square, memory does not grow, and windows are read side by side."""
 _SAME = 0.999  # cosine that another CPU's rounding of float32 stays far above
 
 
@@ -106,11 +108,6 @@ class Reader:
             self._session = open_session((_SHIPPED / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
-            # Attention needs memory with the square of the length, and ONNX Runtime keeps what it once needed. So
-            # after a long text it is given back.
-            self._options_of_long = onnxruntime.RunOptions()
-            self._options_of_long.only_execute_path_to_fetches = True
-            self._options_of_long.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
             added = self._tokenizer.get_added_tokens_decoder().values()
             # The longest first: one may be a part of another.
             self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
@@ -135,7 +132,7 @@ class Reader:
                 something else.
         """
         for question, known in json.loads((_SHIPPED / SELF_TEST).read_text(encoding="utf-8")).items():
-            (states,) = self.states([self.encode(question)], (max(STATES),))
+            (states,) = self.states([self.encode(question).ids], (max(STATES),))
             found = states[max(STATES)][-1][: len(known)]
             cosine = float(found @ known / (np.linalg.norm(found) * np.linalg.norm(known)))
             if not cosine >= _SAME:  # nor is NaN
@@ -200,18 +197,20 @@ class Reader:
             # What follows a question does not change its states, so where nothing else is asked for it is not read.
             if only_question and row.question:
                 rows[i] = row._replace(ids=row.ids[: row.question], prompt=row.question)
-        lengths = [len(row.ids) for row in rows]
+        by_row = [_windows(row.ids) for row in rows]
+        windows = list(chain.from_iterable(by_row))
+        lengths = [len(window) for window in windows]
         # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
         # the others, since a call ends with the slowest.
         share = min(-(-sum(lengths) // self.threads), _BATCH_TOKENS)
-        batches: list[list[ReaderRow]] = []
+        batches: list[list[Sequence[int]]] = []
         used = share
-        order = sorted(range(len(rows)), key=lengths.__getitem__)
+        order = sorted(range(len(windows)), key=lengths.__getitem__)
         for i in order:
             if used >= share:
                 batches.append([])
                 used = 0
-            batches[-1].append(rows[i])
+            batches[-1].append(windows[i])
             used += lengths[i]
         read = partial(self.states, numbers=numbers)
         # A pool starts its threads with the first work that it is given.
@@ -219,12 +218,16 @@ class Reader:
             results: Iterable[list[dict[int, Float32Array]]] = map(read, batches)
             if len(batches) > 1 and self.threads > 1:
                 results = pool.map(read, batches)
-            found = dict(zip(order, chain.from_iterable(results), strict=True))
-        return list(zip(rows, map(found.__getitem__, range(len(rows))), strict=True))
+            by_place = dict(zip(order, chain.from_iterable(results), strict=True))
+        in_order = map(by_place.__getitem__, range(len(windows)))
+        found = []
+        for row, own in zip(rows, by_row, strict=True):
+            found.append((row, _joined(list(islice(in_order, len(own))))))
+        return found
 
-    def states(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
+    def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
-        lengths = np.array([len(row.ids) for row in rows])
+        lengths = np.array(list(map(len, texts)))
         starts = np.concatenate([[0], lengths.cumsum()])
         columns = np.arange(lengths.max())
         # Tokens lie one after the other, without padding; only attention sees a row a text, as `places` says.
@@ -232,13 +235,12 @@ class Reader:
         # Where a text has no more tokens, its first one stands in; nothing looks at it.
         places = np.where(inside, starts[:-1, None] + columns, starts[:-1, None])
         inputs = {
-            "ids": np.concatenate([row.ids for row in rows]).astype(np.int64),
+            "ids": np.concatenate(texts).astype(np.int64),
             "positions": PREFIX_TOKENS + np.broadcast_to(columns, inside.shape)[inside],
             "rows": places.astype(np.int64),
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
-        options = self._options_of_long if len(columns) > _LONG else self._options
-        layers = self._session.run([f"layer_{number}" for number in numbers], inputs, options)
+        layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
         found = []
         for start, end in pairwise(starts):
             states = {}
@@ -299,6 +301,23 @@ class Reader:
         for token in self._control:
             text = text.replace(token, " ")
         return text
+
+
+def _windows(ids: Sequence[int]) -> list[Sequence[int]]:
+    """Return a text in windows, from its beginning: what follows a token changes nothing about its own window."""
+    starts = range(0, max(len(ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
+    return [ids[start : start + _WINDOW] for start in starts]
+
+
+def _joined(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
+    """Return the states of a whole text; a token of two windows has those of the first, which saw more before it."""
+    first, *others = windows
+    if not others:
+        return dict(first)
+    found = {}
+    for number, states in first.items():
+        found[number] = np.concatenate([states, *(window[number][_OVERLAP:] for window in others)])
+    return found
 
 
 def pooled(
