@@ -34,8 +34,9 @@ from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.models.download import download
+from rgate_integrations.models.local import DEFAULT_MODEL, shared_proxy
+from rgate_integrations.models.reader import READER, shared_reader
 
 CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
@@ -181,11 +182,10 @@ def read_question_states(
     questions: list[str], cache: Path, layers: Sequence[PooledLayer] = LAYERS, name: str = "states"
 ) -> dict[str, np.ndarray]:
     """Return the hidden states of questions by `key`, computed where they are not kept in the cache yet."""
-    proxy = LocalProxy(DEFAULT_MODEL, max_batch_size=64)
+    reader = shared_reader(download(READER))
 
     def read(some: list[str]) -> np.ndarray:
-        values = [{"question": " ".join(q.split())} for q in some]
-        return np.stack([each.states for each in proxy.hidden(ANSWER, values, None, layers)])
+        return np.stack([each.states for each in reader.hidden(some, None, layers)])
 
     return Kept(cache / name).fill(questions, read)
 
