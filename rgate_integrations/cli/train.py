@@ -56,7 +56,6 @@ def train(
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
-    from rgate_integrations.gates.registry import loadable
     from rgate_integrations.training.adapters import AdapterOptions
     from rgate_integrations.training.trainer import RECIPES
 
@@ -76,14 +75,7 @@ def train(
     )
     with locked(out), TrainingBar() as bar:
         metrics = _train(gate, [*data, *(more or [])], model, out, options, bar, own=own)
-    console = Terminal()
-    if metrics:
-        console.print(_table(metrics, 5 if folds is None else folds))
-    name = loadable(out)
-    use = f'load_gate("{name}") or --gate {name}'
-    if gate == "rewriter":
-        use = f"ModelRewriter(proxy, adapter={str(out)!r})"
-    console.print(f"Saved. Use it as {use}.", soft_wrap=True)
+    _print(gate, out, metrics, 5 if folds is None else folds)
 
 
 def _check(gate: str, draft: str, *, activated: bool, own: bool, system: str | None) -> None:
@@ -141,6 +133,19 @@ def _train(
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics
+
+
+def _print(gate: str, out: Path, metrics: dict[str, Any], folds: int) -> None:
+    from rgate_integrations.gates.registry import loadable
+
+    console = Terminal()
+    if metrics:
+        console.print(_table(metrics, folds))
+    name = loadable(out)
+    use = f'load_gate("{name}") or --gate {name}'
+    if gate == "rewriter":
+        use = f"ModelRewriter(proxy, adapter={str(out)!r})"
+    console.print(f"Saved. Use it as {use}.", soft_wrap=True)
 
 
 def _table(metrics: dict[str, Any], folds: int) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,9 +79,8 @@ def tune(
         seed=seed,
         prior=init_from,
     )
-    answering = answering_llm(llm, model, concurrency)
-    direct = ModelArm(answering, tokens=answer_tokens)
-    retrieve = ModelArm(answering, index=open_index(index, notices), k=k, tokens=answer_tokens)
+    direct = ModelArm(answering_llm(llm, model, concurrency), tokens=answer_tokens)
+    retrieve = replace(direct, index=open_index(index, notices), k=k)
     with ExitStack() as shown:
 
         def before(plan: Plan) -> None:
