@@ -18,6 +18,7 @@ from rgate_integrations.serving.server import make_server
 from tests.http_servers import Blocking, Words, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
+CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 ROUTE = {"type": "choice", "instructions": "?", "criteria": {"retrieve": "Look it up.", "direct": None}}
 KNOWN = {"type": "noul", "instructions": "Does the LLM know?"}
 
@@ -34,7 +35,7 @@ def url(words):
 
 
 def decide(url, *questions, **more):
-    response = httpx.post(f"{url}/v1/decide", json={"questions": list(questions), **more}, timeout=60)
+    response = CLIENT.post(f"{url}/v1/decide", json={"questions": list(questions), **more}, timeout=60)
     response.raise_for_status()
     return [Decision.model_validate(each) for each in response.json()["decisions"]]
 
@@ -60,7 +61,7 @@ def test_passages_are_compared_with_what_the_llm_knows(url):
 
 def test_queries_are_the_question_and_the_claims_of_its_draft(url):
     asked = {"question": "Who wrote Hamlet?", "draft": "William Shakespeare wrote Hamlet in 1601."}
-    answer = httpx.post(f"{url}/v1/queries", json={"questions": ["known", asked]}).json()
+    answer = CLIENT.post(f"{url}/v1/queries", json={"questions": ["known", asked]}).json()
     known, unknown = answer["plans"]
     assert known["queries"] == []
     assert unknown["queries"][0]["text"] == "Who wrote Hamlet?"
@@ -124,7 +125,9 @@ async def test_a_state_is_a_question_an_object_with_one_or_messages(url, words, 
 def test_earlier_turns_go_to_the_gate_as_history(url, words):
     turns = [("user", "Hello"), ("assistant", "Hi"), ("tool", "42"), ("user", "known")]
     state = [{"role": role, "content": content} for role, content in turns]
-    httpx.post(f"{url}/v1/systemone", json={"state": state, "questions": {"known": KNOWN}}).raise_for_status()
+    CLIENT.post(
+        f"{url}/v1/systemone", json={"state": state, "questions": {"known": KNOWN}}
+    ).raise_for_status()
     assert words.asked[-1][2] == [("user: Hello", "assistant: Hi")]
 
 
@@ -148,7 +151,7 @@ def test_other_questions_are_refused_with_a_list_of_what_can_be_asked(url, quest
 @pytest.mark.parametrize("state", ["", " ", {"text": "who?"}, [], [{"role": "assistant", "content": "who?"}]])
 def test_a_state_without_a_question_is_refused(url, state):
     body = {"state": state, "questions": {"known": KNOWN}}
-    assert httpx.post(f"{url}/v1/systemone", json=body).status_code == 422
+    assert CLIENT.post(f"{url}/v1/systemone", json=body).status_code == 422
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
@@ -184,7 +187,7 @@ def test_a_state_without_a_question_is_refused(url, state):
 def test_what_is_malformed_or_too_much_gets_its_status_and_the_server_goes_on(url, words, body, status):
     before = len(words.asked)
     headers = {"content-type": "application/json"}
-    response = httpx.post(f"{url}/v1/decide", content=body, headers=headers, timeout=60)
+    response = CLIENT.post(f"{url}/v1/decide", content=body, headers=headers, timeout=60)
     assert response.status_code == status
     assert response.json()["error"]["message"]
     assert len(words.asked) == before
@@ -201,12 +204,12 @@ def test_who_has_no_token_is_refused_and_health_needs_none(words):
             {"authorization": "Bearer é"},
         ):
             headers = {name: value.encode("latin-1") for name, value in given.items()}
-            response = httpx.post(f"{url}/v1/decide", json=body, headers=headers)
+            response = CLIENT.post(f"{url}/v1/decide", json=body, headers=headers)
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
-            assert httpx.get(f"{url}/metrics", headers=headers).status_code == 401
-        allowed = httpx.post(f"{url}/v1/decide", json=body, headers={"authorization": "Bearer s3cret"})
+            assert CLIENT.get(f"{url}/metrics", headers=headers).status_code == 401
+        allowed = CLIENT.post(f"{url}/v1/decide", json=body, headers={"authorization": "Bearer s3cret"})
         assert allowed.status_code == 200
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert CLIENT.get(f"{url}/health").status_code == 200
 
 
 def test_other_machines_are_not_served_without_a_token():
@@ -217,7 +220,7 @@ def test_other_machines_are_not_served_without_a_token():
 
 def test_a_web_page_cannot_ask_the_server_of_its_visitor(url):
     assert (
-        httpx.post(
+        CLIENT.post(
             f"{url}/v1/decide", json={"questions": ["x"]}, headers={"host": "evil.example"}
         ).status_code
         == 400
@@ -283,9 +286,9 @@ def test_past_its_queue_it_refuses_at_once_and_then_goes_on():
         waiting = threading.Thread(target=decide, args=(url, "known 1", "known 2"))
         waiting.start()
         gate.is_asked.wait()
-        refused = httpx.post(f"{url}/v1/decide", json={"questions": ["known 3", "known 4"]})
+        refused = CLIENT.post(f"{url}/v1/decide", json={"questions": ["known 3", "known 4"]})
         assert (refused.status_code, refused.headers["retry-after"]) == (529, "1")
-        assert "rgate_waiting_questions 2.0" in httpx.get(f"{url}/metrics").text
+        assert "rgate_waiting_questions 2.0" in CLIENT.get(f"{url}/metrics").text
         gate.may_decide.set()
         waiting.join()
         assert decide(url, "known 3", "known 4")[0].question == "known 3"
@@ -295,10 +298,10 @@ def test_who_leaves_makes_room_for_others():
     gate = Blocking()
     with serving_gate(gate, queue=1) as url:
         with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{url}/v1/decide", json={"questions": ["known"]}, timeout=0.5)
+            CLIENT.post(f"{url}/v1/decide", json={"questions": ["known"]}, timeout=0.5)
         gate.is_asked.wait()
         gate.may_decide.set()
-        while "rgate_waiting_questions 0.0" not in httpx.get(f"{url}/metrics").text:
+        while "rgate_waiting_questions 0.0" not in CLIENT.get(f"{url}/metrics").text:
             pass
         assert decide(url, "known")
 
@@ -308,10 +311,10 @@ def test_a_deadline_retrieves():
     with serving_gate(load_gate()) as url:
         headers = {"x-rgate-timeout-ms": "0.001"}
         body = {"questions": ["Who wrote Hamlet?"]}
-        answer = httpx.post(f"{url}/v1/decide", json=body, headers=headers, timeout=60).json()
+        answer = CLIENT.post(f"{url}/v1/decide", json=body, headers=headers, timeout=60).json()
         assert answer["decisions"][0]["error"]["type"] == "OverloadedError"
         assert answer["decisions"][0]["retrieve"]
-        wrong = httpx.post(f"{url}/v1/decide", json=body, headers={"x-rgate-timeout-ms": "-1"})
+        wrong = CLIENT.post(f"{url}/v1/decide", json=body, headers={"x-rgate-timeout-ms": "-1"})
         assert wrong.status_code == 422
 
 
@@ -335,9 +338,9 @@ async def test_many_clients_get_their_own_answers():
 
 def test_metrics_count_outcomes_and_every_answer_says_what_it_took(words):
     with serving_gate(words) as url:
-        response = httpx.post(f"{url}/v1/decide", json={"questions": ["known", "who?", "what?"]})
+        response = CLIENT.post(f"{url}/v1/decide", json={"questions": ["known", "who?", "what?"]})
         assert re.fullmatch(r"gate;dur=[\d.]+, total;dur=[\d.]+", response.headers["server-timing"])
-        text = httpx.get(f"{url}/metrics").text
+        text = CLIENT.get(f"{url}/metrics").text
     assert (
         'rgate_decisions_total{gate="",kind="",outcome="retrieve"} 3.0' in text
     )  # and the first, for its model
@@ -357,10 +360,10 @@ def test_questions_are_in_the_log_only_if_asked(words, caplog):
 
 
 def test_openapi_names_every_route(url):
-    paths = httpx.get(f"{url}/openapi.json").json()["paths"]
+    paths = CLIENT.get(f"{url}/openapi.json").json()["paths"]
     assert set(paths) == {"/v1/systemone", "/v1/decide", "/v1/queries", "/health", "/ready", "/metrics"}
-    assert httpx.get(f"{url}/nothing").status_code == 404
-    assert httpx.get(f"{url}/v1/decide").status_code == 405
+    assert CLIENT.get(f"{url}/nothing").status_code == 404
+    assert CLIENT.get(f"{url}/v1/decide").status_code == 405
 
 
 @pytest.mark.model
@@ -375,7 +378,7 @@ def test_the_command_serves_and_ends_when_it_is_told_to():
     try:
         lines = iter(process.stderr.readline, "")
         url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
-        while httpx.get(f"{url}/ready").status_code != 200:
+        while CLIENT.get(f"{url}/ready").status_code != 200:
             pass
         (decision,) = decide(url, "Who wrote Hamlet?")
         assert decision.error is None
@@ -394,8 +397,8 @@ def test_a_gate_that_fails_retrieves_and_is_counted():
         (decision,) = decide(url, "known")
         assert decision.retrieve
         assert decision.error.type == "OSError"
-        assert httpx.get(f"{url}/ready").status_code == 503
-        assert 'rgate_errors_total{type="OSError"}' in httpx.get(f"{url}/metrics").text
+        assert CLIENT.get(f"{url}/ready").status_code == 503
+        assert 'rgate_errors_total{type="OSError"}' in CLIENT.get(f"{url}/metrics").text
 
 
 def test_an_application_that_breaks_says_nothing_of_itself():
@@ -408,7 +411,7 @@ def test_an_application_that_breaks_says_nothing_of_itself():
         await send({"type": "lifespan.shutdown.complete"})
 
     with listening(app) as url:
-        response = httpx.get(url)
+        response = CLIENT.get(url)
     assert response.status_code == 500
     assert "secret" not in response.text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -233,7 +233,7 @@ class BufferedAnswer(ABC):
         finally:
             run(self.close())
 
-    async def astream(self) -> AsyncIterator[Any]:
+    async def astream(self) -> AsyncGenerator[Any]:
         """Release the answer chunk by chunk: those that were held, then those that come."""
         try:
             await arun(self.flush_events())

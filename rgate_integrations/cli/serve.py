@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.options import DEFAULT_GATE, GateName, ThresholdOption
-from rgate_integrations.errors import missing_dependency
+from rgate_integrations.cli.options import (
+    DEFAULT_GATE,
+    KEY,
+    GateName,
+    IndexFolder,
+    PassageCount,
+    ThresholdOption,
+    open_index,
+)
+from rgate_integrations.cli.output import Terminal
+from rgate_integrations.errors import ConfigurationError, missing_dependency
+
+if TYPE_CHECKING:
+    from rgate_integrations.serving.gateway_call import PassageSearch
 
 
 def serve(
@@ -25,34 +39,92 @@ def serve(
     ] = "",
     timeout: Annotated[
         float, typer.Option(help="Seconds for a decision; without one by then it retrieves.")
-    ] = 10.0,
+    ] = 5.0,
     queue: Annotated[
         int, typer.Option(min=1, help="Questions that may wait; what comes then gets status 529.")
     ] = 512,
     log_questions: Annotated[
         bool, typer.Option("--log-questions", help="Log the texts of questions.")
     ] = False,
+    upstream: Annotated[
+        str | None, typer.Option(help=f"OpenAI-compatible server to be a gateway for (its key in {KEY}).")
+    ] = None,
+    index: IndexFolder = None,
+    retriever: Annotated[
+        str | None,
+        typer.Option(help="What searches, as MODULE:OBJECT with search(queries, k), not an index."),
+    ] = None,
+    k: PassageCount = 3,
+    answer_first: Annotated[
+        bool, typer.Option("--answer-first", help="Judge how the upstream begins to answer, too.")
+    ] = False,
+    look_first: Annotated[
+        bool, typer.Option("--look-first", help="Search first, and judge what is found, too.")
+    ] = False,
+    shadow: Annotated[
+        Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
+    ] = None,
 ) -> None:
-    """Serve decisions over HTTP: POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics.
+    """Serve decisions over HTTP, and with --upstream be a gateway that retrieves where the LLM needs it.
 
-    The bearer token that clients must send is in the environment, RGATE_TOKEN.
+    POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream all of its routes. The
+    bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
     try:
         from rgate_integrations.serving.app import make_app
+        from rgate_integrations.serving.gateway import Gateway, GatewayOptions
+        from rgate_integrations.serving.metrics import Metrics
         from rgate_integrations.serving.server import make_server
+        from rgate_integrations.serving.service import DecisionService
+        from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
+    from rgate_integrations.answering.answer_first import AnswerFirst
+    from rgate_integrations.answering.look_first import LookFirst
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.models.decision_server import TOKEN
-    from rgate_integrations.serving.metrics import Metrics
-    from rgate_integrations.serving.service import DecisionService
+    from rgate_integrations.runtime.files import JsonlLog
 
     loaded = load_gate(gate, llm_name=llm_name)
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     metrics = Metrics(gate if Path(gate).is_dir() else "")
     service = DecisionService(loaded, metrics, timeout=timeout, queue=queue, log_questions=log_questions)
-    server = make_server(make_app(service), host, port, token=os.environ.get(TOKEN, ""))
+    token = os.environ.get(TOKEN, "")
+    gateway = None
+    if upstream is not None:
+        options = GatewayOptions(
+            AnswerFirst.of(answer_first),
+            LookFirst.of(look_first),
+            None if shadow is None else JsonlLog(shadow),
+        )
+        behind = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token)
+        gateway = Gateway(service, behind, _search(index, retriever, k), options)
+    elif index or retriever or answer_first or look_first or shadow:
+        raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     # Plain lines: what is logged of a question is escaped, and rich would take longer than many a decision.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    server.run()
+    for library in ("httpx", "httpcore"):  # they log a line a request, with its URL
+        logging.getLogger(library).setLevel(logging.WARNING)
+    make_server(make_app(service, gateway), host, port, token=token).run()
+
+
+def _search(index: Path | None, retriever: str | None, k: int) -> PassageSearch | None:
+    """Return what searches, if there is something."""
+    from rgate_integrations.serving.gateway_call import PassageSearch
+
+    if index is not None:
+        return PassageSearch(open_index(index, Terminal(stderr=True)), k)
+    if retriever is None:
+        return None
+    module, _, name = retriever.partition(":")
+    sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{retriever!r} cannot be imported: {error}", hint="MODULE:OBJECT"
+        ) from error
+    if not callable(getattr(found, "search", None)):
+        raise ConfigurationError(f"{retriever!r} has no method search(queries, k).")
+    return PassageSearch(found, k)

@@ -19,6 +19,7 @@ from rgate_integrations.claims.plan import planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun
+from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.guard import problem
 from rgate_integrations.serving.service import DecisionService, FullError
 from rgate_integrations.serving.wire import (
@@ -34,6 +35,7 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 _MOST_ERRORS = 5  # of one request that are listed
 _LONGEST_PAUSE = 30.0  # seconds between two attempts to load the model
 
@@ -53,13 +55,15 @@ class DecisionRoutes:
 
     Args:
         service: Decides.
+        gateway: Answers chat completions, and sends on what has no other route; None without an upstream.
 
     Attributes:
         is_ready: Whether the gate has decided something, so that its model is loaded.
     """
 
-    def __init__(self, service: DecisionService) -> None:
+    def __init__(self, service: DecisionService, gateway: Gateway | None = None) -> None:
         self.service = service
+        self.gateway = gateway
         self.is_ready = False
 
     @asynccontextmanager
@@ -71,6 +75,8 @@ class DecisionRoutes:
         finally:
             self.is_ready = False
             warming.cancel()
+            if self.gateway is not None:
+                await self.gateway.close()
 
     async def systemone(
         self, body: SystemOneRequest, request: Request, timeout: Milliseconds = None
@@ -78,8 +84,8 @@ class DecisionRoutes:
         """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
         asked = body.asked()
         began = time.perf_counter()
-        llm = "" if body.model == NO_LLM else body.model
-        decision = await self.service.decide_asked(asked, llm, _seconds(timeout))
+        gates = self.service.gates("" if body.model == NO_LLM else body.model)
+        decision = await self.service.decide_asked(asked, gates, _seconds(timeout))
         _note(request, began)
         return _json(SystemOneResponse.of(body, decision).model_dump_json())
 
@@ -162,9 +168,9 @@ class DecisionRoutes:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def make_app(service: DecisionService) -> FastAPI:
-    """Return the application that decides with a service."""
-    routes = DecisionRoutes(service)
+def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
+    """Return the application that decides with a service, and answers with a gateway if there is one."""
+    routes = DecisionRoutes(service, gateway)
     app = FastAPI(
         title="rgate",
         version=__version__,
@@ -179,6 +185,9 @@ def make_app(service: DecisionService) -> FastAPI:
     app.post("/v1/queries", response_model=QueriesResponse)(routes.queries)
     for path, route in (("/health", routes.health), ("/ready", routes.ready), ("/metrics", routes.metrics)):
         app.get(path, response_class=PlainTextResponse)(route)
+    if gateway is not None:
+        app.add_route("/v1/chat/completions", gateway.chat, methods=["POST"], include_in_schema=False)
+        app.add_route("/{path:path}", gateway.forward, methods=_METHODS, include_in_schema=False)
     app.add_exception_handler(FullError, routes.full)
     app.add_exception_handler(RGateError, routes.refused)
     app.add_exception_handler(RequestValidationError, routes.invalid)

@@ -24,6 +24,12 @@ class Asked:
     history: tuple[str, ...] = ()
     place: int = -1
 
+    @property
+    def search_text(self) -> str:
+        """What to search for: of a question that follows on others, also the last thing that the user said."""
+        said = [turn for turn in self.history if turn.startswith("user: ")]
+        return f"{said[-1].removeprefix('user: ')}\n{self.question}" if said else self.question
+
 
 def question_in(state: object) -> Asked | None:
     """Return the question in a text, in a mapping under one of `QUESTION_KEYS`, or in messages; None without any."""

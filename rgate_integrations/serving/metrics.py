@@ -35,6 +35,9 @@ class Metrics:
         self._errors = Counter(
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
+        self._requests = Counter(
+            "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
+        )
         self._seconds = Histogram(
             "rgate_decision_seconds", "Time to decide.", buckets=_SECONDS, registry=registry
         )
@@ -67,6 +70,10 @@ class Metrics:
             kinds = {name: p for name, p in decision.signals.items() if name != "known"}
             kind = max(kinds, key=lambda name: kinds[name], default="")
             self._decisions.labels(outcome, kind, decision.gate).inc()
+
+    def passed(self, way: str) -> None:
+        """Count a chat completion: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked."""
+        self._requests.labels(way).inc()
 
     def failed(self, kind: str) -> None:
         """Count a failure by the name of its type."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,7 @@ class DecisionService:
         gate: GateLike,
         metrics: Metrics,
         *,
-        timeout: float = 10.0,
+        timeout: float = 5.0,
         queue: int = 512,
         log_questions: bool = False,
     ) -> None:
@@ -103,25 +104,26 @@ class DecisionService:
         Raises:
             FullError: Too many questions wait.
         """
-        return await self.run(self._decide(items, gates, timeout), len(items))
+        return await self._run(self._decide(items, gates, timeout), len(items))
 
-    async def decide_asked(self, asked: Asked, llm: str = "", timeout: float | None = None) -> Decision:
+    async def decide_asked(self, asked: Asked, gates: LLMGates, timeout: float | None = None) -> Decision:
         """Decide for the last message of a conversation.
 
         Raises:
             FullError: Too many questions wait.
         """
         flow = decide_messages(
-            self.gates(llm).question,
+            gates.question,
             [asked.question],
             [asked.history],
             timeout=self._patience(timeout),
         )
-        (decision,) = await self.run(flow, 1)
+        (decision,) = await self._run(flow, 1)
         return decision
 
-    async def run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
-        """Drive a flow that decides, count what it decides, and refuse it where too many questions wait.
+    @contextmanager
+    def admitted(self, questions: int) -> Iterator[None]:
+        """Count questions as waiting for as long as the context lasts.
 
         Raises:
             FullError: Too many questions wait.
@@ -130,24 +132,28 @@ class DecisionService:
             raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
-        began = time.perf_counter()
         try:
-            decisions = await arun(flow)
+            yield
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
-        seconds = time.perf_counter() - began
-        self.metrics.decided(decisions, seconds)
-        self._log(decisions, seconds)
-        return decisions
 
-    def _log(self, decisions: Sequence[Decision], seconds: float) -> None:
+    def note(self, decisions: Sequence[Decision], seconds: float) -> None:
+        """Count and log what was decided together, in how many seconds."""
+        self.metrics.decided(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
         _log.info("%d questions, %d to retrieve, %.0f ms", len(decisions), retrieving, seconds * 1e3)
         if self._log_questions:
             for decision in decisions:
                 way = "retrieve" if decision.retrieve else "direct"
                 _log.info("%s %.3f %r", way, decision.p_known, decision.question)
+
+    async def _run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
+        began = time.perf_counter()
+        with self.admitted(questions):
+            decisions = await arun(flow)
+        self.note(decisions, time.perf_counter() - began)
+        return decisions
 
     def _patience(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else min(timeout, self.timeout)
