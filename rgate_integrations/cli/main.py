@@ -19,6 +19,7 @@ from rgate_integrations.cli.download import download
 from rgate_integrations.cli.evaluate import calibrate, evaluate, monitor, report
 from rgate_integrations.cli.gates import ability, gates
 from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.mcp import mcp
 from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
 from rgate_integrations.cli.serve import serve
 from rgate_integrations.cli.train import train
@@ -70,6 +71,7 @@ for command in (
     report,
     monitor,
     serve,
+    mcp,
 ):
     app.command()(command)
 app.add_typer(index, name="index")

@@ -1,0 +1,68 @@
+"""Advice for agents of any framework: an MCP server with two tools, ``should_retrieve`` and ``search_queries``."""
+
+from __future__ import annotations
+
+from mcp.server import MCPServer
+from pydantic import BaseModel
+
+from rgate_integrations.claims.plan import planning
+from rgate_integrations.engine.gate_like import GateLike, decide
+from rgate_integrations.runtime.flow import arun
+
+_INSTRUCTIONS = (
+    "Before you search or read documents for a question, ask should_retrieve. If it says false, answer from what you "
+    "know. If it says true, search_queries says what to search for. Both are advice."
+)
+
+
+class Advice(BaseModel):
+    """Whether to retrieve.
+
+    Attributes:
+        retrieve: Whether to.
+        p_known: Probability that the LLM answers rightly without retrieval.
+        reason: One sentence.
+        kind: The likeliest kind of request; empty for gates that tell none.
+    """
+
+    retrieve: bool
+    p_known: float
+    reason: str
+    kind: str
+
+
+class Advisor:
+    """The tools.
+
+    Args:
+        gate: Decides. One that fails advises to retrieve.
+    """
+
+    def __init__(self, gate: GateLike) -> None:
+        self._gate = gate
+
+    async def should_retrieve(self, question: str) -> Advice:
+        """Say whether the LLM needs documents to answer a question, or already knows the answer."""
+        (decision,) = await arun(decide(self._gate, [question]))
+        kinds = {name: p for name, p in decision.signals.items() if name != "known"}
+        return Advice(
+            retrieve=decision.retrieve,
+            p_known=decision.p_known,
+            reason=decision.reason,
+            kind=max(kinds, key=lambda name: kinds[name], default=""),
+        )
+
+    async def search_queries(self, question: str, draft: str = "") -> list[str]:
+        """Say what to search for, given a question and an answer that was begun; nothing if the LLM knows it."""
+        decisions = await arun(decide(self._gate, [question], drafts=[draft or None]))
+        (plan,) = await arun(planning(decisions))
+        return [query.text for query in plan.queries]
+
+
+def make_mcp_server(gate: GateLike) -> MCPServer:
+    """Return the MCP server; ``run()`` serves it on standard input and output."""
+    advisor = Advisor(gate)
+    server = MCPServer("rgate", instructions=_INSTRUCTIONS)
+    server.add_tool(advisor.should_retrieve)
+    server.add_tool(advisor.search_queries)
+    return server
