@@ -7,6 +7,7 @@ holds ``practical.dev.jsonl``; of it the largest activations of 300 short reques
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,15 @@ MASKED = -1e30
 TESTED = ("What is the capital of France?", "What does our contract say about late delivery?")
 
 
+def shared_prefix(encoder: Any) -> list[int]:
+    """Return the token ids with which the prompt begins whatever the question is."""
+    some, other = (encoder.encode(ANSWER, {"question": text}).ids for text in ("a", "1"))
+    return list(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
+
+
 def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:
     """Return the largest activation of each input of a linear map, shape (layers, inputs), by the map's name."""
-    prefix = len(encoder.shared_prefix(ANSWER))
+    prefix = len(shared_prefix(encoder))
     largest: dict[tuple[str, int], torch.Tensor] = {}
     hooks: list[Any] = []
 
@@ -269,7 +276,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     np.savez_compressed(OUT / "smoothing.npz", **factors)
 
-    ids = encoder.shared_prefix(ANSWER)
+    ids = shared_prefix(encoder)
     cache = model.model(torch.tensor([ids]), use_cache=True).past_key_values
     prefix = []
     for number, layer in enumerate(cache.layers[:LAYERS]):

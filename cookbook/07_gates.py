@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from rgate_integrations import Draft, list_gates, load_gate
-from rgate_integrations.engine.decision_engine import decide_together
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.text import is_correct
@@ -45,9 +44,7 @@ known = np.array([is_correct(d.text, [city]) for d, (_, city) in zip(drafts, pai
 print(f"{known.mean():.2f} of {len(known)} answers are right")
 
 # %% [markdown]
-# ## Eight gates, one batch
-#
-# `decide_together` computes each piece of evidence once, whichever gates ask for it.
+# ## Eight gates, one batch each
 
 # %%
 names = (
@@ -61,7 +58,7 @@ names = (
     "default-answer",
 )
 gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]
-found = dict(zip(names, decide_together(gates, questions, drafts=drafts), strict=True))
+found = {name: gate.decide_batch(questions, drafts=drafts) for name, gate in zip(names, gates, strict=True)}
 for name, decisions in found.items():
     failed = [d.error.message for d in decisions if d.error]
     p, cost = np.array([d.p_known for d in decisions]), np.mean([d.cost.model_calls for d in decisions])

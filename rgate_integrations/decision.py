@@ -54,14 +54,11 @@ class Draft(Frozen):
         token_ids: Token ids in the vocabulary of ``model``; empty when the source gives none.
         tokens: The text of each token; empty when the source gives none.
         logprobs: Natural log-probability of each token, each <= 0; None when the source gives none.
-        entropies: Entropy of the next-token distribution at each token, in nats; None when not given.
-        margins: How far the likeliest token was ahead of the second in each place, in logits, each >= 0; None when
-            not given.
         finished: Whether the answer ended by itself; False means that it was cut at a token limit.
         source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (given by the caller).
         model: Name of the model that wrote it; empty when unknown.
-        scored_by: Name of the model whose `logprobs`, `entropies` and `margins` they are, when the writer gave
-            none and another model read the text; empty otherwise.
+        scored_by: Name of the model whose `logprobs` they are, when the writer gave none and another model read
+            the text; empty otherwise.
         prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
         response_id: Id of the response that it is the beginning of, where a local LLM keeps its hidden states while
             it is judged; empty otherwise.
@@ -71,8 +68,6 @@ class Draft(Frozen):
     token_ids: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...] | None = None
-    entropies: tuple[float, ...] | None = None
-    margins: tuple[float, ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: str = ""
@@ -87,10 +82,8 @@ class Draft(Frozen):
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
-        for name in ("logprobs", "entropies", "margins"):
-            values = getattr(self, name)
-            if values is not None and self.tokens and len(values) != len(self.tokens):
-                raise ValueError(f"{len(self.tokens)} tokens do not match {len(values)} {name}.")
+        if self.logprobs is not None and self.tokens and len(self.logprobs) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens do not match {len(self.logprobs)} logprobs.")
         return self
 
     def head(self, tokens: int) -> Draft:
@@ -112,8 +105,7 @@ class Draft(Frozen):
         else:
             partial_answer = self.text[:longest]
             words = partial_answer.split(" ") if partial_answer else []
-            scored = self.logprobs or self.entropies or ()
-            is_whole = max(len(words), len(scored)) <= tokens
+            is_whole = max(len(words), len(self.logprobs or ())) <= tokens
             text = " ".join(words[:tokens])
         if is_whole and len(self.text) <= longest:
             return self
@@ -122,8 +114,6 @@ class Draft(Frozen):
             "token_ids": self.token_ids[:tokens],
             "tokens": kept,
             "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
-            "entropies": None if self.entropies is None else self.entropies[:tokens],
-            "margins": None if self.margins is None else self.margins[:tokens],
             "finished": False,
         }
         return self.model_copy(update=cut)

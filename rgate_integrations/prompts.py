@@ -20,7 +20,6 @@ class PromptTemplate:
         user: The user's turn; ``{question}``-style fields.
         system: The system turn; empty for none.
         assistant: The beginning of the assistant's turn that the model continues; may have fields.
-        follow_up: A further user's turn, without fields, that follows the assistant's, which is then complete.
         examples: Few-shot turns before the question: (user text, assistant text) pairs.
         cut: Name of the field that is shortened when a prompt exceeds the model's limit. Never the question
             while there is another.
@@ -37,7 +36,6 @@ class PromptTemplate:
     cut: str = "question"
     raw: bool = False
     stop_at_newline: bool = False
-    follow_up: str = ""
     fields: tuple[str, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +48,6 @@ class PromptTemplate:
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 over every part of the prompt."""
         parts = [self.name, self.version, self.user, self.system, self.assistant, self.examples, self.raw]
-        parts += [self.follow_up] if self.follow_up else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def messages(self, **values: str) -> list[dict[str, str]]:
@@ -66,8 +63,6 @@ class PromptTemplate:
         turns.append({"role": "user", "content": self.user.format(**values)})
         if self.assistant:
             turns.append({"role": "assistant", "content": self.assistant.format(**values)})
-        if self.follow_up:
-            turns.append({"role": "user", "content": self.follow_up})
         return turns
 
     def text(self, **values: str) -> str:
@@ -75,13 +70,7 @@ class PromptTemplate:
         shots = [f"{user}\n{assistant}" for user, assistant in self.examples]
         last = self.user.format(**values) + (f"\n{self.assistant.format(**values)}" if self.assistant else "")
         head = [self.system] if self.system else []
-        return "\n\n".join([*head, *shots, last, *([self.follow_up] if self.follow_up else [])])
-
-    def follows(self, other: PromptTemplate) -> bool:
-        """Return whether this prompt goes on where a draft that was written for ``other`` ends."""
-        same = (self.system, self.user, self.examples, self.raw)
-        whole = bool(self.follow_up) and self.assistant == "{draft}" and not other.assistant
-        return whole and same == (other.system, other.user, other.examples, other.raw)
+        return "\n\n".join([*head, *shots, last])
 
 
 ANSWER = PromptTemplate(

@@ -55,8 +55,6 @@ class ScriptedProxy(Proxy):
                         "token_ids": tuple(range(len(tokens))),
                         "tokens": tokens,
                         "logprobs": logprobs,
-                        "entropies": tuple(0.5 for _ in tokens),
-                        "margins": tuple(2.0 for _ in tokens),
                         "scored_by": self.name,
                     }
                 )
@@ -104,8 +102,6 @@ class ScriptedProxy(Proxy):
             token_ids=tuple(range(len(words))),
             tokens=tuple(words),
             logprobs=logprobs,
-            entropies=None if nan else tuple(0.3 for _ in words),
-            margins=None if nan else tuple(1.5 for _ in words),
             finished=len(words) < tokens,
             source="proxy",
             model=self.name,

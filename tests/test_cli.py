@@ -47,7 +47,7 @@ def test_gates_lists_all_with_their_papers():
     done = rgate("gates", "--json")
     found = objects(done)
     assert done.exit_code == 0
-    assert len(found) >= 18
+    assert len(found) >= 16
     assert {"ik", "slimplm", "adapt", "boundary"} <= {g["name"] for g in found}
     assert "IK score" in rgate("gates").stdout
     assert load_gate().gate.artifact == DEFAULT_GATE

@@ -52,7 +52,6 @@ def test_a_failure_tells_the_message_and_the_hint_apart():
     ("values", "message"),
     [
         ({"logprobs": (-1.0,)}, "2 tokens do not match 1 logprobs"),
-        ({"entropies": (1.0, 2.0, 3.0)}, "2 tokens do not match 3 entropies"),
         ({"logprobs": (0.9, 0.4)}, r"at most 0, not 0\.9: are these probabilities"),
     ],
 )
@@ -73,7 +72,6 @@ def test_a_head_is_cut_in_every_part_and_says_that_it_was_cut():
         token_ids=(7, 8, 9),
         tokens=(" It", " is", " Paris"),
         logprobs=(-1.0, -2.0, -3.0),
-        entropies=(0.1, 0.2, 0.3),
         model="m",
     )
     assert draft.head(3) is draft
@@ -82,7 +80,6 @@ def test_a_head_is_cut_in_every_part_and_says_that_it_was_cut():
         token_ids=(7, 8),
         tokens=(" It", " is"),
         logprobs=(-1.0, -2.0),
-        entropies=(0.1, 0.2),
         finished=False,
         model="m",
     )

@@ -1,4 +1,4 @@
-"""Batches by hand-worked numbers: padding, positions, a cached prefix, and which rows share a batch."""
+"""Batches by hand-worked numbers: padding, positions, and which rows share a batch."""
 
 import pytest
 
@@ -6,9 +6,6 @@ torch = pytest.importorskip("torch")
 
 from rgate_integrations.models.base import pool_states, spans_of  # noqa: E402
 from rgate_integrations.models.decoding import (  # noqa: E402
-    CachedPrefix,
-    Decoder,
-    entropy_and_margin,
     group_by_length,
     pad_left,
     positions,
@@ -18,60 +15,11 @@ from rgate_integrations.models.decoding import (  # noqa: E402
 CPU = torch.device("cpu")
 
 
-class FakeCache:
-    """Stands for keys and values: only how often it was repeated matters here."""
-
-    rows = 1
-
-    def batch_repeat_interleave(self, times):
-        self.rows *= times
-
-
-class FakeModel:
-    """Notes what it was given; the state that goes into its only layer is the token id."""
-
-    def __init__(self):
-        self.layers = torch.nn.ModuleList([torch.nn.Identity()])
-        self.base_model = self
-        self.inputs = []
-
-    def __call__(self, **inputs):
-        self.inputs.append(inputs)
-        self.layers[0](inputs["input_ids"][..., None].float())
-        self.past_key_values, self.logits = inputs["past_key_values"], torch.zeros(2, 1, 9)
-        return self
-
-
 def test_rows_are_padded_on_the_left_and_positions_count_tokens():
     ids, mask = pad_left([[7, 8], [1, 2, 3, 4]], 0, CPU)
     assert ids.tolist() == [[0, 0, 7, 8], [1, 2, 3, 4]]
     assert mask.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert positions(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
-
-
-def test_padding_stands_between_a_cached_prefix_and_the_rest():
-    prefix, model = CachedPrefix((5, 6, 7), FakeCache()), FakeModel()
-    decoder = Decoder([[5, 6, 7, 1, 2], [5, 6, 7, 1, 2, 3, 4]], 0, CPU, prefix=prefix)
-    decoder.read(model)
-    decoder.read(model)  # nothing is left to read
-    (inputs,) = model.inputs
-    assert inputs["input_ids"].tolist() == [[0, 0, 1, 2], [1, 2, 3, 4]], "only what is not cached is read"
-    assert inputs["position_ids"].tolist() == [[2, 2, 3, 4], [3, 4, 5, 6]]
-    assert inputs["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 1, 1], [1] * 7], (
-        "but all of it is attended to"
-    )
-    assert (decoder.cache.rows, prefix.cache.rows) == (2, 1), "the prefix itself is never given to the model"
-
-
-def test_a_rows_states_have_no_padding_and_nothing_after_its_end():
-    decoder, model = Decoder([[1], [1, 2, 3]], 0, CPU, layers=[0]), FakeModel()
-    decoder.read(model)
-    for mask in ([[1], [1]], [[0], [1]]):  # the first row ends after one token
-        decoder.append(torch.tensor([[8], [9]]), torch.tensor(mask))
-        decoder.read(model)
-    assert decoder.row_states(0)[0].flatten().tolist() == [1, 8]
-    assert decoder.row_states(1)[0].flatten().tolist() == [1, 2, 3, 9, 9]
-    assert model.inputs[-1]["position_ids"].tolist() == [[1], [4]]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +46,6 @@ def test_spans_and_pooling():
     states = {7: torch.arange(6.0)[:, None]}
     layers = [(7, "question", "mean"), (7, "draft", "last"), (7, "all", "mean")]
     assert torch.stack(pool_states(states, spans, layers)).tolist() == [[1.5], [5.0], [2.5]]
-
-
-def test_impossible_tokens_have_no_part_in_the_entropy():
-    entropies, margins = entropy_and_margin(torch.log(torch.tensor([[0.5, 0.5, 0.0]])))
-    assert entropies.tolist() == pytest.approx([0.6931], abs=1e-4)
-    assert margins.tolist() == [0.0]
 
 
 def test_a_seed_depends_on_seed_sample_and_prompt():

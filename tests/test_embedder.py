@@ -12,7 +12,6 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.index.hybrid import slimplm_search
 from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.models.download import cached_path
 
@@ -70,7 +69,6 @@ def test_gate_index_and_guard_embed_a_question_once(encoded, index, gate):
     hybrid = HybridIndex(PassageIndex.build(index))
     encoded.clear()
     assert hybrid.search([question], 1)[0][0].passage.id == "oulu"
-    assert slimplm_search(hybrid, question, [question], k=1)[0].passage.id == "oulu"
     assert encoded == []
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.engine.decision_engine import decide_together
 from rgate_integrations.engine.evaluation import shorten
-from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
+from rgate_integrations.errors import EvidenceError, ModelLoadError
 from rgate_integrations.evidence import DraftSpec
 from rgate_integrations.evidence.base import Context, Inputs, MadeBy, Sources
 from rgate_integrations.gates import Score
@@ -20,41 +19,6 @@ from rgate_integrations.gates.scoring import ScoreSpec
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTIONS = ["who wrote hamlet?", "what is the capital of France?", "how deep is the sea?"]
-
-
-def test_five_gates_over_one_draft_draft_once_and_each_pays_for_what_it_needs(scripted):
-    names = ["ik", "slimplm", "token_probability", "self_eval", "perplexity"]
-    found = decide_together([load_gate(n, proxy=scripted, tokens=32) for n in names], QUESTIONS)
-    assert scripted.calls.count("generate") == 1
-    assert scripted.calls.count("score") == 3
-    for name, together in zip(names, found, strict=True):
-        alone = load_gate(name, proxy=ScriptedProxy(), tokens=32).decide_batch(QUESTIONS)
-        for one, other in zip(together, alone, strict=True):
-            assert (one.p_known, one.draft) == (pytest.approx(other.p_known), other.draft)
-            assert (one.cost.model_calls, one.cost.tokens_in) == (
-                other.cost.model_calls,
-                other.cost.tokens_in,
-            )
-
-
-def test_one_draft_serves_every_length(scripted):
-    short, long = decide_together(
-        [load_gate("ik", tokens=2, proxy=scripted), load_gate("ik", proxy=scripted)], ["who?"]
-    )
-    assert scripted.calls.count("generate") == 1
-    assert len(short[0].draft.tokens) == 2
-    assert short[0].draft.text == "".join(long[0].draft.tokens[:2]).strip()
-    assert short[0].draft.finished is False
-
-
-def test_gates_with_different_models_do_not_share(scripted):
-    with pytest.raises(ConfigurationError, match="same proxy"):
-        decide_together([load_gate("ik", proxy=ScriptedProxy()) for _ in range(2)], QUESTIONS)
-    with pytest.raises(ConfigurationError, match="same LLM"):
-        decide_together(
-            [load_gate("ik", source="llm", llm=Llm(), proxy=scripted) for _ in range(2)], QUESTIONS
-        )
-    assert decide_together([], QUESTIONS) == []
 
 
 def test_a_given_draft_is_used_as_it_is(scripted):
@@ -125,12 +89,10 @@ def test_the_llm_writes_its_own_first_tokens(scripted):
     assert "llm=" in without.error.hint
 
 
-def test_a_missing_popularity_fails_one_question_in_one_gate(scripted):
-    gates = [load_gate("popularity", proxy=scripted), load_gate("ik", proxy=scripted)]
-    popularity, ik = decide_together(gates, QUESTIONS, popularity=[5000, None, 1])
-    assert [d.error is None for d in popularity] == [True, False, True]
-    assert [d.retrieve for d in popularity] == [False, True, True]
-    assert [d.error is None for d in ik] == [True, True, True]
+def test_a_missing_popularity_fails_one_question():
+    decisions = load_gate("popularity").decide_batch(QUESTIONS, popularity=[5000, None, 1])
+    assert [d.error is None for d in decisions] == [True, False, True]
+    assert [d.retrieve for d in decisions] == [False, True, True]
     (negative,) = load_gate("popularity").decide_batch(["q"], popularity=[-1])
     assert negative.retrieve
     assert "at least 0" in negative.reason

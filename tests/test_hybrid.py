@@ -1,4 +1,4 @@
-"""BM25, hybrid search and SlimPLM's chain, on hand-made passages."""
+"""BM25, hybrid and approximate search, on hand-made passages."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,6 @@ import pytest
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.bm25 import BM25Index
-from rgate_integrations.index.building import build_resumable
-from rgate_integrations.index.hybrid import slimplm_search
 
 TEXTS = {
     "paris": "Paris is the capital of France.",
@@ -58,12 +56,10 @@ def test_bm25_finds_words_and_nothing_else(index):
         bm25.search("hamlet")
 
 
-def test_hybrid_fuses_both_sides_and_reranks(index):
+def test_hybrid_fuses_both_sides(index):
     hybrid = HybridIndex(index)
     assert ids(hybrid.search(["capital of Italy"], k=10)[0])[0] == "rome"
     assert len(hybrid.search(["capital of Italy"], k=10)[0]) == 4
-    backwards = HybridIndex(index, rerank=lambda question, texts: [float("Danube" in t) for t in texts])
-    assert ids(backwards.search(["capital of Italy"], k=1)[0]) == ["danube"]
 
 
 def test_words_follow_what_is_written_to_the_dense_index(index):
@@ -78,75 +74,23 @@ def test_words_follow_what_is_written_to_the_dense_index(index):
     assert ids(hybrid.search(["Norway"], k=1)[0]) == ["oslo"]
     found = hybrid.search(["Danube Hamlet tragedy"], k=10)[0]
     assert {hit.passage.id: hit.passage.text for hit in found} == {each.id: each.text for each in index}
-    assert slimplm_search(hybrid, "Which play?", ["Hamlet tragedy"]) == []
 
 
-def test_the_chain_of_slimplm_is_round_robin_within_a_budget(index):
-    hybrid, queries = HybridIndex(index), ["capital", "Hamlet tragedy", "Danube countries"]
-    for budget, found in ((1_000, ["rome", "hamlet", "danube", "paris"]), (14, ["rome", "hamlet"])):
-        assert ids(slimplm_search(hybrid, "capital of Italy", queries, token_budget=budget)) == found
-    assert slimplm_search(hybrid, "capital of Italy", ["xyzzy"]) == []
-    with pytest.raises(ConfigurationError):
-        slimplm_search(hybrid, "q", queries, token_budget=0)
-
-
-class Vectors:
-    """Embeds "v17" as the 17th of some random vectors; counts the texts."""
-
-    name = identity = "vectors"
-
-    def __init__(self, n=3_000, dimension=24):
-        made = np.random.default_rng(0).normal(size=(n, dimension)).astype(np.float32)
-        centres = np.random.default_rng(1).normal(size=(30, dimension)).astype(np.float32) * 3
-        made += centres[np.arange(n) % 30]
-        self.vectors = made / np.linalg.norm(made, axis=1, keepdims=True)
-        self.texts = 0
-
-    def embed(self, texts):
-        self.texts += len(texts)
-        return np.stack([self.vectors[int(t.removeprefix("v"))] for t in texts])
-
-
-def test_large_indexes_become_approximate_and_stay_usable(tmp_path):
-    embedder, queries = Vectors(), [f"v{i}" for i in range(100)]
-    index = PassageIndex.build([Passage(str(i), f"v{i}") for i in range(3_000)], embedder)
-    assert index.approximation is None
-    exact = index.search(queries, 5)
-    index.optimise(exact_up_to=1_000, recall=0.9)
-    assert index.approximation["recall"] >= 0.9
-    assert index.approximation["probes"] < index.approximation["lists"]
-    shared = [set(ids(a)) & set(ids(b)) for a, b in zip(exact, index.search(queries, 5), strict=True)]
-    assert sum(map(len, shared)) > 0.85 * 500
-    loaded = PassageIndex.load(index.save(tmp_path), embedder)
-    assert loaded.approximation == index.approximation
-    assert ids(loaded.search(["v7"], 1)[0]) == ["7"]
-    assert loaded.delete(["7", "nothing"]) == 1
-    loaded.add([Passage("new", "v7")])
-    assert ids(loaded.search(["v7"], 1)[0]) == ["new"]
-    np.testing.assert_allclose(loaded.vectors(["new"])[0], embedder.vectors[7], atol=1e-6)
-
-
-def test_a_stopped_build_continues(tmp_path):
-    corpus, root = tmp_path / "corpus.jsonl", tmp_path / "index"
-    corpus.write_text("".join(f'{{"id": "{i}", "text": "v{i}"}}\n' for i in range(2_500)))
-
-    class Stops(Vectors):
-        def embed(self, texts):
-            if self.texts >= 2_048:
-                raise KeyboardInterrupt
-            return super().embed(texts)
-
-    with pytest.raises(KeyboardInterrupt):
-        build_resumable(corpus, root, Stops())
-    assert not (root / "index.json").exists()
-    seen, again = [], Vectors()
-    assert len(build_resumable(corpus, root, again, seen.append)) == seen[-1] == 2_500
-    assert again.texts == 2_500 - 2_048
-    assert ids(PassageIndex.load(root, again).search(["v2400"], 1)[0]) == ["2400"]
-    assert not (root / ".building").exists()
-    corpus.write_text('{"id": "0", "text": "v0"}\n')
-    assert len(build_resumable(corpus, root, again)) == 1
-    corpus.write_text("\n")
-    with pytest.raises(DataFormatError, match="no passages"):
-        build_resumable(corpus, root, again)
-    assert len(PassageIndex.load(root, again)) == 1
+@pytest.mark.parametrize("factory", ["HNSW8", "IVF8,Flat"])
+def test_an_approximate_index_is_searched_saved_and_not_written_to(tmp_path, factory):
+    vectors = np.random.default_rng(0).normal(size=(500, 24)).astype(np.float32)
+    index = PassageIndex(Words())
+    with pytest.raises(ConfigurationError, match="passages in it"):
+        index.approximate(factory)
+    index.add([Passage(str(i), f"v{i}") for i in range(500)], vectors)
+    with pytest.raises(ConfigurationError, match="cannot make"):
+        index.approximate("Sphere5")
+    index.approximate(factory)
+    loaded = PassageIndex.load(index.save(tmp_path), Words())
+    assert loaded.approximation == factory
+    assert [ids(hits) for hits in loaded.search_vectors(vectors[:50], 1)] == [[str(i)] for i in range(50)]
+    np.testing.assert_allclose(loaded.vectors(["7"]), index.vectors(["7"]))
+    for write in (lambda: loaded.delete(["7"]), lambda: loaded.upsert([Passage("7", "x")], vectors[:1])):
+        with pytest.raises(ConfigurationError, match="no writes"):
+            write()
+    assert len(loaded) == len(list(loaded)) == 500

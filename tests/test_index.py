@@ -229,10 +229,10 @@ def test_an_embedder_that_fails_changes_nothing(how, spoil):
 
 @pytest.mark.parametrize("how", ["upsert", "delete"])
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-@pytest.mark.parametrize("method", ["add_with_ids", "remove_ids", "sqlite"])
+@pytest.mark.parametrize("method", ["add_with_ids", "remove_ids", "passages"])
 def test_a_write_that_stops_half_way_is_rolled_back(index, monkeypatch, how, method, error):
     faiss = pytest.importorskip("faiss")
-    owner, name = (PassageStore, "replace") if method == "sqlite" else (faiss.IndexIDMap2, method)
+    owner, name = (PassageStore, "replace") if method == "passages" else (faiss.IndexIDMap2, method)
     works, left = getattr(owner, name), [error]
 
     def stops_once(*given):

@@ -33,7 +33,6 @@ FULL = Decision(
         token_ids=(3, 4),
         tokens=("It", " is"),
         logprobs=(-0.5, -9_999.0),
-        entropies=(0.1, 2.5),
         finished=False,
         source="llm",
         model="m",

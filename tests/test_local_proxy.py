@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
-from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP
 from rgate_integrations.gates.papers.self_eval import SELF_EVAL
 from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.local import LocalProxy
@@ -26,7 +24,6 @@ QUESTIONS = [
     "how many {braces} and <tags> are in this question, and 東京 はどこ?",
 ]
 VALUES = [{"question": q} for q in QUESTIONS]
-VALUES_OF_TOKENS = {"logprobs", "entropies", "margins"}
 PLAIN = PromptTemplate(
     name="plain", version=1, user="Q: {question}", assistant="A:", raw=True, stop_at_newline=True
 )
@@ -66,20 +63,6 @@ def test_batch_equals_single(smollm2):
         assert found.prompt_tokens == scored.prompt_tokens
     assert "Paris" in drafts[0].text
     assert "".join(drafts[0].tokens).strip() == drafts[0].text
-
-
-@contextmanager
-def passes_of(proxy):
-    """Collect how many columns each forward pass of a model reads."""
-    read: list[int] = []
-
-    def count(model: object, arguments: tuple, keywords: dict) -> None:
-        ids = arguments[0] if arguments else keywords["input_ids"]
-        read.append(ids.shape[1])
-
-    handle = proxy.runner.model.model.register_forward_pre_hook(count, with_kwargs=True)
-    yield read
-    handle.remove()
 
 
 def test_scores_are_those_of_the_whole_sequences(smollm2):
@@ -234,25 +217,6 @@ def test_names_that_cannot_be_loaded(name, error, said):
         LocalProxy(name).load()
 
 
-def test_states_kept_while_drafting_are_those_of_a_second_pass(smollm2, monkeypatch):
-    monkeypatch.setattr(smollm2, "dtype", "float32")  # else only what is written is
-    layers = ((14, "draft", "mean"), (18, "draft", "last"), (16, "question", "mean"), (20, "all", "mean"))
-    before = smollm2.calls
-    both = smollm2.generate_hidden(ANSWER, VALUES[:3], tokens=4, layers=layers)
-    assert smollm2.calls - before == 1
-    drafts = smollm2.generate(ANSWER, VALUES[:3], tokens=4)
-    assert [d.model_dump(exclude=VALUES_OF_TOKENS) for d, _ in both] == [
-        d.model_dump(exclude=VALUES_OF_TOKENS) for d in drafts
-    ]
-    read = smollm2.hidden(ANSWER, VALUES[:3], drafts, layers)
-    for (_, kept), again in zip(both, read, strict=True):
-        np.testing.assert_allclose(kept.states, again.states, rtol=1e-3, atol=2e-3)
-        assert (kept.prompt_tokens, again.prompt_tokens > 0) == (0, True)
-    last = ((smollm2.num_layers, "draft", "mean"),)  # after the final norm: a pass of its own
-    ((_, states),) = smollm2.generate_hidden(ANSWER, VALUES[:1], tokens=3, layers=last)
-    assert np.isfinite(states.states).all()
-
-
 def test_a_batch_that_does_not_fit_is_halved(smollm2, monkeypatch):
     import torch
 
@@ -284,75 +248,22 @@ def test_a_pickled_proxy_is_the_same_model_without_its_weights(smollm2):
     assert (again.device_name, again.dtype, again.max_batch_size) == ("cpu", "bfloat16", 3)
 
 
-def test_the_prefix_of_a_prompt_is_read_once(smollm2, monkeypatch):
-    values = [{**v, "draft": "It is Paris."} for v in VALUES[:2]]
-    smollm2.score(SELF_EVAL, values, ["True"])  # now the prefix is cached
-    with passes_of(smollm2) as few:
-        shared = smollm2.score(SELF_EVAL, values, ["True"])
-    prefix = smollm2.encoder.shared_prefix(SELF_EVAL)
-    assert len(prefix) > 100
-    monkeypatch.setattr(smollm2.encoder, "shared_prefix", lambda prompt: ())
-    with passes_of(smollm2) as many:
-        alone = smollm2.score(SELF_EVAL, values, ["True"])
-    assert sum(many) - sum(few) == len(prefix)
-    for own, other in zip(shared, alone, strict=True):
-        assert own.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+def test_a_draft_that_the_loaded_model_wrote_is_read_by_it_exactly(smollm2, monkeypatch):
+    layers = ((14, "draft", "mean"), (16, "question", "mean"))
+    drafts = smollm2.generate(ANSWER, VALUES[:2], tokens=4)
+    read = smollm2.hidden(ANSWER, VALUES[:2], drafts, layers)
+    monkeypatch.setattr(smollm2, "dtype", "float32")  # the reader is int8
+    for found, exact in zip(read, smollm2.hidden(ANSWER, VALUES[:2], drafts, layers), strict=True):
+        np.testing.assert_array_equal(found.states, exact.states)
 
 
-def test_a_judgment_on_the_drafts_keys_and_values_is_that_of_reading_it_again(smollm2):
-    asked = [*VALUES[:2], {"question": "Say yes."}, {"question": "2+2?"}]
-    targets = ["Yes", "No", "Known(True)"]
-    before = smollm2.calls
-    both = smollm2.generate_scored(ANSWER, asked, tokens=8, follow_up=IK_FOLLOW_UP, targets=targets)
-    assert smollm2.calls - before == 1
-    drafts = [draft for draft, _ in both]
-    assert len({len(d.token_ids) for d in drafts}) > 1, "some end early"
-    assert [d.text for d in drafts] == [d.text for d in smollm2.generate(ANSWER, asked, tokens=8)]
-    values = [{**v, "draft": d.text} for v, d in zip(asked, drafts, strict=True)]
-    for (_, kept), again in zip(both, smollm2.score(IK_FOLLOW_UP, values, targets), strict=True):
-        assert kept.logprobs == pytest.approx(again.logprobs, abs=2e-3)
-        assert kept.prompt_tokens < again.prompt_tokens
-    quoting = smollm2.generate_scored(ANSWER, VALUES[:1], tokens=4, follow_up=IK_DRAFT, targets=["Yes"])
-    assert quoting[0][1].prompt_tokens > 30, "a prompt that only quotes the draft is one of its own"
+def test_an_activated_adapter_is_refused(tiny, base_model, tmp_path):
+    adapter = save_lora(base_model, tmp_path / "adapter", alora_invocation_tokens=[1, 2])
+    with pytest.raises(ModelLoadError, match="activated"):
+        LocalProxy(tiny).score(ANSWER, VALUES[:1], ["Yes"], adapter=adapter)
 
 
-def test_an_activated_adapter_judges_as_in_peft_and_leaves_the_draft_alone(tiny, base_model, tmp_path):
-    import torch
-    from peft import PeftModel
-
-    proxy, targets = LocalProxy(tiny).load(), ["Yes", "No"]
-    encoder = proxy.encoder
-    adapter = save_lora(
-        base_model,
-        tmp_path / "adapter",
-        r=4,
-        target_modules=["q_proj", "v_proj", "down_proj"],
-        alora_invocation_tokens=encoder.after_draft(IK_FOLLOW_UP),
-    )
-    tuned = PeftModel.from_pretrained(base_model, adapter).eval()
-    options = {"tokens": 4, "follow_up": IK_FOLLOW_UP, "targets": targets}
-    plain = proxy.generate_scored(ANSWER, VALUES[:2], **options)
-    both = proxy.generate_scored(ANSWER, VALUES[:2], **options, adapter=adapter)
-    assert [draft for draft, _ in both] == [draft for draft, _ in plain]
-    for values, (draft, kept), (_, bare) in zip(VALUES, both, plain, strict=False):
-        row = encoder.encode(ANSWER, values)
-        ids = torch.tensor([[*row.ids, *draft.token_ids, *encoder.after_draft(IK_FOLLOW_UP)]])
-        ends = [encoder.continuation(row, target)[0] for target in targets]
-        with torch.inference_mode():
-            logprobs = tuned(input_ids=ids).logits[0, -1].log_softmax(-1)[ends].tolist()
-        assert kept.logprobs == pytest.approx(logprobs, abs=2e-3)
-        assert abs(kept.logprobs[0] - bare.logprobs[0]) > 0.01
-    # A given draft is read in tokens of its own: those of its text, not those that were written.
-    asked = [{**VALUES[0], "draft": "It is Paris."}]
-    (again,) = proxy.score(IK_FOLLOW_UP, asked, targets, adapter=adapter)
-    ids = torch.tensor([encoder.encode(IK_FOLLOW_UP, asked[0]).ids])
-    with torch.inference_mode():
-        logprobs = tuned(input_ids=ids).logits[0, -1].log_softmax(-1)[ends].tolist()
-    assert again.logprobs == pytest.approx(logprobs, abs=2e-3)
-    tuned.unload()
-
-
-def test_a_model_with_a_sliding_window_shares_no_prefix_and_judges_alike(smollm2, tmp_path):
+def test_a_model_with_a_sliding_window_judges_alike_in_a_batch(smollm2, tmp_path):
     import torch
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -363,9 +274,7 @@ def test_a_model_with_a_sliding_window_shares_no_prefix_and_judges_alike(smollm2
     smollm2.encoder.tokenizer.save_pretrained(tmp_path)
     proxy = LocalProxy(str(tmp_path))
     values = [{**v, "draft": "Paris."} for v in VALUES]
-    with passes_of(proxy) as read:
-        together = proxy.score(SELF_EVAL, values, ["True", "False"])
-    assert read[-1] > len(proxy.encoder.shared_prefix(SELF_EVAL)) > 100, "all of it is read"
+    together = proxy.score(SELF_EVAL, values, ["True", "False"])
     for own, found in zip(values, together, strict=True):
         (alone,) = proxy.score(SELF_EVAL, [own], ["True", "False"])
         assert found.logprobs == pytest.approx(alone.logprobs, abs=1e-3)

@@ -10,13 +10,11 @@ import pytest
 
 from rgate_integrations.cli.train import train
 from rgate_integrations.errors import LockedError, WriteError
-from rgate_integrations.index.building import build_resumable
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.training.own import cached_drafts
 from rgate_integrations.tuning import collect
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
-from tests.test_hybrid import Words
 
 HOLDER = """
 import sys
@@ -68,14 +66,13 @@ def test_who_is_willing_to_wait_gets_it_next(tmp_path, holder):
             pytest.fail("two have it")
 
 
-def test_collecting_building_and_training_are_refused_while_another_does_it(tmp_path, holder):
+def test_collecting_and_training_are_refused_while_another_does_it(tmp_path, holder):
     passages = tmp_path / "passages.jsonl"
     passages.write_text('{"text": "x"}\n')
     before = sorted(tmp_path.iterdir())
     question = {"id": "1", "question": "who?", "gold_answers": ["x"]}
     for work in (
         lambda: collect([question], ScriptedProxy(), tmp_path / "out"),
-        lambda: build_resumable(passages, tmp_path / "out", Words()),
         lambda: train(data=[passages], out=tmp_path / "out"),
     ):
         with pytest.raises(LockedError):

@@ -10,7 +10,6 @@ import pytest
 from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.index.hybrid import CrossEncoderReranker
 from rgate_integrations.models.pretrained import load_adapter, load_pretrained
 
 pytestmark = pytest.mark.model
@@ -186,29 +185,6 @@ def test_a_proxy_that_transformers_has_itself_loads_without_the_code_beside_it(l
     assert type(load(llm)).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("spoil", [add_code, pickled], ids=["code", "pickle"])
-def test_a_cross_encoder_with_code_or_pickles_is_refused(llm, spoil):
-    spoil(llm)
-    with pytest.raises(ModelLoadError, match=r"brings code of its own|not safetensors"):
-        CrossEncoderReranker(str(llm))("question", ["text"])
-
-
-def test_a_cross_encoder_loads_safetensors(llm, tmp_path):
-    from transformers import BertConfig, BertForSequenceClassification
-
-    (tmp_path / "cross").mkdir()
-    config = BertConfig(
-        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
-    )
-    config.num_labels = 1
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "cross")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
-    (tmp_path / "cross" / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "cross" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-    scores = CrossEncoderReranker(str(tmp_path / "cross"))("a", ["b", "a b"])
-    assert len(scores) == 2
-
-
 def lora(llm, folder):
     from peft import LoraConfig, get_peft_model
 
@@ -220,7 +196,7 @@ def lora(llm, folder):
 def test_pickled_weights_of_an_adapter_are_refused(llm, tmp_path):
     folder = lora(llm, tmp_path / "adapter")
     model = load_pretrained(str(llm), "cpu")
-    assert load_adapter(model, str(folder), "own") is False  # no activated one
+    load_adapter(model, str(folder), "own")
 
     pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
     model = load_pretrained(str(llm), "cpu")

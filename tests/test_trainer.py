@@ -10,7 +10,6 @@ import pytest
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.papers.adapt import RET
-from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
 from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
@@ -156,18 +155,6 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 
 
 @pytest.mark.model
-def test_an_activated_adapter_learns_to_judge_after_the_draft(tiny, sums, tmp_path):
-    out = tmp_path / "g"
-    gate = fitted(sums, tiny, out, recipe=LEARNS, activated=True)
-    assert gate.config()["follow_up"]
-    assert_told_apart(gate)
-    own, proxy = load_gate(str(out), source="proxy", tokens=4), shared_proxy(tiny)
-    before = proxy.calls
-    assert all(d.error is None for d in own.decide_batch([question for question, _ in SUMS]))
-    assert proxy.calls - before == 1, "draft and judgment in one batch"
-
-
-@pytest.mark.model
 def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
     recipe = RECIPE.with_options(epochs=1)
     options = AdapterOptions(draft="none", recipe=recipe, label="accuracy", labelled_by="30 answers of tiny")
@@ -193,19 +180,10 @@ def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("activated", [False, True])
-def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path, activated):
-    assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g", activated=activated))
+def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
+    assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
 
 
 def test_what_cannot_be_trained(sums):
     with pytest.raises(ConfigurationError, match="not trained"):
         train_adapter("perplexity", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
-    with pytest.raises(ConfigurationError, match="acts after a draft"):
-        train_adapter(
-            "slimplm",
-            read_examples([sums]),
-            "smollm2-135m-instruct",
-            sums.parent / "x",
-            AdapterOptions(activated=True),
-        )

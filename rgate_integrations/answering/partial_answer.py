@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
-from rgate_integrations.models.generated import LiveAnswer, find_answer
+from rgate_integrations.models.generated import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
 from rgate_integrations.runtime.threads import ForkSafeLock
 
@@ -90,7 +90,7 @@ class PartialAnswer:
     model: str = ""
     prompt_tokens: int = 0
     response_id: str = ""
-    kept: LiveAnswer | None = None
+    kept: object | None = None
     has_end: bool | None = None
 
     def set_response(self, response_id: str | None) -> None:
@@ -122,11 +122,7 @@ class PartialAnswer:
         if not self.tokens or not "".join(self.tokens).strip().startswith(text):
             return draft
         told: dict[str, Any] = {"tokens": tuple(self.tokens), "logprobs": tuple(self.logprobs)}
-        if self.kept is not None:
-            told["entropies"] = tuple(self.kept.entropies[: len(self.tokens)])
-            told["margins"] = tuple(self.kept.margins[: len(self.tokens)])
-            told["response_id"] = self.response_id
-        return Draft(**{**dict(draft), **told})
+        return Draft(**{**dict(draft), **told, "response_id": self.response_id})
 
 
 class BufferedAnswer(ABC):

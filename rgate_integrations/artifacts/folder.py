@@ -21,7 +21,7 @@ from rgate_integrations.artifacts.gate_file import (
 from rgate_integrations.artifacts.heads import HeadsArtifact
 from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact
-from rgate_integrations.errors import ModelLoadError, missing_dependency
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.runtime.files import (
     existing_folder,
     json_text,
@@ -193,10 +193,8 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
 
 
 def _from_hub(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise missing_dependency("huggingface_hub", "local") from error
+    from huggingface_hub import snapshot_download  # slow to import
+
     files = [CONFIG, CARD, WEIGHTS, ADAPTER, "adapter_config.json", f"{PRIOR}/*"]
     try:
         return Path(snapshot_download(name, allow_patterns=files))

@@ -9,8 +9,9 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
-from rgate_integrations.errors import missing_dependency
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array
 
@@ -120,10 +121,6 @@ def put_arrays(content: dict[str, Any], arrays: Mapping[str, Float32Array]) -> N
 
 def tensor_bytes(arrays: Mapping[str, Float32Array]) -> bytes:
     """Return arrays as the content of a safetensors file."""
-    try:
-        from safetensors.numpy import save
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
     written: bytes = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     return written
 
@@ -134,11 +131,6 @@ def read_tensors(weights: bytes) -> dict[str, Float32Array]:
     Raises:
         ValueError: It is none.
     """
-    try:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-    except ImportError as error:
-        raise missing_dependency("safetensors", "local") from error
     # Eight bytes say how long the list of tensors is. Ours name a few; a million of them take 20 s to be refused.
     if int.from_bytes(weights[:8], "little") > _LONGEST_HEADER:
         raise ValueError("the weights: their list of tensors is too long")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rgate_integrations.artifacts.folder import read_gate
-from rgate_integrations.errors import missing_dependency
 
 
 def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
@@ -24,10 +23,8 @@ def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, toke
         ModelLoadError: The folder holds no saved gate, or a damaged one.
     """
     read_gate(folder)
-    try:
-        from huggingface_hub import HfApi
-    except ImportError as error:
-        raise missing_dependency("huggingface_hub", "local") from error
+    from huggingface_hub import HfApi  # slow to import
+
     api = HfApi(token=token)
     api.create_repo(repo_id, private=private, exist_ok=True)
     commit = api.upload_folder(repo_id=repo_id, folder_path=str(folder))

@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rgate_integrations.cli.output import Terminal, advance, hit_as_json, print_json
+from rgate_integrations.errors import DataFormatError
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -20,23 +21,21 @@ def build(
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
 ) -> None:
-    """Embed the passages of a corpus and save the index. Run again, it goes on where it stopped."""
-    from rgate_integrations.index import read_passages
-    from rgate_integrations.index.building import build_resumable
+    """Embed the passages of a corpus and save the index; one that is there is kept until the new one is whole."""
+    from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.index.embedder import SentenceEmbedder
 
     total = sum(1 for _ in read_passages(corpus))
+    if not total:
+        raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     notices = Terminal(stderr=True)
     with Progress(*columns, console=notices) as progress:
         task = progress.add_task("embedding", total=total)
-        index = build_resumable(corpus, out, SentenceEmbedder(embedder), partial(advance, progress, task))
+        report = partial(advance, progress, task)
+        index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=report)
+    index.save(out)
     notices.print(f"{len(index):,} passages in {out}", soft_wrap=True)
-    found = index.approximation
-    if found is not None:
-        notices.print(
-            f"approximate search: {found['probes']} of {found['lists']} lists, recall {found['recall']:.1%}"
-        )
 
 
 @app.command()

@@ -45,7 +45,6 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
-    activated: Annotated[bool, typer.Option("--alora", help="LoRA that acts after the draft (ik).")] = False,
     own: Annotated[
         bool, typer.Option("--self-label", help="Label --model's own answers by gold_answers.")
     ] = False,
@@ -59,7 +58,7 @@ def train(
     from rgate_integrations.training.adapters import AdapterOptions
     from rgate_integrations.training.trainer import RECIPES
 
-    _check(gate, draft, activated=activated, own=own, system=system)
+    _check(gate, draft, own=own, system=system)
     recipe = RECIPES.get(gate)  # a probe has none
     options = AdapterOptions(
         draft=draft,  # type: ignore[arg-type]  # `_check` has
@@ -71,21 +70,18 @@ def train(
         system=system,
         recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
-        activated=activated,
     )
     with locked(out), TrainingBar() as bar:
         metrics = _train(gate, [*data, *(more or [])], model, out, options, bar, own=own)
     _print(gate, out, metrics, 5 if folds is None else folds)
 
 
-def _check(gate: str, draft: str, *, activated: bool, own: bool, system: str | None) -> None:
+def _check(gate: str, draft: str, *, own: bool, system: str | None) -> None:
     from rgate_integrations.training.own import valid_draft_kind
 
     valid_draft_kind(draft)
     if gate not in GATES:
         raise ConfigurationError(f"There is no way to train {gate!r}.", hint=f"--gate {', '.join(GATES)}")
-    if activated and gate != "ik":
-        raise ConfigurationError("An activated adapter acts after a draft.", hint="--gate ik")
     if system is not None and gate != "probe":
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
     if own and (gate == "rewriter" or draft == "recorded"):

@@ -303,8 +303,7 @@ class DecisionEngine:
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        (found,) = evaluate([self._gate_with_rules], batch, Sources(self.get_proxy, self.llm, self._memory))
-        return found
+        return evaluate(self._gate_with_rules, batch, Sources(self.get_proxy, self.llm, self._memory))
 
     def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
         """Make decisions of what was found for those requests that could be queued, and of the others' errors."""
@@ -347,42 +346,3 @@ class DecisionEngine:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
         return decision.model_copy(update={"retrieve": True}) if is_unread(decision) else decision
-
-
-def decide_together(
-    engines: Sequence[DecisionEngine],
-    questions: Sequence[str],
-    *,
-    drafts: Sequence[Draft | str | None] | None = None,
-    popularity: Sequence[float | None] | None = None,
-) -> list[list[Decision]]:
-    """Run several gates over one batch; every piece of evidence that they share is computed once.
-
-    Args:
-        engines: What `load_gate` returned; all must use the same proxy and, those that have one, the same LLM.
-        questions: The questions.
-        drafts: Drafts to judge instead of writing them, one a question.
-        popularity: Popularity scores, one a question.
-
-    Returns:
-        For each gate its decisions, in the order of the questions.
-
-    Raises:
-        ConfigurationError: The gates use different proxies or LLMs.
-    """
-    if not engines:
-        return []
-    proxy = engines[0].get_proxy()
-    if any(engine.get_proxy() is not proxy for engine in engines):
-        raise ConfigurationError("Gates that share evidence must use the same proxy.")
-    llms = {id(engine.llm): engine.llm for engine in engines if engine.llm is not None}
-    if len(llms) > 1:
-        raise ConfigurationError("Gates that share evidence must use the same LLM.")
-    requests = check_requests(questions, None, drafts, popularity)
-    judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
-    sources = Sources(lambda: proxy, next(iter(llms.values()), None), {})
-    found = []
-    evaluations = evaluate([engine._gate_with_rules for engine in engines], judged, sources)
-    for engine, own in zip(engines, evaluations, strict=True):
-        found.append(engine._apply(requests, own))
-    return found

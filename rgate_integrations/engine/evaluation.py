@@ -1,8 +1,9 @@
-"""How gates score a batch of questions on shared evidence; of requests that are too long, a part."""
+"""How a gate scores a batch of questions; of requests that are too long, a part."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -43,30 +44,28 @@ class Evaluation:
     warnings: tuple[str, ...] = ()
 
 
-def evaluate(gates: Sequence[Gate], batch: Sequence[Inputs], sources: Sources) -> list[list[Evaluation]]:
-    """Let gates score a batch; returns for each gate its evaluations, in the order of the questions."""
-    specs = [ScoreSpec(gate) for gate in gates]
+def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources) -> list[Evaluation]:
+    """Let a gate score a batch; returns its evaluations, in the order of the questions."""
+    began, spec = time.perf_counter(), ScoreSpec(gate)
     inputs = list(batch)
-    if any(spec.reads_model for spec in expand_specs(specs)):
+    if any(each.reads_model for each in expand_specs([spec])):
         inputs = [shorten(each, sources) for each in batch]
-    context = Context(inputs, sources, specs)
-    found = []
-    for spec in specs:
-        scores = context.find(spec)
-        costs = context.costs(spec)
-        evaluations = []
-        for given, read, score, cost in zip(batch, inputs, scores, costs, strict=True):
-            warnings: tuple[str, ...] = ()
-            if read.partly:
-                warnings = (f"Of {len(given.question):,} characters {len(read.question):,} were read.",)
-            if isinstance(score, Score):
-                warnings += score.warnings
-                if read.partly and score.p_known < CLEARLY_NEEDLESS:
-                    reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
-                    score = replace(score, p_known=0.0, reason=reason)
-            evaluations.append(Evaluation(score, cost, warnings))
-        found.append(evaluations)
-    return found
+    context = Context(inputs, sources, [spec])
+    scores, costs = context.find(spec), context.costs(spec)
+    milliseconds = (time.perf_counter() - began) * 1e3 / len(batch)
+    evaluations = []
+    for given, read, score, cost in zip(batch, inputs, scores, costs, strict=True):
+        warnings: tuple[str, ...] = ()
+        if read.partly:
+            warnings = (f"Of {len(given.question):,} characters {len(read.question):,} were read.",)
+        if isinstance(score, Score):
+            warnings += score.warnings
+            if read.partly and score.p_known < CLEARLY_NEEDLESS:
+                reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
+                score = replace(score, p_known=0.0, reason=reason)
+        timed = cost.model_copy(update={"milliseconds": milliseconds})
+        evaluations.append(Evaluation(score, timed, warnings))
+    return evaluations
 
 
 def shorten(inputs: Inputs, sources: Sources) -> Inputs:

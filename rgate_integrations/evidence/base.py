@@ -7,7 +7,6 @@ dataclass with a ``compute`` method. Nothing else has to know it.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from copy import copy
@@ -71,7 +70,7 @@ class Piece(Generic[_T]):
 
     Attributes:
         value: The piece.
-        cost: What computing it cost, without what it was made of; the context fills in the milliseconds.
+        cost: What computing it cost, without what it was made of and without its time.
         made_by: The model that it was computed with, if one was used; the context fills it in.
     """
 
@@ -114,14 +113,6 @@ class EvidenceSpec(ABC, Generic[_T]):
 
         May raise: then each question is computed alone, so that one cannot fail the others.
         """
-
-    def stored_as(self, planned: Sequence[EvidenceSpec[Any]]) -> EvidenceSpec[_T]:
-        """Return the planned spec whose piece contains this one; by default itself."""
-        return self
-
-    def taken_from(self, stored: _T) -> _T:
-        """Return this piece out of the stored one; by default the whole."""
-        return stored
 
 
 def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
@@ -197,14 +188,6 @@ _Outcomes: TypeAlias = dict[EvidenceSpec[Any], Piece[Any] | Exception]
 """What became of each spec for one question."""
 
 
-class _Computation:
-    """What one call of `EvidenceSpec.compute` has done so far."""
-
-    def __init__(self) -> None:
-        self.seconds_elsewhere = 0.0  # in computations that it asked for, which count their own time
-        self.with_model: set[int] = set()  # the questions that it asked the proxy about, by identity
-
-
 class Context:
     """A batch of questions, or a part of one, and its evidence: each piece is computed once, whoever asks for it.
 
@@ -215,7 +198,7 @@ class Context:
 
     Attributes:
         inputs: The questions and what the caller gave with them.
-        planned: Everything that may be asked for. A draft is written at the maximum length among them.
+        planned: Everything that may be asked for.
         llm: Writes drafts in the answering LLM's words, or None.
     """
 
@@ -228,13 +211,13 @@ class Context:
         self._sources = sources
         # A dict for each question: what fails for one is nothing to the others. Parts of the batch share them.
         self._outcomes: list[_Outcomes] = [{} for _ in inputs]
-        self._computation = _Computation()
+        self._asked_proxy: set[int] = set()  # about which questions, by identity, in the running computation
 
     @property
     def proxy(self) -> Proxy:
         """The proxy model, loaded when a piece first asks for it."""
         # Noted here, where it is handed out: no spec can forget to say which model made its pieces.
-        self._computation.with_model.update(map(id, self._outcomes))
+        self._asked_proxy.update(map(id, self._outcomes))
         return self._sources.proxy()
 
     def truncate(self, text: str, tokens: int) -> str | None:
@@ -268,22 +251,20 @@ class Context:
 
     def find(self, spec: EvidenceSpec[_T]) -> list[_T | Exception]:
         """Return the piece of each question, computed where it is missing, or why it cannot be had."""
-        stored = spec.stored_as(self.planned)
-        missing = self._without(stored)
+        missing = self._without(spec)
         if missing.inputs:
-            for needed in stored.needs:
+            for needed in spec.needs:
                 for outcomes, piece in zip(missing._outcomes, missing.find(needed), strict=True):
-                    if isinstance(
-                        piece, Exception
-                    ):  # the reason is what failed first, not what follows from it
-                        outcomes.setdefault(stored, piece)
-            ready = self._without(stored)  # a needed draft may have brought this piece with it
+                    if isinstance(piece, Exception):
+                        # The reason is what failed first, not what follows from it.
+                        outcomes.setdefault(spec, piece)
+            ready = self._without(spec)  # what it needs may have brought this piece with it
             if ready.inputs:
-                ready._compute(stored)
+                ready._compute(spec)
         found: list[_T | Exception] = []
         for outcomes in self._outcomes:
-            outcome = outcomes[stored]
-            found.append(outcome if isinstance(outcome, Exception) else spec.taken_from(outcome.value))
+            outcome = outcomes[spec]
+            found.append(outcome if isinstance(outcome, Exception) else outcome.value)
         return found
 
     def evidence(
@@ -313,9 +294,8 @@ class Context:
 
     def also(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T]]) -> None:
         """Hand over pieces of another spec that were made on the way, one a question."""
-        stored = spec.stored_as(self.planned)
         for outcomes, piece in zip(self._outcomes, pieces, strict=True):
-            outcomes[stored] = replace(piece, made_by=self._maker(outcomes))
+            outcomes[spec] = replace(piece, made_by=self._maker(outcomes))
 
     def costs(self, spec: EvidenceSpec[Any]) -> list[Cost]:
         """Return for each question what a piece and all that it was made of cost, each counted once."""
@@ -331,22 +311,20 @@ class Context:
 
     def _made_of(self, spec: EvidenceSpec[Any]) -> list[list[Piece[Any]]]:
         """Return for each question a piece and all computed pieces that it may have been made of."""
-        specs = dict.fromkeys(each.stored_as(self.planned) for each in expand_specs([spec]))
-        found = []
+        specs, found = expand_specs([spec]), []
         for outcomes in self._outcomes:
             pieces = [outcomes.get(each) for each in specs]
             found.append([piece for piece in pieces if isinstance(piece, Piece)])
         return found
 
-    def _without(self, stored: EvidenceSpec[Any]) -> Context:
+    def _without(self, spec: EvidenceSpec[Any]) -> Context:
         """Return the context of the questions that lack a spec."""
-        return self.part([place for place, each in enumerate(self._outcomes) if stored not in each])
+        return self.part([place for place, each in enumerate(self._outcomes) if spec not in each])
 
     def _compute(self, spec: EvidenceSpec[Any]) -> None:
         """Compute a spec for all questions; if that fails, for each alone, so that one cannot fail all."""
         part = copy(self)
-        part._computation = computation = _Computation()
-        began = time.perf_counter()
+        part._asked_proxy = set()
         try:
             outcomes = spec.compute(part)
             if len(outcomes) != len(self.inputs):
@@ -357,18 +335,14 @@ class Context:
                     self.part([place])._compute(spec)
                 return
             outcomes = [error] * len(self.inputs)
-        elapsed = time.perf_counter() - began
-        self._computation.seconds_elsewhere += elapsed
-        own = max(elapsed - computation.seconds_elsewhere, 0.0) * 1e3 / len(self.inputs)
         for each, outcome in zip(self._outcomes, outcomes, strict=True):
             if isinstance(outcome, Piece):
-                cost = outcome.cost.model_copy(update={"milliseconds": own})
-                outcome = replace(outcome, cost=cost, made_by=part._maker(each))
+                outcome = replace(outcome, made_by=part._maker(each))
             each[spec] = outcome
 
     def _maker(self, outcomes: _Outcomes) -> MadeBy:
         """Return the proxy, if the running computation asked it about a question."""
-        if id(outcomes) not in self._computation.with_model:
+        if id(outcomes) not in self._asked_proxy:
             return MadeBy()
         proxy = self._sources.proxy()
         return MadeBy(proxy.name, proxy.fingerprint)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.models.base import Proxy, Values
 from rgate_integrations.prompts import ANSWER, PromptTemplate
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -41,18 +37,6 @@ class DraftSpec(EvidenceSpec[Draft]):
         """A draft that is read for its log-probabilities is written first."""
         return (replace(self, logprobs=False),) if self.logprobs else ()
 
-    def stored_as(self, planned: Sequence[EvidenceSpec[Any]]) -> DraftSpec:
-        """Return the spec of the longest planned draft that begins with this one."""
-        longest = self.tokens
-        for other in planned:
-            if isinstance(other, DraftSpec) and (other.source, other.prompt) == (self.source, self.prompt):
-                longest = max(longest, other.tokens)
-        return replace(self, tokens=longest)
-
-    def taken_from(self, stored: Draft) -> Draft:
-        """Return the first tokens."""
-        return stored.head(self.tokens)
-
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others; or read those that have no log-probabilities."""
         if self.logprobs:
@@ -69,7 +53,9 @@ class DraftSpec(EvidenceSpec[Draft]):
             for place, draft in zip(unwritten, written, strict=True):
                 calls = int(draft.prompt_tokens > 0 or draft.text != "")  # no tokens take no call
                 cost = Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
-                pieces[place] = Piece(draft, cost)
+                pieces[place] = Piece(
+                    draft.head(self.tokens), cost
+                )  # an LLM may write more than it is asked for
         return [pieces[place] for place in range(len(context.inputs))]
 
     def _beginning_of(self, given: Draft, context: Context) -> Draft:
@@ -104,13 +90,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        values = questions_as_values(context)
-        for other in context.planned:
-            if isinstance(other, WrittenWithDraft) and other.comes_with(self):
-                written, pieces = other.write(self, context.proxy, values)
-                context.also(other, pieces)
-                return written
-        return context.proxy.generate(self.prompt, values, tokens=self.tokens)
+        return context.proxy.generate(self.prompt, questions_as_values(context), tokens=self.tokens)
 
     def _read(self, context: Context) -> list[Piece[Draft]]:
         """Let the proxy read drafts whose source gave no log-probabilities."""
@@ -127,29 +107,6 @@ class DraftSpec(EvidenceSpec[Draft]):
         return pieces
 
 
-class WrittenWithDraft(EvidenceSpec[_T]):
-    """Evidence that a proxy can make while it writes a draft, so that the draft is not read again."""
-
-    @abstractmethod
-    def comes_with(self, draft: DraftSpec) -> bool:
-        """Return whether it is about that very draft, to the last token."""
-
-    @abstractmethod
-    def write(
-        self, draft: DraftSpec, proxy: Proxy, values: Sequence[Values]
-    ) -> tuple[list[Draft], list[Piece[_T]]]:
-        """Write the drafts, and make this evidence on the way.
-
-        Args:
-            draft: What is to be written.
-            proxy: Writes it.
-            values: The prompt's fields, one mapping a question.
-
-        Returns:
-            One draft and one piece a question.
-        """
-
-
 def questions_as_values(context: Context) -> list[dict[str, str]]:
     """Return a prompt's fields for each question."""
     return [{"question": each.question} for each in context.inputs]
@@ -162,8 +119,3 @@ def quoted_values(context: Context, draft: DraftSpec | None) -> list[dict[str, s
         for fields, each in zip(values, context.get(draft), strict=True):
             fields["draft"] = each.text
     return values
-
-
-def is_that_draft(quoted: DraftSpec | None, written: DraftSpec) -> bool:
-    """Return whether a draft that is quoted is the one that is written, whoever reads it afterwards."""
-    return quoted is not None and replace(quoted, logprobs=False) == written

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.evidence.draft import DraftSpec, WrittenWithDraft, is_that_draft, quoted_values
-from rgate_integrations.models.base import Proxy, TargetScores, Values
+from rgate_integrations.evidence.draft import DraftSpec, quoted_values
 from rgate_integrations.prompts import PromptTemplate
 
 LogProbabilities: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class TargetsSpec(WrittenWithDraft[LogProbabilities]):
+class TargetsSpec(EvidenceSpec[LogProbabilities]):
     """The log-probability of each of some continuations of a prompt, in their order.
 
     Attributes:
@@ -40,26 +38,4 @@ class TargetsSpec(WrittenWithDraft[LogProbabilities]):
         """Score the targets after the prompt."""
         values = quoted_values(context, self.draft)
         scores = context.proxy.score(self.prompt, values, self.targets, adapter=self.adapter)
-        return [_piece(each) for each in scores]
-
-    def comes_with(self, draft: DraftSpec) -> bool:
-        """Return whether the prompt is a further turn of the conversation in which that draft is written."""
-        return self.prompt.follows(draft.prompt) and is_that_draft(self.draft, draft)
-
-    def write(
-        self, draft: DraftSpec, proxy: Proxy, values: Sequence[Values]
-    ) -> tuple[list[Draft], list[Piece[LogProbabilities]]]:
-        """Write the drafts, and score the targets on their keys and values."""
-        both = proxy.generate_scored(
-            draft.prompt,
-            values,
-            tokens=draft.tokens,
-            follow_up=self.prompt,
-            targets=self.targets,
-            adapter=self.adapter,
-        )
-        return [written for written, _ in both], [_piece(scores) for _, scores in both]
-
-
-def _piece(scores: TargetScores) -> Piece[LogProbabilities]:
-    return Piece(scores.logprobs, Cost(model_calls=1, tokens_in=scores.prompt_tokens))
+        return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]

@@ -1,7 +1,7 @@
 """Passages and their search: dense by FAISS, by words, and both fused.
 
-What is less often needed is in the modules: `bm25`, `building` (builds that can be stopped), `embedder`, `fusion` and
-`hybrid` (rerankers, SlimPLM's own chain). Importing this imports neither faiss nor torch.
+What is less often needed is in the modules `bm25`, `embedder` and `fusion`. Importing this imports neither faiss nor
+torch.
 """
 
 from rgate_integrations.index.hybrid import HybridIndex

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import shutil
-import sqlite3
 import uuid
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,9 +30,9 @@ from rgate_integrations.index.vectors import Metric, VectorTable
 from rgate_integrations.runtime.files import write_atomically
 from rgate_integrations.runtime.locks import locked
 
-FORMAT = 2  # 1 had no metric, and was always cosine
+FORMAT = 3
 MANIFEST = "index.json"
-VECTORS, PASSAGES = "vectors.faiss", "passages.sqlite"
+VECTORS, PASSAGES = "vectors.faiss", "passages.jsonl"
 _VERSION = r"^v-[0-9a-f]{12}$"
 _BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
 _STRICT = ConfigDict(strict=True, frozen=True)  # 1.0 or true is no number of rows
@@ -76,17 +75,18 @@ class Manifest(BaseModel):
     passages: _Rows
     next_row: _Rows
     dimension: int = Field(ge=1)
-    metric: Metric = "cosine"
-    approximation: dict[str, Any] | None = None
+    metric: Metric
+    approximation: str | None = None
     embedder: EmbedderId
     files: dict[str, Any]
 
     @field_validator("format")
     @classmethod
-    def _is_not_newer(cls, value: int) -> int:
-        if value > FORMAT:
+    def _is_current(cls, value: int) -> int:
+        if value != FORMAT:
             raise IndexMismatchError(
-                f"The index has format {value}, newer than {FORMAT}.", hint="Upgrade rgate-integrations."
+                f"The index has format {value}, not {FORMAT}.",
+                hint=f"Build it again ({_BUILD}), or upgrade rgate-integrations if the format is newer.",
             )
         return value
 
@@ -97,7 +97,7 @@ def write_index(
     passages: PassageStore,
     *,
     next_row: int,
-    approximation: dict[str, Any] | None,
+    approximation: str | None,
     embedder: EmbedderId,
 ) -> None:
     """Write an index into a folder. One that was there stays loadable until the new one is complete.
@@ -133,7 +133,7 @@ def write_index(
             write_atomically(root / MANIFEST, manifest.model_dump_json(indent=1))
         except WriteError:
             raise
-        except (OSError, RuntimeError, sqlite3.Error) as error:  # FAISS says it by a RuntimeError
+        except (OSError, RuntimeError) as error:  # FAISS says it by a RuntimeError
             raise WriteError(
                 f"The index {str(root)!r} could not be written: {error}.",
                 hint="Free some space, or save it elsewhere. What was there is as it was.",

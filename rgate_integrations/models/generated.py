@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 from weakref import WeakValueDictionary
 
 FinishReason = Literal["stop", "length"]
@@ -59,27 +59,15 @@ class TextChunk:
     tokens: tuple[GeneratedToken, ...]
 
 
-class LiveAnswer(Protocol):
-    """An answer of a local model, as far as it is written.
-
-    Attributes:
-        entropies: Entropy of the next-token distribution at each token, in nats.
-        margins: How far the likeliest token was ahead of the second at each token.
-    """
-
-    entropies: list[float]
-    margins: list[float]
-
-
 # Weak: an answer is found as long as somebody holds it, who writes it or who judges it.
-_live: WeakValueDictionary[str, LiveAnswer] = WeakValueDictionary()
+_live: WeakValueDictionary[str, object] = WeakValueDictionary()
 
 
-def register_answer(response_id: str, answer: LiveAnswer) -> None:
+def register_answer(response_id: str, answer: object) -> None:
     """Let a gate in this process find an answer by the id of its response, so that it need not read it again."""
     _live[response_id] = answer
 
 
-def find_answer(response_id: str) -> LiveAnswer | None:
+def find_answer(response_id: str) -> object | None:
     """Return the answer with that id; None for those of other models, and those that nobody holds any more."""
     return _live.get(response_id)

@@ -101,7 +101,7 @@ class LocalProxy(Proxy):
             return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         rows = self._encode(prompt, values)
         with self.using(adapter) as runner:
-            return [written.draft for written in runner.generate(rows, tokens)]
+            return runner.generate(rows, tokens)
 
     def sample(
         self,
@@ -120,53 +120,8 @@ class LocalProxy(Proxy):
             )
         rows = self._encode(prompt, values)
         with self.using() as runner:
-            written = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
-        drafts = [each.draft for each in written]
+            drafts = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
-
-    def generate_hidden(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        *,
-        tokens: int,
-        layers: Sequence[PooledLayer],
-    ) -> list[tuple[Draft, HiddenStates]]:
-        """Continue prompts greedily and keep hidden states on the way; see `Proxy.generate_hidden`."""
-        rows = self._encode(prompt, values)
-        with self.using() as runner:
-            if tokens == 0 or not runner.can_watch(layers):
-                return super().generate_hidden(prompt, values, tokens=tokens, layers=layers)
-            written = runner.generate(rows, tokens, layers=layers)
-        return [(each.draft, HiddenStates(each.states, prompt_tokens=0)) for each in written]
-
-    def generate_scored(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        *,
-        tokens: int,
-        follow_up: PromptTemplate,
-        targets: Sequence[str],
-        adapter: str | None = None,
-    ) -> list[tuple[Draft, TargetScores]]:
-        """Continue prompts greedily and judge on the same keys and values; see `Proxy.generate_scored`."""
-        rows = self._encode(prompt, values)
-        with self.using() as runner:
-            name, activated = self._load_adapter(adapter)
-            # An ordinary adapter changes the keys and values of the question and the draft too.
-            one_pass = tokens > 0 and values and follow_up.follows(prompt) and (activated or name is None)
-            if one_pass:
-                (asked,) = self._encode(follow_up, [{**values[0], "draft": ""}])
-                suffix = self.encoder.after_draft(follow_up)
-                # The follow-up must go on where the draft ends, to the token.
-                one_pass = asked.ids == (*rows[0].ids, *suffix)
-            if not one_pass:
-                return super().generate_scored(
-                    prompt, values, tokens=tokens, follow_up=follow_up, targets=targets, adapter=adapter
-                )
-            written = runner.generate(rows, tokens, judgment=runner.judgment(asked, targets, suffix, name))
-        return [(each.draft, TargetScores(each.scores, len(suffix))) for each in written]
 
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> TokenStream:
         """Return the answer to a conversation; its first token is written when its first chunk is asked for.
@@ -197,12 +152,10 @@ class LocalProxy(Proxy):
         rows = self._encode(prompt, values)
         if not rows:
             return []
-        with self.using() as runner:
-            name, activated = self._load_adapter(adapter)
-            # An activated adapter acts on what follows the draft only; all before is read with the base model.
-            suffix = self.encoder.after_draft(prompt) if activated else []
-            with runner.adapted(None if activated else name):
-                scores = runner.score(rows, runner.judgment(rows[0], targets, suffix, name))
+        # Prompts of a template end alike, so one stands for all.
+        continuations = [self.encoder.continuation(rows[0], target) for target in targets]
+        with self.using(adapter) as runner:
+            scores = runner.score(rows, continuations)
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
     def score_text(
@@ -213,13 +166,13 @@ class LocalProxy(Proxy):
         with self.using() as runner:
             found = runner.score_text(rows)
         results = []
-        for row, draft, token_values in zip(rows, drafts, found, strict=True):
+        for row, draft, logprobs in zip(rows, drafts, found, strict=True):
             update = {
                 "token_ids": row.text,
                 "tokens": tuple(self.encoder.token_texts(row.text)),
+                "logprobs": logprobs,
                 "scored_by": self.name,
                 "prompt_tokens": len(row.ids),
-                **token_values,
             }
             results.append(draft.model_copy(update=update))
         return results
@@ -312,6 +265,8 @@ class LocalProxy(Proxy):
         for draft in drafts or ():
             if find_answer(draft.response_id or "") is not None:
                 return False  # a local model has kept its states while it wrote this draft
+            if self._runner is not None and self._wrote(draft):
+                return False  # the whole model is there, and its states are exact
         usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
         return self.name == reader.READS and usual and reader.can_read(prompt, layers)
 
@@ -370,16 +325,6 @@ class LocalProxy(Proxy):
         count = self.num_layers
         return tuple(sorted({*middle_layers(count, "question"), *middle_layers(count, "draft")}))
 
-    @property
-    def calls(self) -> int:
-        """How many batches the model has run."""
-        count = 0
-        if self._runner is not None:
-            count += self._runner.calls
-        if self.name == reader.READS:
-            count += reader.reader_calls()
-        return count
-
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.
 
@@ -414,34 +359,23 @@ class LocalProxy(Proxy):
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
-        """Hold the model with an adapter switched on, or with the base weights alone.
-
-        Which adapter is on, and which prefixes are cached, is state of the model: hence one caller at a time.
-
-        Args:
-            adapter: Folder or Hub id of the adapter.
-        """
+        """Hold the model with an adapter switched on, or with the base weights alone."""
         with self._lock.hold():
-            name, _ = self._load_adapter(adapter)
-            with self.runner.adapted(name):
-                yield self.runner
+            runner = self.runner
+            try:
+                name = None if adapter is None else runner.load_adapter(adapter)
+            except ModelLoadError:
+                # The model may hold a part of it, which would change every later score: load the model afresh.
+                self._runner = None
+                raise
+            with runner.adapted(name):
+                yield runner
 
     def after_fork(self) -> None:
         """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
         if self._lock.users:  # the fork came in the middle: an adapter may be on, and half a pass may be done
             self._runner = None
         self._lock.after_fork()
-
-    def _load_adapter(self, adapter: str | None) -> tuple[str | None, bool]:
-        """Return what the model calls an adapter, which it has from now on, and whether it is an activated one."""
-        if adapter is None:
-            return None, False
-        try:
-            return self.runner.load_adapter(adapter)
-        except ModelLoadError:
-            # The model may hold a part of it, which would change every later score: load the model afresh.
-            self._runner = None
-            raise
 
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None

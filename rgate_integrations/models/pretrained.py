@@ -81,7 +81,7 @@ def _load_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def load_adapter(model: Any, adapter: str, name: str) -> bool:
+def load_adapter(model: Any, adapter: str, name: str) -> None:
     """Put a LoRA adapter into a model, and leave it off.
 
     Args:
@@ -89,12 +89,9 @@ def load_adapter(model: Any, adapter: str, name: str) -> bool:
         adapter: Folder or Hub id.
         name: What the model is to call it.
 
-    Returns:
-        Whether it is an activated LoRA.
-
     Raises:
-        ModelLoadError: It does not fit, or its weights are not safetensors. The model may hold a part of it by now:
-            do not use it any more.
+        ModelLoadError: It does not fit, is an activated LoRA, or its weights are not safetensors. The model may hold
+            a part of it by now: do not use it any more.
     """
     refuse_pickles(adapter)
     try:
@@ -104,10 +101,8 @@ def load_adapter(model: Any, adapter: str, name: str) -> bool:
         config = PeftConfig.from_pretrained(adapter)
         # Without them load_adapter would go on to a pickle, on the Hub too, whatever it is told.
         cached_file(adapter, _ADAPTER_WEIGHTS)
-        activated = bool(getattr(config, "alora_invocation_tokens", None))
-        if activated:
-            # It is switched on for what follows the invocation tokens alone, so here it is an ordinary LoRA.
-            config.alora_invocation_tokens = None
+        if getattr(config, "alora_invocation_tokens", None):
+            raise ValueError("it is an activated LoRA, which acts on a part of the text only")
         # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
         with quiet(transformers), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -118,4 +113,3 @@ def load_adapter(model: Any, adapter: str, name: str) -> bool:
             hint=f"Give a LoRA adapter of this very model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
         ) from error
     model.disable_adapters()  # loading switches it on
-    return activated

@@ -353,8 +353,3 @@ def shared_reader(folder: Path) -> Reader:
         if folder not in _readers:
             _readers[folder] = Reader(folder)
         return _readers[folder]
-
-
-def reader_calls() -> int:
-    """Return how many calls the readers of this process have served; loads none."""
-    return sum(map(attrgetter("calls"), _readers.values()))

@@ -6,13 +6,13 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import PooledLayer, pool_states, spans_of
-from rgate_integrations.models.decoding import Decoder, can_watch, choose_tokens
+from rgate_integrations.models.decoding import can_watch, choose_tokens, watch_layers
 from rgate_integrations.models.generated import (
     FinishReason,
     GeneratedToken,
@@ -40,8 +40,6 @@ class TokenStream:
     Attributes:
         id: Id of the response, under which `find_answer` finds it.
         ids: Token ids written so far.
-        entropies: Entropy of the distribution that each was chosen from, in nats.
-        margins: How far the likeliest token was ahead of the second there.
         finish_reason: Why it ended; None before.
         fingerprint: Of the model.
 
@@ -54,13 +52,15 @@ class TokenStream:
         self.prompt = tuple(prompt)
         self.options = options
         self.ids: list[int] = []
-        self.entropies: list[float] = []
-        self.margins: list[float] = []
         self.finish_reason: FinishReason | None = None
         self._use_model = use_model
         self._text = ""
+        # Its keys and values are this answer's own, so others may use the model between two tokens.
+        self._cache: Any = None
+        self._unread = list(self.prompt)
+        self._kept: dict[int, list[torch.Tensor]] = {layer: [] for layer in options.layers}
         with use_model() as runner:
-            context, device = runner.context_size, runner.model.device
+            context = runner.context_size
             if len(self.prompt) >= context:
                 raise ConfigurationError(
                     f"The prompt has {len(self.prompt)} tokens, and the model's context holds {context}.",
@@ -73,12 +73,8 @@ class TokenStream:
             self.fingerprint = runner.fingerprint
             self._room = min(options.tokens or context, context - len(self.prompt))
             self._ends = runner.end_mask()
-            # Its keys and values are this answer's own, so others may use the model between two tokens.
-            self._decoder = Decoder(
-                [self.prompt], runner.encoder.tokenizer.pad_token_id, device, options.layers
-            )
             seed = secrets.randbits(32) if options.seed is None else options.seed
-            self._generator = torch.Generator(device).manual_seed(seed)
+            self._generator = torch.Generator(runner.model.device).manual_seed(seed)
         if options.layers:
             register_answer(self.id, self)
 
@@ -114,12 +110,21 @@ class TokenStream:
             tokens: How many tokens of the answer, at most as many as are written.
         """
         with self._use_model() as runner, torch.inference_mode():
-            if tokens == len(self.ids):
+            if self._unread:
                 # The last token is not read before the next one is wanted. It is read now, and not again then.
-                self._decoder.read(runner.model)
+                self._read(runner)
             length = len(self.prompt) + tokens
-            kept = {layer: each[:length] for layer, each in self._decoder.row_states(0).items()}
+            kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._kept.items()}
             return as_array(pool_states(kept, spans_of(question, len(self.prompt), tokens), layers))
+
+    def _read(self, runner: ModelRunner) -> None:
+        """Let the model read what it has not read yet; keeps the logits behind it."""
+        ids = torch.tensor([self._unread], device=runner.model.device)
+        with watch_layers(runner.model.base_model, self._kept) as seen:
+            output = runner.model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        for layer, states in seen.items():
+            self._kept[layer].append(states[0])
+        self._cache, self._logits, self._unread = output.past_key_values, output.logits[:, -1], []
 
     def _next(self) -> GeneratedToken | None:
         """Write a token; None at the end of the answer."""
@@ -129,19 +134,17 @@ class TokenStream:
             if len(self.ids) >= self._room:
                 self.finish_reason = "length"
                 return None
-            self._decoder.read(runner.model)
-            logits = self._decoder.logits[:, -1]
-            chosen = choose_tokens(logits, self.options.temperature, [self._generator])
+            if self._unread:
+                self._read(runner)
+            chosen = choose_tokens(self._logits, self.options.temperature, [self._generator])
             if self._ends[chosen.ids]:
                 self.finish_reason = "stop"
                 return None
-            self._decoder.append(chosen.ids[:, None], torch.ones_like(chosen.ids)[:, None])
             self.ids.append(int(chosen.ids))
-            self.entropies.append(float(chosen.entropies))
-            self.margins.append(float(chosen.margins))
+            self._unread = self.ids[-1:]
             likeliest: list[tuple[str, float]] = []
             if self.options.top_logprobs:
-                top = torch.log_softmax(logits[0].float(), dim=-1).topk(self.options.top_logprobs)
+                top = torch.log_softmax(self._logits[0].float(), dim=-1).topk(self.options.top_logprobs)
                 for token, logprob in zip(top.indices.tolist(), top.values.tolist(), strict=True):
                     likeliest.append((runner.encoder.tokenizer.decode([token]), min(logprob, 0.0)))
             whole = runner.encoder.tokenizer.decode(

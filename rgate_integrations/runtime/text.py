@@ -1,4 +1,4 @@
-"""Text as the field compares it: normalised answers, which of them are right, ROUGE-L."""
+"""Text as the field compares it: normalised answers, which of them are right."""
 
 from __future__ import annotations
 
@@ -81,19 +81,6 @@ def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """
     usable = [a for a in answers if normalise(a)]
     return sum(contains_answer(text, a) for a in usable) / len(usable) if usable else 0.0
-
-
-def rouge_l(first: str, second: str) -> float:
-    """Return the ROUGE-L F-measure of two texts split at white space, in [0, 1]; 1.0 for two empty texts."""
-    a, b = first.split(), second.split()
-    if not a or not b:
-        return float(a == b)
-    row = [0] * (len(b) + 1)
-    for token in a:
-        previous = 0
-        for j, other in enumerate(b, start=1):
-            row[j], previous = (previous + 1 if token == other else max(row[j], row[j - 1])), row[j]
-    return 2 * row[-1] / (len(a) + len(b))
 
 
 def token_f1(first: str, second: str) -> float:

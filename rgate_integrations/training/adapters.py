@@ -16,7 +16,6 @@ from rgate_integrations.artifacts.folder import save_adapter
 from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.papers.ik import IK_FOLLOW_UP
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.training.examples import DataFile, Example, check_labels
@@ -38,13 +37,10 @@ class AdapterOptions(TrainingOptions):
     Attributes:
         recipe: How to fine-tune; the paper's settings when None.
         resume: Continue a run that was killed.
-        activated: Train an activated LoRA, which acts after the draft alone (`ik` only): the proxy then judges on
-            the keys and values with which it wrote the draft.
     """
 
     recipe: Recipe | None = None
     resume: bool = False
-    activated: bool = False
 
 
 def train_adapter(
@@ -125,15 +121,11 @@ class _Training:
 
     def fit(self, positions: PositionArray, folder: Path, resume: bool = False) -> None:
         """Fine-tune on some of the questions."""
-        invocation = None
-        if self.options.activated:
-            invocation = shared_proxy(self.model).encoder.after_draft(IK_FOLLOW_UP)
         fine_tune(
-            pairs_for(self.gate, *self.part(positions), self.options.activated),
+            pairs_for(self.gate, *self.part(positions)),
             self.model,
             folder,
             self.recipe,
-            invocation=invocation,
             seed=self.options.seed,
             resume=resume,
             progress=self.progress,
@@ -148,7 +140,7 @@ class _Training:
 
     def describe(self, fingerprint: str, provenance: dict[str, Any]) -> SavedGate:
         """Return what the gate's file says of it."""
-        prompt = verdict_prompt(self.gate, self.drafts is not None, self.options.activated)
+        prompt = verdict_prompt(self.gate, self.drafts is not None)
         return SavedGate(
             method=self.gate,
             prompts={prompt.name: prompt.hash},
@@ -165,10 +157,6 @@ def _check(gate: str, options: AdapterOptions) -> None:
         raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(ADAPTER_GATES))
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
-    if options.activated and (gate != "ik" or options.draft == "none"):
-        raise ConfigurationError(
-            "An activated adapter acts after a draft.", hint="--gate ik --draft proxy or recorded"
-        )
 
 
 def _parameters(gate: str, options: AdapterOptions) -> dict[str, Any]:
@@ -177,8 +165,6 @@ def _parameters(gate: str, options: AdapterOptions) -> dict[str, Any]:
     if gate in _READ_DRAFTS:
         found["tokens"] = 0 if options.draft == "none" else options.tokens
         found["source"] = "recorded" if options.draft == "recorded" else "proxy"
-    if options.activated:
-        found["follow_up"] = True
     if gate == "boundary" and options.label in get_args(SampledLabel):
         found["label"] = options.label
     return found

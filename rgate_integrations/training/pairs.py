@@ -11,7 +11,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
-from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_FOLLOW_UP, IK_QUESTION
+from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_QUESTION
 from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.records import Record, read_records
@@ -28,18 +28,14 @@ _VERDICTS = {
 _CLAIMS = 'Each line needs "question", "closed_book_text", "claims".'
 
 
-def verdict_prompt(gate: str, drafted: bool, activated: bool = False) -> PromptTemplate:
+def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
     """Return the prompt under which a trained gate gives its verdict."""
-    if activated:
-        return IK_FOLLOW_UP
     if gate == "ik":
         return IK_DRAFT if drafted else IK_QUESTION
     return {"slimplm": JUDGMENT, "adapt": PARAMETRIC_PROMPT, "boundary": BOUNDARY_QUESTION}[gate]
 
 
-def pairs_for(
-    gate: str, examples: Sequence[Example], drafts: Sequence[Draft] | None, activated: bool = False
-) -> list[Pair]:
+def pairs_for(gate: str, examples: Sequence[Example], drafts: Sequence[Draft] | None) -> list[Pair]:
     """Turn labelled questions into what a gate learns to write.
 
     A soft label becomes two weighted pairs. ADAPT-LLM's two-prompt set (section 3.1, algorithm 1): the gold
@@ -49,14 +45,13 @@ def pairs_for(
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
         examples: The questions.
         drafts: One a question for gates that read drafts, or None.
-        activated: Whether the gate asks in a turn after the draft.
 
     Raises:
         DataFormatError: ADAPT-LLM needs gold answers, and some questions have none.
     """
     if gate == "adapt":
         return [pair for example in examples for pair in _two_prompts(example)]
-    prompt = verdict_prompt(gate, drafts is not None, activated)
+    prompt = verdict_prompt(gate, drafts is not None)
     known, unknown = _VERDICTS[gate]
     pairs = []
     for i, example in enumerate(examples):

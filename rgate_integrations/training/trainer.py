@@ -91,7 +91,6 @@ def fine_tune(
     out: Path,
     recipe: Recipe,
     *,
-    invocation: Sequence[int] | None = None,
     seed: int = 0,
     resume: bool = False,
     progress: Progress = silent,
@@ -106,7 +105,6 @@ def fine_tune(
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
         recipe: How.
-        invocation: Token ids from whose last occurrence on the adapter acts (activated LoRA); everywhere when None.
         seed: Seed of the adapter's weights, the order and the dropout.
         resume: Continue from the last checkpoint of this very run, if there is one.
         progress: Told what is being done, how far it is, and how far it goes.
@@ -128,7 +126,7 @@ def fine_tune(
             pair.prompt, pair.values, pair.target, ends=pair.ends
         )
         rows.append(Row(tuple(prompt), tuple(target), pair.weight))
-    run = Run(model, proxy.fingerprint, recipe, seed, tuple(invocation or ()))
+    run = Run(model, proxy.fingerprint, recipe, seed)
     tuned = run.model_to_tune()
     checkpoints = out.parent / f".{out.name}-checkpoints"
     resumed = prepare(checkpoints, run.identity(rows), resume)
@@ -165,18 +163,16 @@ class Run:
         fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of it.
         recipe: How.
         seed: Seed of the adapter's weights, the order and the dropout.
-        invocation: Token ids from whose last occurrence on the adapter acts; empty: everywhere.
     """
 
     model: str
     fingerprint: str
     recipe: Recipe
     seed: int
-    invocation: tuple[int, ...]
 
     def identity(self, rows: Sequence[Row]) -> str:
         """Return what tells this run from others; the rows by their checksum, for other labels are another run."""
-        settings = [asdict(self.recipe), self.seed, self.model, self.fingerprint, self.invocation]
+        settings = [asdict(self.recipe), self.seed, self.model, self.fingerprint]
         return json.dumps([*settings, hashlib.sha256(repr(rows).encode()).hexdigest()])
 
     def model_to_tune(self) -> Any:
@@ -202,7 +198,6 @@ class Run:
             lora_dropout=self.recipe.dropout,
             target_modules="all-linear",
             task_type="CAUSAL_LM",
-            alora_invocation_tokens=list(self.invocation) or None,
         )
         with warnings.catch_warnings():
             # peft asks transformers by a name that is going away

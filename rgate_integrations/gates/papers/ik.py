@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import GateInfo
 from rgate_integrations.gates.papers.verdict_gate import VerdictGate
-from rgate_integrations.prompts import ANSWER, PromptTemplate
+from rgate_integrations.prompts import PromptTemplate
 
 IK_QUESTION = PromptTemplate(
     name="ik-question",
@@ -26,16 +25,6 @@ IK_DRAFT = PromptTemplate(
     cut="draft",
 )
 
-IK_FOLLOW_UP = PromptTemplate(
-    name="ik-follow-up",
-    version=1,
-    system=ANSWER.system,
-    user=ANSWER.user,
-    assistant="{draft}",
-    follow_up="Does your answer show that you know this? Reply Yes or No.",
-    cut="draft",
-)
-
 
 class IKGate(VerdictGate):
     """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
@@ -47,9 +36,6 @@ class IKGate(VerdictGate):
         tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
         source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
         adapter: LoRA adapter of the proxy, or None for zero-shot.
-        follow_up: Ask in a further turn of the conversation in which the draft was written. Its keys and values
-            are used again, so that a drafting proxy reads nothing twice, with an adapter too if it is an
-            activated one (Greenewald et al. 2025). Otherwise the draft is quoted in a prompt of its own.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -57,17 +43,8 @@ class IKGate(VerdictGate):
     )
 
     tokens: int = Field(default=32, ge=0, le=128)
-    follow_up: bool = False
-
-    @model_validator(mode="after")
-    def _follows_a_draft(self) -> Self:
-        if self.follow_up and not self.tokens:
-            raise ConfigurationError("There is no draft that a question could follow.", hint="tokens >= 1")
-        return self
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The question alone, quoted with the draft, or a turn behind it."""
-        if not self.tokens:
-            return IK_QUESTION
-        return IK_FOLLOW_UP if self.follow_up else IK_DRAFT
+        """The question alone, or quoted with the draft."""
+        return IK_DRAFT if self.tokens else IK_QUESTION

@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.popularity import PopularitySpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-
-
-def fit_cutoff(
-    popularity: Sequence[float], closed_book_correct: Sequence[bool], rag_correct: Sequence[bool]
-) -> float:
-    """Find the cutoff that answers most development questions rightly (Mallen et al. 2023, section 5).
-
-    Questions at or above the cutoff are answered closed book, the others with retrieval.
-
-    Args:
-        popularity: One score a question, >= 0.
-        closed_book_correct: Whether the answer without retrieval was right.
-        rag_correct: Whether the answer with retrieval was right.
-
-    Returns:
-        The lowest best cutoff; infinity is never returned: above all scores it is the greatest plus one.
-    """
-    scores = np.asarray(popularity, dtype=float)
-    closed, rag = np.asarray(closed_book_correct, dtype=bool), np.asarray(rag_correct, dtype=bool)
-    if not scores.size or not scores.shape == closed.shape == rag.shape:
-        raise ConfigurationError(f"{scores.size} scores do not match {closed.size} and {rag.size} labels.")
-    cutoffs = np.append(np.unique(scores), scores.max() + 1)
-    right = [np.where(scores >= c, closed, rag).sum() for c in cutoffs]
-    return float(cutoffs[int(np.argmax(right))])
 
 
 class PopularityGate(Gate):
@@ -45,7 +19,7 @@ class PopularityGate(Gate):
     question, on any scale that begins at 0.
 
     Attributes:
-        cutoff: Popularity from which a question is known; `fit_cutoff` finds it.
+        cutoff: Popularity from which a question is known.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

@@ -1,4 +1,4 @@
-"""How sure a writer was of its draft, by the log-probabilities or entropies of the tokens."""
+"""How sure a writer was of its draft, by the log-probabilities of the tokens."""
 
 from __future__ import annotations
 
@@ -88,23 +88,3 @@ class PerplexityGate(DraftTokensGate):
         """Return one over the perplexity."""
         p = math.exp(sum(logprobs) / len(logprobs))
         return p, f"The draft's perplexity is {1 / max(p, 1e-12):.2f}"
-
-
-class MeanTokenEntropyGate(DraftTokensGate):
-    """Mean entropy H of the next-token distributions along the draft, in nats; P(known) is exp(-H).
-
-    Needs entropies, which few servers give; a draft without them is refused, and the gate retrieves.
-    """
-
-    info: ClassVar[GateInfo] = GateInfo(
-        "mean_token_entropy", "mean token entropy (LM-Polygraph)", "draft", "no", "draft"
-    )
-
-    def certainty(self, draft: Draft, logprobs: tuple[float, ...]) -> tuple[float, str]:
-        """Return exp(-H)."""
-        if not draft.entropies:
-            raise EvidenceError(
-                "The source of this draft gives no entropies.", hint="Use perplexity instead."
-            )
-        mean = max(sum(draft.entropies) / len(draft.entropies), 0.0)
-        return math.exp(-mean), f"The mean entropy of the draft's tokens is {mean:.2f} nats"
