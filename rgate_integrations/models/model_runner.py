@@ -5,6 +5,7 @@ A proxy holds its lock while it uses the runner.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,18 +158,30 @@ class ModelRunner:
     def _score(
         self, targets: Sequence[Sequence[int]], rows: Sequence[EncodedPrompt]
     ) -> list[tuple[float, ...]]:
+        inputs = self._inputs([row.ids for row in rows])
+        prompts = self.model(**{**inputs, "use_cache": True}, logits_to_keep=1)
+        first = torch.log_softmax(prompts.logits.float(), dim=-1)
         scores = torch.zeros(len(rows), len(targets), device=self.model.device)
         # Targets that share all but their last token, such as "Yes" and "No", share a pass.
         sharing: dict[tuple[int, ...], list[int]] = {}
         for number, target in enumerate(targets):
             sharing.setdefault(tuple(target[:-1]), []).append(number)
         for beginning, numbers in sharing.items():
-            inputs = self._inputs([(*row.ids, *beginning) for row in rows])
-            logits = self.model(**inputs, logits_to_keep=len(beginning) + 1).logits
-            logprobs = torch.log_softmax(logits.float(), dim=-1)
+            logprobs = first
+            if beginning:
+                ids = torch.tensor([beginning] * len(rows), device=self.model.device)
+                mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids)], dim=1)
+                logits = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=positions(mask)[:, -len(beginning) :],
+                    past_key_values=copy.deepcopy(prompts.past_key_values),  # a pass appends to it
+                    use_cache=True,
+                ).logits
+                logprobs = torch.cat([first, torch.log_softmax(logits.float(), dim=-1)], dim=1)
             for number in numbers:
-                ids = list(targets[number])
-                scores[:, number] = logprobs[:, range(len(ids)), ids].sum(dim=-1)
+                own = list(targets[number])
+                scores[:, number] = logprobs[:, range(len(own)), own].sum(dim=-1)
         return list(map(tuple, scores.clamp(max=0.0).tolist()))
 
     def score_text(self, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
