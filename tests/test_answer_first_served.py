@@ -5,35 +5,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import tool
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.decision_context import KEY
-from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, each
+from tests.langchain_fakes import SINGLES, STREAMS, each
 from tests.patience import PATIENCE
-
-
-@tool
-def search_docs(query: str) -> str:
-    """Search the documents."""
-    return "a passage"
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add."""
-    return a + b
-
-
-pytestmark = pytest.mark.model
-httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
-LONG = "Tell me a long story about a fox."
 
 
 class Script:
@@ -138,27 +118,6 @@ def test_what_a_stopped_answer_cost_is_what_the_server_counted(chat):
     slots = httpx.get(f"{chat.url}/slots").json()
     (slot,) = [slot for slot in slots if slot.get("n_prompt_tokens", 0) > done["prompt"]]
     assert slot["n_prompt_tokens"] - done["prompt"] <= 8 + 8
-
-
-@each(INVOKES)
-def test_an_agents_stopped_answer_frees_its_slot(chat, call):
-    """The model cannot call tools: asked again with them, it tells its story to the end."""
-
-    class Agent(type(chat)):
-        def bind_tools(self, tools, **kwargs):
-            return self.bind(max_tokens=1_500 if len(tools) == 1 else 4)
-
-    long = Agent(url=chat.url, logprobs=True)
-    middleware = RetrievalGateMiddleware(
-        Script(), tools=["search_docs"], answer_first=AnswerFirst(tokens=8, question_gate=None)
-    )
-    agent = create_agent(long, [search_docs, add], middleware=[middleware])
-    call(agent, {"messages": [HumanMessage(f"{LONG} Its end is unknown.")]})
-    assert freed(chat.url)
-    stopped, whole = long.calls
-    assert not stopped["whole"]
-    assert 8 <= stopped["written"] <= 8 + 8
-    assert (whole["written"], whole["whole"]) == (4, True)
 
 
 def connections(url):
