@@ -15,6 +15,10 @@ from rgate_integrations.langchain.decision_context import KEY
 from tests.langchain_fakes import SINGLES, STREAMS, each
 from tests.patience import PATIENCE
 
+pytestmark = pytest.mark.model
+httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
+LONG = "Tell me a long story about a fox."
+
 
 class Script:
     """A gate that retrieves for questions with "unknown" in them."""
