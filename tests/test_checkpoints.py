@@ -32,7 +32,7 @@ def names(checkpoints):
 def test_only_the_very_same_run_is_resumed(tmp_path):
     """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
     rows, others = [Row((1,), (2,), 1.0)], [Row((1,), (3,), 1.0)]
-    run, checkpoints = Run("m", "weights", RECIPE, 0, ()), tmp_path / "checkpoints"
+    run, checkpoints = Run("m", "weights", RECIPE, 0), tmp_path / "checkpoints"
     assert not prepare(checkpoints, run.identity(rows), resume=True)
     assert not prepare(checkpoints, run.identity(rows), resume=True), "there is nothing to go on from"
     kept = checkpoint(checkpoints, 1)
