@@ -19,7 +19,7 @@ from dialogues import dialogues
 from head_fit import HeadExamples, HeadsRecipe, fit_segments
 from heads import CACHE, KINDS, Kept, key, read_question_states
 from labels import KIND_OF, Label, read_adarague, read_practical, read_template_labels
-from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, frame_names, mixed
+from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
 from templates import template_requests
 
 from rgate_integrations.artifacts.folder import read_gate, save_gate
@@ -51,6 +51,24 @@ FROM_SOURCES = 0.3  # of the requests, where a source has any of the kind; the o
 SHORTEST, LONGEST = 40, 500  # characters that are pasted
 MOST_GIVEN = 5  # segments of pasted text that are taken of one request
 NEEDY = ("private", "fresh", "obscure")
+TRAINED_ON = (
+    "log",
+    "trace",
+    "code",
+    "config",
+    "thread",
+    "letter",
+    "chat",
+    "ticket",
+    "table",
+    "list",
+    "clause",
+    "product",
+    "story",
+    "math",
+    "prose",
+)
+"""The frames that the shipped heads were fitted on; the others only measure. Fits on all 46 were no better."""
 _NEEDIEST = ("private", "fresh", "obscure", "knowledge", "common", COURTESY, GIVEN)
 _BETWEEN = "\x1e"
 
@@ -109,7 +127,7 @@ def mixtures_to_train_on(data: Path) -> Iterator[tuple[Mixture, str]]:
             question, source = draw.choice(by_source[kind])
         else:
             question = draw.choice(by_template[kind][draw.choice(list(by_template[kind]))])
-        frame = draw.choice(frame_names()) if kind == "given" or draw.random() < 0.9 else "none"
+        frame = draw.choice(TRAINED_ON) if kind == "given" or draw.random() < 0.9 else "none"
         place = "none" if frame == "none" else draw.choice(("before", "after", "around"))
         length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
         yield mixed(question, kind, frame, place, length, draw, prose), source
