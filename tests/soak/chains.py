@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,12 @@ from tests.soak.scenario import Scenario, expect
 
 
 class ArmError(Exception):
-    """What an arm raises for a question with "BROKEN" in it."""
+    """What an arm raises for a question with "BROKEN" in it, and the direct arm for one with "TORN" as it answers."""
 
 
 def answer(arm: str, text: str) -> str:
     """Return what an arm answers."""
-    if "BROKEN" in text:
+    if "BROKEN" in text or ("TORN" in text and arm == "direct"):
         raise ArmError(text)
     return f"{arm}: {text}"
 
@@ -41,7 +42,9 @@ def text_of(chance: random.Random) -> str:
     roll = chance.random()
     if roll < 0.05:
         return f"BROKEN {text}"
-    return f"RAISE {text}" if roll < 0.1 else text
+    if roll < 0.1:
+        return f"TORN {text}"
+    return f"RAISE {text}" if roll < 0.15 else text
 
 
 class Expected:
@@ -55,10 +58,12 @@ class Expected:
         """Compare an answer, or the exception that came instead."""
         if text not in self.arms:
             self.arms[text] = "retrieved" if self.gate.decide(text).retrieve else "direct"
-        if "BROKEN" in text:
+        try:
+            must = answer(self.arms[text], text)
+        except ArmError:
             expect(isinstance(result, ArmError), text, repr(result))
         else:
-            expect(str(result) == answer(self.arms[text], text), text, repr(result))
+            expect(str(result) == must, text, repr(result))
 
 
 class Consistent:
@@ -71,6 +76,10 @@ class Consistent:
         """Compare an answer, or the exception that came instead."""
         if "BROKEN" in text:
             expect(isinstance(result, ArmError), text, repr(result))
+            return
+        if "TORN" in text:  # before its answer is judged, or after it was released
+            retrieved = str(result) == answer("retrieved", text)
+            expect(retrieved or isinstance(result, ArmError), text, repr(result))
             return
         expect(str(result) in (answer("retrieved", text), answer("direct", text)), text, repr(result))
         must = self.answers.setdefault(text, str(result))
@@ -108,8 +117,11 @@ class Router(Scenario):
 
 
 def _streamed(texts: Iterator[str]) -> Iterator[str]:
-    whole = answer("direct", "".join(texts))
+    text = "".join(texts)
+    whole = f"direct: {text}" if "TORN" in text else answer("direct", text)
     for start in range(0, len(whole), 5):
+        if "TORN" in text and start == 5 * (len(text) % 5):
+            raise ArmError(text)
         yield whole[start : start + 5]
 
 
@@ -157,11 +169,20 @@ def _ainvoked(router: Runnable[str, str], texts: list[str]) -> list[Any]:
 
 
 def _astreaming(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    async def ask(text: str) -> str:
-        return "".join([chunk async for chunk in router.astream(text)])
+    """Every third caller leaves after the first chunk."""
+
+    async def ask(text: str, *, leaves: bool) -> str:
+        chunks = []
+        async with aclosing(router.astream(text)) as stream:  # type: ignore[type-var]
+            async for chunk in stream:
+                chunks.append(chunk)
+                if leaves:
+                    raise asyncio.CancelledError
+        return "".join(chunks)
 
     async def ask_all() -> list[Any]:
-        return await asyncio.gather(*(ask(text) for text in texts), return_exceptions=True)
+        asking = [ask(text, leaves=place % 3 == 2) for place, text in enumerate(texts)]
+        return await asyncio.gather(*asking, return_exceptions=True)
 
     return asyncio.run(ask_all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -14,7 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rgate_integrations import Decision, load_gate
+from rgate_integrations.errors import ServerError
 from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.server import LONGEST_BODY
 from tests.fake_server import answer
 from tests.soak.scenario import Scenario, expect
 
@@ -32,9 +35,14 @@ BROKEN = {
     "null": (200, "null"),
     "deep": (200, "[" * 50_000),
     "no-logprobs": (200, json.dumps(answer("Yes", logprobs=False))),
+    "thinking": (200, json.dumps(answer("<think>", {"<think>": -0.01, "Okay": -6.0}))),
+    "certain": (200, json.dumps(answer("Yes", {"Yes": math.inf, "No": -1.0}))),
+    "huge-tokens": (200, json.dumps(answer("x" * 300_000, {"x" * 300_000: -0.01}))),
+    "endless": (200, " " * (LONGEST_BODY + 1)),
 }
 _BUSY = "busy"  # refused once, answered then
 _DROPPED = "dropped"  # the connection is closed in the middle of the answer
+_PACKED = "packed"  # a megabyte in a kilobyte of gzip
 _PLAIN = "plain"
 
 
@@ -50,6 +58,8 @@ class _Lying(BaseHTTPRequestHandler):
         mood, number = _mood_of(text)
         if mood == _DROPPED:
             self._drop()
+        elif mood == _PACKED:
+            self._send(200, gzip.compress(b" " * 1_000_000), ("Content-Encoding", "gzip"))
         elif mood == _BUSY and self.server.first_time(number):
             self._send(429, "later")
         elif mood in BROKEN:
@@ -59,11 +69,13 @@ class _Lying(BaseHTTPRequestHandler):
             tops = {"Yes": math.log(sure), "No": math.log(1 - sure)}
             self._send(200, json.dumps(answer("Yes", tops)))
 
-    def _send(self, status: int, text: str) -> None:
+    def _send(self, status: int, body: str | bytes, *headers: tuple[str, str]) -> None:
+        content = body.encode() if isinstance(body, str) else body
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text.encode())))
+        for name, value in (("Content-Length", str(len(content))), *headers):
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(content)
 
     def _drop(self) -> None:
         self.send_response(200)
@@ -115,11 +127,17 @@ class Served(Scenario):
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
         self.proxy = ServedProxy(url, "m", api_key=KEY, timeout=10.0, retries=1)
         self.gate = load_gate("ik", proxy=self.proxy, tokens=0)
+        # Nobody listens at port 9.
+        self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
 
     def step(self, chance: random.Random) -> None:
-        moods = chance.choices(
-            [_PLAIN, _BUSY, _DROPPED, *BROKEN], weights=[20, 1, 1, *[1] * len(BROKEN)], k=8
-        )
+        faults = [_BUSY, _DROPPED, _PACKED, *BROKEN]
+        moods = chance.choices([_PLAIN, *faults], weights=[20, *[1] * len(faults)], k=8)
+        if chance.random() < 0.1:
+            decision = self.dead.decide("Is anybody there?")
+            self.counts["dead servers"] += 1
+            failed = decision.error is not None and decision.error.type == ServerError.__name__
+            expect(decision.retrieve and failed, "a dead server:", decision)
         asked = [(mood, f"{chance.randrange(10**9)}") for mood in moods]
         with ThreadPoolExecutor(len(asked)) as pool:
             texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
