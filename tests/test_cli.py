@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.options import DEFAULT_GATE
 from rgate_integrations.cli.output import print_error
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.errors import ConfigurationError, IndexNotFoundError, ModelLoadError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, IndexNotFoundError, ModelLoadError
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
 ZORBLAT = (
@@ -273,3 +274,23 @@ def test_quiet_prints_results_and_errors_only_and_verbose_the_log(tmp_path):
     done = subprocess.run([*RGATE, "-v", *popular], capture_output=True, text=True, check=False)
     assert "The gate 'popularity' failed for 1 of 1 questions" in done.stderr
     assert "\x1b[2J" not in done.stderr
+
+
+def test_a_flag_means_one_thing_in_every_command():
+    commands = typer.main.get_command(app).commands
+    named = {
+        name: {flag for option in command.params for flag in option.opts}
+        for name, command in commands.items()
+    }
+    # The length of an answer, and the model that a gate reads, as elsewhere.
+    assert "--answer-tokens" in named["collect"] & named["tune"]
+    assert "--tokens" not in named["collect"]
+    assert "--proxy" in named["train"] & named["decide"]
+    # A model's name on a server.
+    assert {name for name, flags in named.items() if "--model" in flags} == {"ability", "tune"}
+
+
+def test_a_report_of_a_missing_file_is_a_typed_error(tmp_path):
+    done = rgate("report", tmp_path / "none.json")
+    assert isinstance(done.exception, DataFormatError)
+    assert "none.json' cannot be read" in str(done.exception)

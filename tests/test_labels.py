@@ -407,7 +407,7 @@ def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monke
 
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Half("Paris"))
     out = tmp_path / "g"
-    options = ["--label", "accuracy", "--draft", "none", "--model", "tiny", "--out", str(out)]
+    options = ["--label", "accuracy", "--draft", "none", "--proxy", "tiny", "--out", str(out)]
     done = CliRunner().invoke(app, ["train", "--data", str(forty), *options])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "40 questions, 50% known" in done.output

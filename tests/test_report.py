@@ -27,7 +27,7 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path)
     passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
     PassageIndex.build(passages).save(tmp_path / "index")
     data, runner = str(tmp_path / "paired.jsonl"), CliRunner()
-    options = ["--llm", tiny, "--index", str(tmp_path / "index"), "--tokens", "6"]
+    options = ["--llm", tiny, "--index", str(tmp_path / "index"), "--answer-tokens", "6"]
     done = runner.invoke(app, ["collect", "--questions", str(questions), "--out", data, *options])
     assert done.exit_code == 0, done.output
     assert "24 questions" in done.output

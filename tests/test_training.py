@@ -132,7 +132,7 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
-    options = ["train", "--data", str(data), "--folds", "2", "--tokens", "4", "--model", tiny]
+    options = ["train", "--data", str(data), "--folds", "2", "--tokens", "4", "--proxy", tiny]
     for draft in ("proxy", "recorded", "none"):
         done = CliRunner().invoke(app, [*options, "--draft", draft, "--out", str(tmp_path / draft)])
         assert done.exit_code == 0, done.output
@@ -191,7 +191,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     data = write(tmp_path / "own.jsonl", *lines)
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
     assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]
-    options = ["--self-label", "--system", "Be brief.", "--model", tiny, "--folds", "2", "--tokens", "4"]
+    options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
     done = CliRunner().invoke(app, ["train", "--data", str(data), *options, "--out", str(tmp_path / "gate")])
     assert done.exit_code == 0, (done.output, done.exception)
     trained = read_gate(str(tmp_path / "gate"))

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import datetime
+import functools
 import math
 import pickle
 import uuid
@@ -302,6 +303,7 @@ async def test_filters(store, given, wanted):
         {3: 1},
         ["n", 1],
         "n",
+        pytest.param(functools.reduce(lambda inner, _: {"$not": inner}, range(2000), {"n": 1}), id="deep"),
     ],
     ids=str,
 )

@@ -22,7 +22,7 @@ def collect(
         bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
     ] = False,
     k: PassageCount = 3,
-    tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
     judge: Annotated[
         str | None,
         typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
@@ -45,7 +45,7 @@ def collect(
             out,
             index=searched,
             k=k,
-            tokens=tokens,
+            tokens=answer_tokens,
             judge=shared_proxy(judge) if judge else None,
             report=lambda done, total: progress.update(task, completed=done, total=total),
         )

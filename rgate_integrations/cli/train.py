@@ -27,14 +27,14 @@ def train(
     more: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More of --data.")] = None,
     gate: Annotated[str, typer.Option(help=", ".join(GATES))] = "probe",
     model: Annotated[
-        str, typer.Option(help="Proxy model: name, folder or Hub id.")
+        str, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
     ] = "smollm2-135m-instruct",
     draft: Annotated[str, typer.Option(help="proxy: its own; recorded: the LLM's words; none.")] = "proxy",
     label: Annotated[
         str,
         typer.Option(
             help="Key of the label (a boolean, or a number in [0, 1]); match_ratio; or accuracy or certainty, which "
-            "are sampled from --model (30 answers a question) where the data do not hold them."
+            "are sampled from --proxy (30 answers a question) where the data do not hold them."
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
@@ -46,7 +46,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
     own: Annotated[
-        bool, typer.Option("--self-label", help="Label --model's own answers by gold_answers.")
+        bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,

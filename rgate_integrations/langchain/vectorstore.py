@@ -390,7 +390,12 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
     """
     if given is None or callable(given):
         return given
-    _holds(given, {})  # a wrong filter is an error now, also where there is nothing to search
+    try:
+        _holds(given, {})  # a wrong filter is an error now, also where there is nothing to search
+    except RecursionError:
+        raise ConfigurationError(
+            "The filter is nested too deeply.", hint="Put conditions side by side in one $and or $or."
+        ) from None
     return lambda document: _holds(given, document.metadata)
 
 
