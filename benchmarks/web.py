@@ -4,24 +4,22 @@
 
 A chain served over HTTP as in docs/guides/web.md, before an LLM that answers at once: with the LLM alone, behind a
 gate that reads the question, and behind answer first. All clients ask at the same moment, each a question of its own
-that the gate skips.
+that the gate skips; one that it does not skip ends the run.
 """
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import AsyncIterator
 
 import httpx
 import numpy as np
-import uvicorn
 from base import argument_parser, print_table
-from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda
+from serve import Listening
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -30,39 +28,16 @@ from starlette.routing import Route
 from rgate_integrations import load_gate
 from rgate_integrations.langchain import RetrievalGate
 
-COUNTRIES = [
-    "France",
-    "Italy",
-    "Spain",
-    "Germany",
-    "Portugal",
-    "Greece",
-    "Japan",
-    "China",
-    "India",
-    "Egypt",
-    "Canada",
-    "Russia",
-    "Poland",
-    "Norway",
-    "Sweden",
-    "Finland",
-    "Denmark",
-    "Austria",
-    "Belgium",
-    "Hungary",
-    "Ireland",
-    "Iceland",
-    "Turkey",
-    "Iran",
-    "Iraq",
-    "Cuba",
-    "Chile",
-    "Peru",
-    "Kenya",
-    "Thailand",
+QUESTIONS = [
+    f"What is the {what} of {country}?"
+    for what in ("capital", "currency", "official language", "largest city", "national flag")
+    for country in ("France", "Italy", "Spain", "Germany", "Portugal", "Japan")
 ]
-ANSWER = "The capital city that you ask for is well known, and here it is, in a sentence of some words."
+ANSWER = "That is well known, and here it is, in a sentence of some words, so that there is enough to judge."
+
+
+def retrieve(_: str) -> str:
+    raise RuntimeError("A question was retrieved for, and this measures those that are not.")
 
 
 def application(chain: Runnable) -> Starlette:
@@ -80,15 +55,14 @@ async def first_tokens(url: str, clients: int, rounds: int) -> list[float]:
     """Return the seconds until the first token of each request."""
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
 
-        async def seconds(country: str) -> float:
+        async def seconds(question: str) -> float:
             began = time.perf_counter()
-            question = {"question": f"What is the capital of {country}?"}
-            async with client.stream("GET", f"{url}/ask", params=question) as response:
+            async with client.stream("GET", f"{url}/ask", params={"question": question}) as response:
                 async for _ in response.aiter_text():
                     return time.perf_counter() - began
             raise RuntimeError("the stream was empty")
 
-        asked = [COUNTRIES[number % len(COUNTRIES)] for number in range(clients)]
+        asked = [QUESTIONS[number % len(QUESTIONS)] for number in range(clients)]
         await asyncio.gather(*map(seconds, asked))  # connections and models are warm after the first round
         return [one for _ in range(rounds) for one in await asyncio.gather(*map(seconds, asked))]
 
@@ -100,7 +74,7 @@ def main() -> None:
     args = parser.parse_args()
     llm = RunnableLambda(lambda _: "") | GenericFakeChatModel(messages=iter(lambda: AIMessage(ANSWER), None))
     direct = llm | StrOutputParser()
-    rag = RunnableLambda(lambda _: [Document("A passage.")]) | RunnableLambda(lambda _: "") | direct
+    rag = RunnableLambda(retrieve)
     gate = RetrievalGate(load_gate(on_error="raise"))
     ways = {
         "the LLM alone": direct,
@@ -108,12 +82,9 @@ def main() -> None:
         "answer first": gate.route(retrieve=rag, direct=direct, answer_first=True),
     }
     rows = []
-    for number, (name, chain) in enumerate(ways.items()):
-        server = uvicorn.Server(uvicorn.Config(application(chain), port=8971 + number, log_level="warning"))
-        threading.Thread(target=server.run, daemon=True).start()
-        while not server.started:
-            time.sleep(0.05)
-        seconds = asyncio.run(first_tokens(f"http://127.0.0.1:{8971 + number}", args.clients, args.rounds))
+    for name, chain in ways.items():
+        url = Listening(application(chain)).url
+        seconds = asyncio.run(first_tokens(url, args.clients, args.rounds))
         rows.append([name, *(f"{value:.2f} s" for value in np.quantile(seconds, [0.5, 0.95, 1]))])
     print_table(["", "median", "95 %", "worst"], rows)
 
