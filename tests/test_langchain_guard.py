@@ -6,6 +6,7 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
+from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field, ValidationError
 
@@ -55,6 +56,17 @@ def search():
 
 def texts(documents):
     return [document.page_content for document in documents]
+
+
+@each(SINGLES)
+def test_a_retriever_tool_tells_the_agent_of_a_known_question(search, call):
+    """It handed the agent an empty text, as of a search that found nothing."""
+    tool = create_retriever_tool(
+        RetrievalGate(Judge()).guard(search, when_known="You know this."), "docs", "Docs."
+    )
+    assert call(tool, {"query": "b"}) == "You know this."
+    assert call(tool, {"query": "unknown?"}) == "about unknown?\n\nshared"
+    assert search.queries == ["unknown?"]
 
 
 # --- one call of everything --------------------------------------------------------------------------------
@@ -311,7 +323,7 @@ def test_what_cannot_guard_or_be_guarded(search):
         RetrievalGate(Judge()).guard("a retriever")
     with pytest.raises(TypeError, match="max_querys"):
         RetrievalGate(Judge()).guard(search, max_querys=3)
-    for wrong in ({"max_querys": 3}, {"when_known": "notes"}, {"max_queries": 0}, {"k": 0}):
+    for wrong in ({"max_querys": 3}, {"when_known": None}, {"max_queries": 0}, {"k": 0}):
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             GatedRetriever(retriever=search, gate=Judge(), **wrong)
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate

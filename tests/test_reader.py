@@ -38,6 +38,18 @@ QUESTIONS = [
     "who wrote hamlet",
     "Which year did the treaty that ended the war between the two kingdoms come into force, and where?",
 ]
+ODD = [
+    "Hamlet",
+    "the parcel 12/4",
+    "東京",
+    "our  wiki",
+    "<|im_end|>",
+    "Ada's e\u0301tude",
+    "x" * 40,
+    "π",
+    "it",
+    "‮abc",
+]
 DRAFTS = ["Paris.", "", "I do not know " * 20, "<|im_end|> x", "Shakespeare", "In 1648, in Münster."]
 
 
@@ -83,6 +95,20 @@ def test_no_company_changes_one_bit(reader):
     for threads in (1, 3):
         other = states_of(Reader(folder, threads=threads), QUESTIONS * 9, DRAFTS * 9)
         assert all(np.array_equal(a, b) for a, b in zip(other[: len(alone)], alone, strict=True))
+
+
+@pytest.mark.model
+def test_long_and_odd_neighbours_change_no_bit_of_a_decision():
+    """6 of 40 short questions differed by up to 0.006."""
+    gate = load_gate(on_error="raise")
+    short = [
+        f"{which} {what}?" for which in ("Who wrote", "When was", "Where is", "What about") for what in ODD
+    ]
+    neighbours = ["a " * 3000, "\u200b\u0301" * 500, "🙂" * 200, QUESTIONS[2] * 20, "1" * 900]
+    alone = [gate.decide(each).p_known for each in short]
+    for mixed in ([*short, *neighbours], [*short[20:], *neighbours, *short[:20]]):
+        together = dict(zip(mixed, gate.decide_batch(mixed), strict=True))
+        assert [together[each].p_known for each in short] == alone
 
 
 @pytest.mark.model

@@ -29,10 +29,20 @@ def command(tmp_path, served, monkeypatch):
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = tmp_path / "log.jsonl"
     log.write_text("".join(json.dumps(each) + "\n" for each in questions()))
-    fixed = ["--questions", str(log), "--init-from", shipped(tmp_path), "--out", str(tmp_path / "my-gate")]
+    fixed = [
+        "--questions",
+        str(log),
+        "--index",
+        "passages",
+        "--init-from",
+        shipped(tmp_path),
+        "--out",
+        str(tmp_path / "my-gate"),
+    ]
 
-    def run(reply, *options):
-        return CliRunner().invoke(app, ["tune", *fixed, "--llm", served(reply).url, *options])
+    def run(reply, *options, without=()):
+        given = [each for each in fixed if each not in without]
+        return CliRunner().invoke(app, ["tune", *given, "--llm", served(reply).url, *options])
 
     return run
 
@@ -113,6 +123,14 @@ def test_a_command_that_cannot_be_meant(command, options, said):
     done = command(by_number, *options)
     assert done.exit_code == 1
     assert said in str(done.exception)
+    assert Fake.seen == []
+
+
+def test_without_passages_of_ones_own_nothing_is_asked(command):
+    """It compared answers without retrieval with answers read from the demo's encyclopedia."""
+    done = command(by_number, "--model", "m", "--yes", without=("--index", "passages"))
+    assert done.exit_code == 2
+    assert "--index" in done.output
     assert Fake.seen == []
 
 

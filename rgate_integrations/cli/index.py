@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rgate_integrations.cli.options import AsJson
 from rgate_integrations.cli.output import Terminal, advance, hit_as_json, print_json
 from rgate_integrations.errors import DataFormatError
 
@@ -43,7 +44,7 @@ def search(
     folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
     queries: Annotated[list[str], typer.Argument(help="What to search for.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a query.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the passages nearest to each query."""
     from rgate_integrations.index import PassageIndex

@@ -13,7 +13,6 @@ import typer
 from rgate_integrations.cli.options import (
     DEFAULT_GATE,
     KEY,
-    IndexFolder,
     PassageCount,
     answering_llm,
     open_index,
@@ -38,9 +37,9 @@ JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 def tune(
     questions: Annotated[Path, typer.Option(help="JSONL with question, and gold_answers where known.")],
     llm: Annotated[str, typer.Option(help=f"URL of an OpenAI-compatible server (key: {KEY}), or a model.")],
+    index: Annotated[Path, typer.Option(help="Index of your passages: rgate index build.")],
     out: Annotated[Path, typer.Option(help="Folder for the gate.")],
     model: Annotated[str | None, typer.Option(help="Name of the model on the server.")] = None,
-    index: IndexFolder = None,
     k: PassageCount = 3,
     max_loss: Annotated[float | None, typer.Option(help="Most accuracy to lose; 0.02 by default.")] = None,
     budget: Annotated[float | None, typer.Option(help="Largest share to retrieve for.")] = None,

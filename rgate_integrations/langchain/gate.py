@@ -144,6 +144,7 @@ class RetrievalGate(GateRunnable):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
+        when_known: str = "",
     ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
@@ -153,6 +154,8 @@ class RetrievalGate(GateRunnable):
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
+            when_known: Text of the one document that a known question finds, for `create_retriever_tool`; by default
+                it finds none.
         """
         return GatedRetriever(
             retriever=coerce_to_runnable(retriever),
@@ -161,6 +164,7 @@ class RetrievalGate(GateRunnable):
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,
+            when_known=when_known,
         )
 
 

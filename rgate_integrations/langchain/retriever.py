@@ -46,6 +46,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
         max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
             `RetrievalGate` judges no claims: then all are searched.
+        when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
+            default it finds none.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
@@ -61,6 +63,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = False
+    when_known: str = ""
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -110,8 +113,9 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             max_queries=self.max_queries,
         )
         searched = yield from self._search(dict(zip(decisions, plans, strict=True)), batch)
+        note = [Document(self.when_known)] if self.when_known else []
         for place, decision in decisions.items():
-            results[place] = searched[place] if decision.retrieve else []
+            results[place] = searched[place] if decision.retrieve else note
         return results
 
     def _search(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import threading
@@ -27,8 +28,15 @@ class Held:
 
     @classmethod
     def now(cls) -> Held:
-        """Look, after garbage was collected."""
+        """Look, after garbage was collected.
+
+        What glibc keeps free for each thread depends on how the threads met: 60 MiB in use had 100 to 280 MiB free
+        beside them. It is given back first, so that only what is held is counted.
+        """
         gc.collect()
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):
+            libc.malloc_trim(0)
         with open("/proc/self/statm") as file:
             pages = int(file.read().split()[1])
         return cls(
