@@ -1,4 +1,4 @@
-"""LangChain: agents whose search tool is hidden while the LLM knows, and gates as decision models."""
+"""LangChain: agents whose search tool is hidden while the LLM knows."""
 
 import pytest
 from langchain.agents import create_agent
@@ -261,24 +261,3 @@ def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
     found = call(agent_of(model, gate=gate), {"messages": turns})
     assert found["retrieval_decision"].warnings == ()
     assert model.shown[-1] == ["add"]
-
-
-@each(INVOKES)
-def test_a_gate_is_a_decision_model_where_langchain_has_them(call):
-    pytest.importorskip("langchain_core.decisions", reason="langchain-core >= 1.8")
-    from rgate_integrations.langchain.decisions import KNOWS, ROUTE, GateDecisionModel
-
-    model = GateDecisionModel(gate=Judge())
-    asked = {"knows": KNOWS, "route": ROUTE}
-    known = call(model, {"state": "known?", "questions": asked})
-    assert known.nouls["knows"].noul == known.choices["route"].probabilities["direct"] == 0.8
-    unknown = call(model, {"state": [HumanMessage("unknown?")], "questions": asked})
-    assert (unknown.choices["route"].choice, unknown.choices["route"].confidence) == ("retrieve", 0.8)
-    failed = call(model, {"state": "RAISE", "questions": asked})
-    assert (failed.choices["route"].choice, failed.nouls["knows"].noul) == ("retrieve", 0.0)
-    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    follow_up = call(model, {"state": turns, "questions": asked})
-    assert (follow_up.choices["route"].choice, follow_up.nouls["knows"].noul) == ("retrieve", 0.0)
-    bug = KNOWS.model_copy(update={"instructions": "A bug?"})
-    with pytest.raises(ConfigurationError, match="'bug' is not one"):
-        call(model, {"state": "x?", "questions": {"bug": bug}})

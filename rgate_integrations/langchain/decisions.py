@@ -1,41 +1,49 @@
-"""A gate as one of LangChain's decision models, ``langchain_core.decisions``; needs langchain-core 1.8."""
+"""LangChain's decision models, ``langchain_core.decisions``: a gate as one, and one as a gate.
+
+langchain-core 1.8 has `Noul`, ``_classify`` and a ``state``; its main branch has `Predicate`, ``_decide`` and an
+``input`` in their place. Both are served.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, resolve_gate
-from rgate_integrations.errors import ConfigurationError, MissingDependencyError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
 from rgate_integrations.langchain.questions import Questions
 from rgate_integrations.langchain.runnable import only
-from rgate_integrations.runtime.flow import Flow, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
-    from langchain_core.decisions import (
-        BaseDecisionModel,
-        Choice,
-        ChoiceAnswer,
-        ClassifierResponse,
-        Noul,
-        NoulAnswer,
-    )
+    from langchain_core import decisions as names
 except ImportError as error:
     raise MissingDependencyError(
         "This langchain-core has no decision models.",
         hint='Install a newer one: pip install "langchain-core>=1.8".',
     ) from error
 
-KNOWS = Noul(instructions="Does the LLM know the answer to this question?")
-ROUTE = Choice(
-    instructions="Should this question be answered with retrieved passages or by the LLM alone?",
-    criteria={"retrieve": "The LLM does not know the answer.", "direct": "The LLM knows the answer."},
-)
+_QUESTION = "Does the LLM know the answer to this question?"
+_ROUTE = "Should this question be answered with retrieved passages or by the LLM alone?"
+_ARMS = {"retrieve": "The LLM does not know the answer.", "direct": "The LLM knows the answer."}
+
+KNOWS: Any
+ROUTE: Any
+if hasattr(names, "Predicate"):
+    KNOWS = names.Predicate(instructions=_QUESTION)
+    ROUTE = names.Choice(instructions=_ROUTE, choices=_ARMS)
+    _STATE = "input"
+else:
+    KNOWS = names.Noul(instructions=_QUESTION)
+    ROUTE = names.Choice(instructions=_ROUTE, criteria=_ARMS)
+    _STATE = "state"
 
 
-class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy, which reads an older langchain-core
+class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
     The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
@@ -66,13 +74,19 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     def _provider(self) -> str:
         return "rgate"
 
-    def _classify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        return run(self._classifying(state, questions))
+    def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
+        return run(self._answering(state, questions))
 
-    async def _aclassify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        return await arun(self._classifying(state, questions))
+    async def _aclassify(self, state: Any, questions: dict[str, Any]) -> Any:
+        return await arun(self._answering(state, questions))
 
-    def _classifying(self, state: Any, questions: dict[str, Any]) -> Flow[ClassifierResponse]:
+    def _decide(self, request: Mapping[str, Any]) -> Any:
+        return run(self._answering(request[_STATE], request["questions"]))
+
+    async def _adecide(self, request: Mapping[str, Any]) -> Any:
+        return await arun(self._answering(request[_STATE], request["questions"]))
+
+    def _answering(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
         for name, question in questions.items():
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
@@ -83,16 +97,78 @@ class GateDecisionModel(BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
         judged = yield from decide_messages(self.gate, list(read.texts.values()), read.lines)
         decision = only(read.results(judged))
         answers = {name: _answer(decision, question) for name, question in questions.items()}
-        return ClassifierResponse(model=self.model, answers=answers)
+        if hasattr(names, "DecisionResponse"):
+            return names.DecisionResponse(model=self.model, answers=answers)
+        return names.ClassifierResponse(model=self.model, answers=answers)
+
+
+class DecisionModelGate:
+    """A gate that asks one of LangChain's decision models `KNOWS` about each question.
+
+    Args:
+        model: The decision model. What it cannot answer is retrieved for.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def decide_batch(self, questions: Sequence[str]) -> list[Decision]:
+        """Return a decision for each question, in order."""
+        return run(self._deciding(questions))
+
+    async def adecide_batch(self, questions: Sequence[str]) -> list[Decision]:
+        """Return a decision for each question, in order."""
+        return await arun(self._deciding(questions))
+
+    def _deciding(self, questions: Sequence[str]) -> Flow[list[Decision]]:
+        requests = [{_STATE: question, "questions": {"known": KNOWS}} for question in questions]
+        responses = yield Call(self.model.batch, self.model.abatch, requests, return_exceptions=True)
+        decisions = [self._decision(*each) for each in zip(questions, responses, strict=True)]
+        log_failures(decisions, self.model.model)
+        return decisions
+
+    def _decision(self, question: str, response: Any) -> Decision:
+        try:
+            known = _probability(response)
+        except Exception as error:
+            return fallback_decision(error, question=question, gate=self.model.model)
+        return Decision(
+            question=question,
+            retrieve=known < 0.5,
+            p_known=known,
+            gate=self.model.model,
+            reason=f"{self.model.model} says that the LLM knows with probability {known:.2f}.",
+        )
+
+
+def _probability(response: Any) -> float:
+    """Return the probability in a response.
+
+    Raises:
+        Exception: The response is one.
+        EvidenceError: The model did not answer the question with a probability.
+    """
+    if isinstance(response, Exception):
+        raise response
+    answer = response.answers.get("known")
+    known = getattr(answer, "probability", getattr(answer, "noul", None))
+    if known is None:
+        raise EvidenceError(
+            f"The decision model answered {getattr(answer, 'type', 'nothing')!r} and no probability.",
+            hint="Take one that answers yes-or-no questions.",
+        )
+    return float(known)
 
 
 def _answer(decision: Decision, question: Any) -> Any:
     known = decision.p_known
-    if isinstance(question, Noul):
-        return NoulAnswer(type="noul", noul=known)
-    return ChoiceAnswer(
-        type="choice",
-        choice="retrieve" if decision.retrieve else "direct",
-        probabilities={"retrieve": 1 - known, "direct": known},
-        confidence=1 - known if decision.retrieve else known,
-    )
+    if question != KNOWS:
+        return names.ChoiceAnswer(
+            type="choice",
+            choice="retrieve" if decision.retrieve else "direct",
+            probabilities={"retrieve": 1 - known, "direct": known},
+            confidence=1 - known if decision.retrieve else known,
+        )
+    if hasattr(names, "PredicateAnswer"):
+        return names.PredicateAnswer(type="predicate", probability=known)
+    return names.NoulAnswer(type="noul", noul=known)

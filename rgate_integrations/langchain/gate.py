@@ -31,8 +31,8 @@ class RetrievalGate(GateRunnable):
     also with a threshold of its own for each item, in ``config["configurable"]["retrieval_threshold"]``.
 
     Args:
-        gate: A `Gate`, what `load_gate` takes, or any object with `decide_batch` and `adecide_batch`; the
-            default gate when None.
+        gate: A `Gate`, what `load_gate` takes, any object with `decide_batch` and `adecide_batch`, or one of
+            LangChain's decision models; the default gate when None.
         threshold: Retrieve iff p_known is below it, at least 0; the gate's own when None. The one of a call's
             config goes before it.
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Self, TypeAlias
@@ -60,6 +61,10 @@ class GateRunnable(FlowRunnable[QuestionInput, Decision]):
     def __init__(self, gate: GateLike | Gate | str, **fields: Any) -> None:
         # Not in a validator: pydantic would turn its errors into one of its own.
         named = fields.get("llm_name") or ""
+        if is_decision_model(gate):
+            from rgate_integrations.langchain.decisions import DecisionModelGate
+
+            gate = DecisionModelGate(gate)
         super().__init__(gate=resolve_gate(gate, named), **fields)
         self._gate_name = gate if isinstance(gate, str) else None
         self._origin = self.gate
@@ -169,6 +174,14 @@ def own_threshold(gate: Runnable[Any, Decision] | None) -> float | None:
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a runnable as it is, and make one of anything that `RetrievalGate` takes as its ``gate``."""
-    if isinstance(gate, Runnable):
+    if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return GateRunnable(DEFAULT_GATE if gate is None else gate, name="RetrievalGate")
+
+
+def is_decision_model(gate: Any) -> bool:
+    """Whether it is one of LangChain's decision models, which are runnables from a state to typed answers."""
+    module = sys.modules.get(
+        "langchain_core.decisions"
+    )  # older versions have none; where one is, it is imported
+    return module is not None and isinstance(gate, module.BaseDecisionModel)
