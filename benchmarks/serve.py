@@ -1,10 +1,11 @@
 """What a decision server and the gateway cost, on loopback.
 
-    python benchmarks/serve.py [--requests 400] [--clients 1 8 64] [--processes 2] [--gateway]
+    python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--processes 8] [--gateway | --url URL]
 
 Decisions a second and latency of a server (`rgate serve`) with several clients at a time, each request with one
-question; of the same gate in this process, asked by as many tasks; the memory of server, worker and gate; what is
-refused past capacity; and what the gateway adds to the time to the first byte where it decides nothing.
+question; of the same gate in this process, asked by as many tasks; of processes that ask the server or have a gate
+each, and their memory; what is refused past capacity; and what the gateway adds to the time to the first byte where
+it decides nothing. With `--url`, of a server that runs already, such as one on Ray Serve.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 
 import httpx
 import numpy as np
@@ -26,6 +28,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rgate_integrations import load_gate
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.metrics import Metrics
@@ -34,38 +38,95 @@ from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 
 Ask = Callable[[str], Awaitable[bool]]
-Timed = tuple[np.ndarray, float]
+Timed = tuple[np.ndarray, float, int]
 COMMAND = "from rgate_integrations.cli import main; main()"
-GATE = "from rgate_integrations import load_gate; load_gate().decide('Who wrote Hamlet?')"
-WORKER = (
-    "import httpx; from rgate_integrations import load_gate; load_gate({url!r}).decide('Who wrote Hamlet?')"
-)
-WAIT = "; print('ready', flush=True); import sys; sys.stdin.read()"
+WORKER = """
+import sys, time
+from rgate_integrations import load_gate
+gate = load_gate({gate!r}, timeout=600)
+gate.decide("Who wrote Hamlet?")
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range({requests}):
+    assert gate.decide(f"Who wrote the {{number}}th book about the history of Portugal?").error is None
+print("done", flush=True)
+sys.stdin.read()
+"""
 
 
 def question(number: int) -> str:
     return f"Who wrote the {number}th book about the history of Portugal?"
 
 
-async def timed(ask: Ask, requests: int, clients: int) -> Timed:
-    """Ask with some clients at a time; returns seconds of each request that was answered, and of all together."""
-    numbers, seconds = iter(range(requests)), []
+async def timed(asks: Sequence[Ask], requests: int) -> Timed:
+    """Let each client ask one question after the other.
 
-    async def client() -> None:
+    Returns:
+        Seconds of each request that was answered, of all together, and how many were refused.
+    """
+    numbers = iter(range(requests))
+    seconds: list[float] = []
+    refused = 0
+
+    async def client(ask: Ask) -> None:
+        nonlocal refused
         for number in numbers:
             began = time.perf_counter()
             if await ask(question(number)):
                 seconds.append(time.perf_counter() - began)
+            else:
+                refused += 1
 
     began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return np.array(seconds), time.perf_counter() - began
+    await asyncio.gather(*map(client, asks))
+    return np.array(seconds), time.perf_counter() - began, refused
 
 
-def row(name: str, clients: int, requests: int, seconds: np.ndarray, whole: float) -> None:
+async def in_process(gate: DecisionEngine, clients: int, requests: int) -> Timed:
+    async def ask(text: str) -> bool:
+        await gate.adecide(text)
+        return True
+
+    return await timed([ask] * clients, requests)
+
+
+async def over_http(url: str, clients: int, requests: int, *, patient: bool = False) -> Timed:
+    """Ask a server; each client has a connection, which is open before the first question is timed.
+
+    Args:
+        url: The server.
+        clients: How many clients.
+        requests: How many questions.
+        patient: Whether a client that is refused waits as long as it is told.
+    """
+
+    def asking(client: httpx.AsyncClient) -> Ask:
+        async def ask(text: str) -> bool:
+            response = await client.post("/v1/decide", json={"questions": [text]})
+            if response.status_code == 529 and patient:
+                await asyncio.sleep(float(response.headers["retry-after"]))
+            return response.status_code == 200 and response.json()["decisions"][0]["error"] is None
+
+        return ask
+
+    context = httpx.create_ssl_context()
+    async with AsyncExitStack() as stack:
+        asks = []
+        for _ in range(clients):
+            client = httpx.AsyncClient(base_url=url, timeout=600, verify=context)
+            await stack.enter_async_context(client)
+            await client.get("/health")
+            asks.append(asking(client))
+        return await timed(asks, requests)
+
+
+def row(name: str, clients: int, found: Timed) -> None:
+    seconds, whole, refused = found
     p50, p95, p99 = np.quantile(seconds * 1e3, [0.5, 0.95, 0.99])
-    rate, refused = len(seconds) / whole, requests - len(seconds)
-    print(f"| {name} | {clients} | {rate:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} | {refused} |", flush=True)
+    print(
+        f"| {name} | {clients} | {len(seconds) / whole:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} | {refused} |",
+        flush=True,
+    )
 
 
 def memory(pid: int) -> float:
@@ -75,12 +136,37 @@ def memory(pid: int) -> float:
     return sum(map(int, kilobytes)) / 1e3
 
 
-def started(code: str) -> subprocess.Popen:
-    process = subprocess.Popen(  # noqa: S603  a fixed command
-        [sys.executable, "-c", code + WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+def workers(gate: str, processes: int, requests: int) -> float:
+    """Let processes with a gate each decide at the same time, and print how fast.
+
+    Returns:
+        The memory of one, in MB.
+    """
+    code = WORKER.format(gate=gate, requests=requests // processes)
+    started = []
+    for _ in range(processes):
+        started.append(
+            subprocess.Popen(  # noqa: S603  a fixed command
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
+    for process in started:
+        process.stdout.readline()
+    began = time.perf_counter()
+    for process in started:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in started:
+        process.stdout.readline()
+    rate = requests // processes * processes / (time.perf_counter() - began)
+    each = float(np.mean([memory(process.pid) for process in started]))
+    for process in started:
+        process.kill()
+    what = "asks the server" if gate.startswith("http") else "has a gate"
+    print(
+        f"{processes} processes, each of which {what}: {rate:.0f} decisions/s, {each:.0f} MB each", flush=True
     )
-    process.stdout.readline()
-    return process
+    return each
 
 
 def serve(*options: str) -> tuple[subprocess.Popen, str]:
@@ -95,52 +181,26 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
     return process, url
 
 
-def decisions(args: argparse.Namespace) -> None:
-    print(
-        "| | clients | decisions/s | p50, ms | p95, ms | p99, ms | refused |\n|---|---|---|---|---|---|---|"
-    )
+def decisions(clients: Sequence[int], requests: int, processes: int) -> None:
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
-
-    async def here(text: str) -> bool:
-        await gate.adecide(text)
-        return True
-
-    for clients in args.clients:
-        row("in process", clients, args.requests, *asyncio.run(timed(here, args.requests, clients)))
-    limits = httpx.Limits(max_connections=None)
-
-    async def over_http(url: str, clients: int) -> Timed:
-        async with httpx.AsyncClient(timeout=600, limits=limits) as client:
-
-            async def ask(text: str) -> bool:
-                response = await client.post(f"{url}/v1/decide", json={"questions": [text]})
-                return response.status_code == 200 and response.json()["decisions"][0]["error"] is None
-
-            return await timed(ask, args.requests, clients)
-
+    for some in clients:
+        row("in process", some, asyncio.run(in_process(gate, some, requests)))
     server, url = serve("--timeout", "600")
-    for clients in args.clients:
-        row("server", clients, args.requests, *asyncio.run(over_http(url, clients)))
-    gates = [started(GATE) for _ in range(args.processes)]
-    workers = [started(WORKER.format(url=url)) for _ in range(args.processes)]
-    each = [np.mean([memory(process.pid) for process in some]) for some in (gates, workers)]
-    print(
-        f"\nmemory: a gate in its own process {each[0]:.0f} MB, a worker that asks the server {each[1]:.0f} MB, ",
-        end="",
-    )
-    own = memory(server.pid)
-    print(f"the server {own:.0f} MB")
-    print(f"eight gates {8 * each[0]:.0f} MB, eight workers and a server {8 * each[1] + own:.0f} MB")
-    for process in (*gates, *workers, server):
-        process.kill()
-    server, url = serve("--timeout", "600", "--queue", "16")
+    for some in clients:
+        row("server", some, asyncio.run(over_http(url, some, requests)))
+    server.kill()
+    for patient, name in ((True, "full, clients wait"), (False, "full, clients do not wait")):
+        server, url = serve("--timeout", "600", "--queue", "16")
+        row(name, 64, asyncio.run(over_http(url, 64, requests, patient=patient)))
+        server.kill()
     print()
-    row(
-        "server, --queue 16",
-        max(args.clients),
-        args.requests,
-        *asyncio.run(over_http(url, max(args.clients))),
+    server, url = serve("--timeout", "600")
+    client, gates = workers(url, processes, requests), workers(DEFAULT_GATE, processes, requests)
+    own = memory(server.pid)
+    together = processes * client + own
+    print(
+        f"the server {own:.0f} MB; with its clients {together:.0f} MB in place of {processes * gates:.0f} MB"
     )
     server.kill()
 
@@ -189,11 +249,19 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--gateway", action="store_true", help="the gateway alone")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--url", help="a server that runs already")
+    parser.add_argument("--processes", type=int, default=8)
     parsed = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    gateway(parsed)
+    if not parsed.url:
+        gateway(parsed)
     if not parsed.gateway:
-        decisions(parsed)
+        print("| | clients | decisions/s | p50, ms | p95, ms | p99, ms | refused |")
+        print("|---|---|---|---|---|---|---|")
+    if parsed.url:
+        for some in parsed.clients:
+            row(parsed.url, some, asyncio.run(over_http(parsed.url, some, parsed.requests)))
+    elif not parsed.gateway:
+        decisions(parsed.clients, parsed.requests, parsed.processes)

@@ -1,0 +1,100 @@
+"""What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, Ray Serve."""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from pydantic import ValidationError
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+BIN = Path(sys.executable).parent
+
+
+def passes(*command, folder=ROOT):
+    done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_linter_of_container_files_finds_nothing():
+    passes(BIN / "hadolint", "--failure-threshold", "warning", DEPLOY / "Dockerfile")
+
+
+def test_what_is_copied_into_the_image_is_enough_to_build_the_package(tmp_path):
+    copied = re.findall(r"^COPY --chown=rgate (.+) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    for name in " ".join(copied).split():
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    passes(sys.executable, "-m", "hatchling", "build", "-t", "wheel", folder=tmp_path)
+
+
+def test_kubernetes_knows_every_field():
+    passes(BIN / "kubernetes-validate", "--strict", DEPLOY / "kubernetes.yaml")
+
+
+def test_probes_and_ports_are_those_of_the_server():
+    deployment, service, _ = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    from rgate_integrations.cli.serve import serve
+    from rgate_integrations.serving.guard import _OPEN as open_paths
+
+    probes = [container[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
+    assert tuple(probes) == open_paths
+    port = serve.__defaults__[1]
+    assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["port"] == port
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Run an application on Ray Serve, whose replicas have the environment that Ray was started in."""
+    ray = pytest.importorskip("ray")
+    from ray import serve
+
+    monkeypatch.setenv("RGATE_TOKEN", "secret")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def run(application, name):
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(application, name=name)
+        return f"http://127.0.0.1:{port}"
+
+    yield run
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.mark.model
+def test_the_application_that_the_file_names_decides_on_a_replica(served):
+    from ray._common.utils import import_attr
+    from ray.serve.schema import ServeDeploySchema
+
+    (described,) = ServeDeploySchema.model_validate(
+        yaml.safe_load((DEPLOY / "ray_serve.yaml").read_text())
+    ).applications
+    application = import_attr(described.import_path)(described.args)
+    (named,) = described.deployments
+    assert application._bound_deployment.name == named.name
+    url = served(application, described.name)
+    asked = {"questions": ["Who wrote Hamlet?", "What does our contract say about delays?"]}
+    assert httpx.get(f"{url}/ready").text == "ready\n"
+    assert httpx.post(f"{url}/v1/decide", json=asked).status_code == 401
+    answer = httpx.post(
+        f"{url}/v1/decide", json=asked, headers={"authorization": "Bearer secret"}, timeout=60
+    )
+    assert [each["retrieve"] for each in answer.json()["decisions"]] == [False, True]
+
+
+def test_a_wrong_option_is_an_error_before_a_replica_starts():
+    from rgate_integrations.serving.ray_serve import application
+
+    with pytest.raises(ValidationError, match="gat\n"):
+        application({"gat": "default-heads"})
