@@ -16,9 +16,11 @@ from tests.soak.kills import Kills
 from tests.soak.machine import Allowance, Held, settled
 from tests.soak.scenario import Scenario, Violation, chance_of
 from tests.soak.served import Served
+from tests.soak.wire import Wire
 
 SCENARIOS: dict[str, type[Scenario]] = {
-    each.name: each for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Kills, Hostile)
+    each.name: each
+    for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Wire, Kills, Hostile)
 }
 _ROUND = 60.0  # seconds
 _BREATH = 0.02  # seconds
