@@ -1,10 +1,12 @@
 """The table of abilities that ships: how much LLMs know, by their recorded answers and by published figures.
 
-    python benchmarks/abilities.py --data FOLDER [--save]
+    python benchmarks/abilities.py --data FOLDER [--save | --measure]
 
 The folder holds ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Abilities are fitted together with a
 knowledge head, on answers whose licence allows it; Llama-3.1-8B-Instruct has 0. LLMs without such answers are read
 off published figures by a regression. Hidden states are kept where `heads` keeps them.
+
+With ``--measure``: how near the shipped gate comes to what LLMs know, by their recorded answers.
 """
 
 import csv
@@ -14,10 +16,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from base import CONSOLE, argument_parser
+from base import CONSOLE, argument_parser, read_records
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CACHE, KNOWN_WEIGHTS, LAYERS, key, read_question_states
-from labels import LLAMA, TABLE, TABLE_NAMES, Label, read_adarague, read_recorded, table_name
+from heads import CACHE, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
+from labels import (
+    LLAMA,
+    TABLE,
+    TABLE_NAMES,
+    Label,
+    Source,
+    read_abilities,
+    read_adarague,
+    read_record,
+    read_recorded,
+    table_name,
+)
+from sklearn.metrics import roc_auc_score
+
+from rgate_integrations import load_gate
+from rgate_integrations.artifacts.heads import HeadsArtifact
+from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.tuning.ability import estimate_ability
 
 WHOLE = ("adarague", "calib", "qa-eval")
 MOST_QUESTIONS = 1_000  # of every other source
@@ -262,13 +282,125 @@ def table_of(answers: Answers, published: Published) -> dict[str, dict]:
     return table
 
 
+MEASURED_ONLY = (
+    Source("more/dba_multihop_ten_llms.jsonl.gz", "dba", "none"),
+    Source("more/faclens_nq_eq.jsonl.gz", "faclens", "none"),
+)
+"""Answers without a licence, of which nothing that ships is made."""
+LEAST, MOST = 100, 600  # answers of a cell
+STRONG, SMALL = 70.0, 14.0  # billions of parameters; large providers publish none, and count as strong
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One LLM's answers to one set of questions.
+
+    Attributes:
+        llm, what: The LLM, and the set.
+        easiness: The logit of knowledge at ability 0, shape (n,).
+        states: Hidden states, shape (n, layers, hidden size).
+        right: Whether it answered rightly, shape (n,).
+    """
+
+    llm: str
+    what: str
+    easiness: np.ndarray
+    states: np.ndarray
+    right: np.ndarray
+
+
+def read_cells(data: Path, cache: Path, heads: HeadsArtifact) -> list[Cell]:
+    """Read the cells with at least `LEAST` answers; of those with more than `MOST`, some that are drawn."""
+    by_cell: dict[tuple[str, str], dict[str, float]] = {}
+    labels = [*read_adarague(data), *read_recorded(data)]
+    for source in MEASURED_ONLY:
+        for record in read_records(data / source.path):
+            labels += read_record(record, source)
+    for label in labels:
+        if label.known in (0.0, 1.0) and not label.llm.endswith("(selected)") and "low" not in label.what:
+            by_cell.setdefault((label.llm, label.what), {})[label.question] = label.known
+    drawn = {cell: sorted(of.items(), key=lambda each: key(each[0]))[:MOST] for cell, of in by_cell.items()}
+    drawn = {cell: some for cell, some in drawn.items() if len(some) >= LEAST}
+    asked = sorted({question for some in drawn.values() for question, _ in some})
+    states = read_question_states(asked, cache)
+    cells = []
+    for (llm, what), some in drawn.items():
+        own = np.stack([states[key(question)] for question, _ in some])
+        right = np.array([known for _, known in some])
+        cells.append(Cell(llm, what, heads.known_logits(own, 0.0), own, right))
+    return cells
+
+
+def measure(data: Path, cache: Path) -> None:
+    """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
+    gate = load_gate().gate
+    if not isinstance(gate, HeadsGate):
+        raise TypeError("The default gate has no heads.")
+    heads = gate.trained
+    cells, published = read_cells(data, cache, heads), Published(data / "strong" / "abilities.csv")
+    table = read_abilities()
+    known = {llm: table[table_name(llm)] for llm in {cell.llm for cell in cells} if table_name(llm) in table}
+    rng = np.random.default_rng(0)
+    rows: dict[tuple[str, str], list[list[float]]] = {}
+    for cell in cells:
+        size = 2 ** published.of(cell.llm)[-1]
+        strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
+        strength = "long tail" if cell.what in LONG_TAIL else strength
+        mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
+        abilities = {"nobody": heads.default_ability, "its name": (mean, sd)}
+        others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
+        if others:
+            easiness, right = (
+                np.concatenate([getattr(o, name) for o in others]) for name in ("easiness", "right")
+            )
+            asked = rng.permutation(len(right))[:100]
+            prior = Ability(cell.llm, mean, max(sd, 0.5), "")
+            found = estimate_ability(prior, easiness[asked], heads.ability_slope, right[asked])
+            abilities["100 answers"] = (found.theta, found.sd)
+        for by, ability in abilities.items():
+            p = heads.p_known(
+                heads.kind_probabilities(cell.states), heads.p_fact_known(cell.states, *ability)
+            )
+            rows.setdefault((strength, by), []).append(_figures(p, cell.right))
+    print(
+        "| LLMs | known by | cells | right alone | \\|P - right\\| | ECE | skipped | of these right | AUC |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (strength, by), found in sorted(rows.items()):
+        right, off, ece, skipped, hits, auc = np.nanmean(np.array(found), axis=0)
+        print(
+            f"| {strength} | {by} | {len(found)} | {right:.1%} | {off:.3f} | {ece:.3f} | {skipped:.1%} "
+            f"| {hits / skipped:.1%} | {auc:.3f} |"
+        )
+
+
+def _figures(p: np.ndarray, right: np.ndarray) -> list[float]:
+    """Return share right, its distance to mean P, ECE, share skipped, share skipped and right, AUC."""
+    bins = np.minimum((p * 10).astype(int), 9)
+    ece = sum(abs((p - right)[bins == number].sum()) for number in range(10)) / len(p)
+    skipped = p >= THRESHOLD
+    auc = roc_auc_score(right, p) if 0 < right.mean() < 1 else math.nan
+    return [
+        right.mean(),
+        abs(p.mean() - right.mean()),
+        ece,
+        skipped.mean(),
+        (skipped & (right > 0)).mean(),
+        auc,
+    ]
+
+
 def main() -> None:
     """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     parser.add_argument("--save", action="store_true", help="write the table that ships")
+    parser.add_argument("--measure", action="store_true", help="measure the shipped gate, and fit nothing")
     arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.data, arguments.cache)
+        return
     answers = Answers.read(arguments.data, arguments.cache)
     table = table_of(answers, Published(arguments.data / "strong" / "abilities.csv"))
     for name, line in table.items():

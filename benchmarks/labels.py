@@ -171,7 +171,7 @@ def read_recorded(data: Path) -> Iterator[Label]:
     for source in RECORDED:
         for record in read_records(data / source.path):
             if record["overlap"] is None and (source.name, record["dataset"]) != ("wack", "nq"):
-                yield from _recorded(record, source)
+                yield from read_record(record, source)
 
 
 def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
@@ -230,7 +230,8 @@ def _requested(question: str, source: str, licence: str, ships: bool, what: str)
     return Label(question.strip(), source, licence, ships, KIND_OF[what], what, known, "", group)
 
 
-def _recorded(record: dict, source: Source) -> Iterator[Label]:
+def read_record(record: dict, source: Source) -> Iterator[Label]:
+    """Read one recorded answer, if it was judged."""
     known = record["closed_book_correct"]
     if source.soft and record["closed_book_soft"] is not None:
         known = record["closed_book_soft"]
