@@ -24,7 +24,9 @@ from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 if TYPE_CHECKING:
+    from rgate_integrations.serving.gateway import Gateway, GatewayOptions
     from rgate_integrations.serving.gateway_call import PassageSearch
+    from rgate_integrations.serving.service import DecisionService
 
 
 def serve(
@@ -72,18 +74,13 @@ def serve(
     """
     try:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.gateway import Gateway, GatewayOptions
         from rgate_integrations.serving.metrics import Metrics
         from rgate_integrations.serving.server import make_server
         from rgate_integrations.serving.service import DecisionService
-        from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    from rgate_integrations.answering.answer_first import AnswerFirst
-    from rgate_integrations.answering.look_first import LookFirst
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.models.decision_server import TOKEN
-    from rgate_integrations.runtime.files import JsonlLog
 
     loaded = load_gate(gate, llm_name=llm_name)
     if threshold is not None:
@@ -91,22 +88,42 @@ def serve(
     metrics = Metrics(gate if Path(gate).is_dir() else "")
     service = DecisionService(loaded, metrics, timeout=timeout, queue=queue, log_questions=log_questions)
     token = os.environ.get(TOKEN, "")
-    gateway = None
+    between = None
     if upstream is not None:
-        options = GatewayOptions(
-            AnswerFirst.of(answer_first),
-            LookFirst.of(look_first),
-            None if shadow is None else JsonlLog(shadow),
-        )
-        behind = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token)
-        gateway = Gateway(service, behind, _search(index, retriever, k), options)
+        options = _options(answer_first, look_first, shadow)
+        between = _gateway(service, upstream, _search(index, retriever, k), options, keeps_key=not token)
     elif index or retriever or answer_first or look_first or shadow:
         raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     # Plain lines: what is logged of a question is escaped, and rich would take longer than many a decision.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for library in ("httpx", "httpcore"):  # they log a line a request, with its URL
         logging.getLogger(library).setLevel(logging.WARNING)
-    make_server(make_app(service, gateway), host, port, token=token).run()
+    make_server(make_app(service, between), host, port, token=token).run()
+
+
+def _options(answer_first: bool, look_first: bool, shadow: Path | None) -> GatewayOptions:
+    from rgate_integrations.answering.answer_first import AnswerFirst
+    from rgate_integrations.answering.look_first import LookFirst
+    from rgate_integrations.runtime.files import JsonlLog
+    from rgate_integrations.serving.gateway import GatewayOptions
+
+    log = None if shadow is None else JsonlLog(shadow)
+    return GatewayOptions(AnswerFirst.of(answer_first), LookFirst.of(look_first), log)
+
+
+def _gateway(
+    service: DecisionService,
+    upstream: str,
+    search: PassageSearch | None,
+    options: GatewayOptions,
+    *,
+    keeps_key: bool,
+) -> Gateway:
+    """Return what stands before an LLM's server; clients keep their own key where ours asks for none."""
+    from rgate_integrations.serving.gateway import Gateway
+    from rgate_integrations.serving.upstream import Upstream
+
+    return Gateway(service, Upstream(upstream, key=os.environ.get(KEY), keeps_key=keeps_key), search, options)
 
 
 def _search(index: Path | None, retriever: str | None, k: int) -> PassageSearch | None:
