@@ -20,7 +20,7 @@ fresh lowest -c constraints-lowest.txt -e ".[langchain-agents,llama-index,faiss,
 "$work/lowest/bin/python" -m pytest -q -m "not model and not slow" tests/test_langchain*.py tests/test_langgraph.py tests/test_llama_index*.py \
   tests/test_evaluation.py
 fresh lowest-serve -e ".[serve]" fastapi==0.115.0 uvicorn==0.31.1 prometheus-client==0.20.0 httpx==0.27.0 \
-  pytest pytest-asyncio pytest-timeout typesafe-sdk
+  pytest pytest-asyncio pytest-timeout hypothesis typesafe-sdk
 "$work/lowest-serve/bin/python" -m pytest -q -m "not model and not slow" tests/test_serve.py tests/test_gateway.py tests/test_remote_gate.py
 echo "lowest versions: ok"
 
