@@ -333,7 +333,7 @@ def read_cells(data: Path, cache: Path, heads: HeadsArtifact) -> list[Cell]:
 
 def measure(data: Path, cache: Path) -> None:
     """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
-    gate = load_gate().gate
+    gate = load_gate(on_error="raise").gate
     if not isinstance(gate, HeadsGate):
         raise TypeError("The default gate has no heads.")
     heads = gate.trained

@@ -62,7 +62,9 @@ class Soak:
             What was wrong; nothing if all is well.
         """
         # Failing models are part of the schedule; a line for each would hide what matters.
-        logging.getLogger("rgate_integrations").setLevel(logging.CRITICAL)
+        logger = logging.getLogger("rgate_integrations")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
         print(f"Soak with seed {self.seed}, {minutes:g} minutes: {', '.join(self.steps)}", flush=True)
         end = time.monotonic() + 60 * minutes
         first: Held | None = None
@@ -79,6 +81,7 @@ class Soak:
         finally:
             for scenario in self.scenarios:
                 scenario.close()
+            logger.setLevel(level)
         self._report()
         return self.violations
 
