@@ -29,7 +29,7 @@ llm = ServedChat(url=running.enter_context(serving(gguf("qwen2.5-coder-0.5b-inst
 
 passages = [
     Passage("1", "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892."),
-    Passage("2", "The melting point of rhenium is 3186 degrees Celsius."),
+    Passage("2", "Rhenium is a metal. Its atomic number is 75."),
     Passage("3", "Our office in Graz closes at six in the evening."),
 ]
 retriever = IndexRetriever(index=BM25Index(passages), k=3)
@@ -61,7 +61,7 @@ chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
 # %%
 questions = [
     "What is the capital of France?",
-    "What is the melting point of rhenium?",
+    "What is the atomic number of rhenium?",
     "Where was the historian Aarno Maliniemi born?",
     "When does our office in Graz close?",
 ]
@@ -94,7 +94,7 @@ async def events(question):
 
 
 await events("What is the capital of France?")  # noqa: F704
-await events("What is the melting point of rhenium?")  # noqa: F704
+await events("What is the atomic number of rhenium?")  # noqa: F704
 
 # %% [markdown]
 # ## Checkpoints, and a search that runs meanwhile
