@@ -57,6 +57,7 @@ def served(monkeypatch):
     from ray import serve
 
     monkeypatch.setenv("RGATE_TOKEN", "secret")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # on a busy machine nice workers would wait for all others
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -80,13 +81,14 @@ def test_the_application_that_the_file_names_decides_on_a_replica(served):
     (described,) = ServeDeploySchema.model_validate(
         yaml.safe_load((DEPLOY / "ray_serve.yaml").read_text())
     ).applications
-    application = import_attr(described.import_path)(described.args)
+    application = import_attr(described.import_path)(described.args | {"timeout": 600})
     (named,) = described.deployments
     assert application._bound_deployment.name == named.name
     url = served(application, described.name)
     asked = {"questions": ["Who wrote Hamlet?", "What does our contract say about delays?"]}
-    assert httpx.get(f"{url}/ready").text == "ready\n"
-    assert httpx.post(f"{url}/v1/decide", json=asked).status_code == 401
+    while httpx.get(f"{url}/ready", timeout=600).text != "ready\n":  # without a token, unlike what follows
+        pass
+    assert httpx.post(f"{url}/v1/decide", json=asked, timeout=600).status_code == 401
     answer = httpx.post(
         f"{url}/v1/decide", json=asked, headers={"authorization": "Bearer secret"}, timeout=60
     )
