@@ -1,5 +1,7 @@
 """What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, Ray Serve."""
 
+import importlib
+import inspect
 import re
 import shutil
 import socket
@@ -11,6 +13,9 @@ import httpx
 import pytest
 import yaml
 from pydantic import ValidationError
+
+from rgate_integrations.cli.serve import serve as serve_command
+from tests.http_servers import Words, serving_gate
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -41,12 +46,10 @@ def test_kubernetes_knows_every_field():
 def test_probes_and_ports_are_those_of_the_server():
     deployment, service, _ = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    from rgate_integrations.cli.serve import serve
-    from rgate_integrations.serving.guard import _OPEN as open_paths
-
-    probes = [container[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
-    assert tuple(probes) == open_paths
-    port = serve.__defaults__[1]
+    with serving_gate(Words(), token="secret") as url:  # noqa: S106  a probe has none
+        for probe in ("livenessProbe", "readinessProbe"):
+            assert httpx.get(url + container[probe]["httpGet"]["path"], timeout=600).status_code in (200, 503)
+    port = inspect.signature(serve_command).parameters["port"].default
     assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["port"] == port
 
 
@@ -75,22 +78,23 @@ def served(monkeypatch):
 
 @pytest.mark.model
 def test_the_application_that_the_file_names_decides_on_a_replica(served):
-    from ray._common.utils import import_attr
+    from ray import serve
     from ray.serve.schema import ServeDeploySchema
 
     (described,) = ServeDeploySchema.model_validate(
         yaml.safe_load((DEPLOY / "ray_serve.yaml").read_text())
     ).applications
-    application = import_attr(described.import_path)(described.args | {"timeout": 600})
-    (named,) = described.deployments
-    assert application._bound_deployment.name == named.name
+    module, name = described.import_path.split(":")
+    application = getattr(importlib.import_module(module), name)(described.args | {"timeout": 600})
     url = served(application, described.name)
+    replicas = {named.name for named in described.deployments}
+    assert set(serve.status().applications[described.name].deployments) == replicas
     asked = {"questions": ["Who wrote Hamlet?", "What does our contract say about delays?"]}
     while httpx.get(f"{url}/ready", timeout=600).text != "ready\n":  # without a token, unlike what follows
         pass
     assert httpx.post(f"{url}/v1/decide", json=asked, timeout=600).status_code == 401
     answer = httpx.post(
-        f"{url}/v1/decide", json=asked, headers={"authorization": "Bearer secret"}, timeout=60
+        f"{url}/v1/decide", json=asked, headers={"authorization": "Bearer secret"}, timeout=600
     )
     assert [each["retrieve"] for each in answer.json()["decisions"]] == [False, True]
 
