@@ -69,6 +69,14 @@ def test_a_retriever_tool_tells_the_agent_of_a_known_question(search, call):
     assert search.queries == ["unknown?"]
 
 
+@pytest.mark.parametrize("note", ["", "You know this."])
+def test_what_known_questions_of_a_batch_find_is_each_ones_own(search, note):
+    first, second = RetrievalGate(Judge()).guard(search, when_known=note).batch(["b", "c"])
+    assert first == second
+    assert first is not second
+    assert not note or first[0] is not second[0]
+
+
 # --- one call of everything --------------------------------------------------------------------------------
 
 

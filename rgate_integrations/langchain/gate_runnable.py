@@ -181,7 +181,6 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 
 def is_decision_model(gate: Any) -> bool:
     """Whether it is one of LangChain's decision models, which are runnables from a state to typed answers."""
-    module = sys.modules.get(
-        "langchain_core.decisions"
-    )  # older versions have none; where one is, it is imported
+    # Older versions have none; where one is, its module is imported.
+    module = sys.modules.get("langchain_core.decisions")
     return module is not None and isinstance(gate, module.BaseDecisionModel)

@@ -113,9 +113,11 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             max_queries=self.max_queries,
         )
         searched = yield from self._search(dict(zip(decisions, plans, strict=True)), batch)
-        note = [Document(self.when_known)] if self.when_known else []
         for place, decision in decisions.items():
-            results[place] = searched[place] if decision.retrieve else note
+            if decision.retrieve:
+                results[place] = searched[place]
+            else:
+                results[place] = [Document(self.when_known)] if self.when_known else []
         return results
 
     def _search(
