@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from base import CONSOLE, argument_parser, read_records
+from base import CONSOLE, argument_parser, print_table, read_records
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CACHE, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
+from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
 from labels import (
     LLAMA,
     TABLE,
@@ -27,6 +27,7 @@ from labels import (
     Source,
     read_abilities,
     read_adarague,
+    read_practical,
     read_record,
     read_recorded,
     table_name,
@@ -288,6 +289,7 @@ MEASURED_ONLY = (
 )
 """Answers without a licence, of which nothing that ships is made."""
 LEAST, MOST = 100, 600  # answers of a cell
+USUAL_SD = 0.4  # of an ability in the table
 STRONG, SMALL = 70.0, 14.0  # billions of parameters; large providers publish none, and count as strong
 
 
@@ -362,16 +364,39 @@ def measure(data: Path, cache: Path) -> None:
                 heads.kind_probabilities(cell.states), heads.p_fact_known(cell.states, *ability)
             )
             rows.setdefault((strength, by), []).append(_figures(p, cell.right))
-    print(
-        "| LLMs | known by | cells | right alone | \\|P - right\\| | ECE | skipped | of these right | AUC |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    printed = []
     for (strength, by), found in sorted(rows.items()):
         right, off, ece, skipped, hits, auc = np.nanmean(np.array(found), axis=0)
-        print(
-            f"| {strength} | {by} | {len(found)} | {right:.1%} | {off:.3f} | {ece:.3f} | {skipped:.1%} "
-            f"| {hits / skipped:.1%} | {auc:.3f} |"
-        )
+        shares = f"{skipped:.1%}", f"{hits / skipped:.1%}", f"{auc:.3f}"
+        printed.append([strength, by, str(len(found)), f"{right:.1%}", f"{off:.3f}", f"{ece:.3f}", *shares])
+    columns = [
+        "LLMs",
+        "known by",
+        "cells",
+        "right alone",
+        "|P - right|",
+        "ECE",
+        "skipped",
+        "of these right",
+        "AUC",
+    ]
+    print_table(columns, printed)
+    measure_practical(data, cache, heads)
+
+
+def measure_practical(data: Path, cache: Path, heads: HeadsArtifact) -> None:
+    """Print how much of each kind of practical requests is retrieved for, by the LLM's ability."""
+    labels = list(read_practical(data))
+    states = read_question_states([label.question for label in labels], cache)
+    table = read_abilities()
+    abilities = (min(table.values()), 0.0, 1.0, 2.0, max(table.values()))
+    rows = []
+    for kind in GOALS:
+        own = np.stack([states[key(label.question)] for label in labels if label.what == kind])
+        kinds = heads.kind_probabilities(own)
+        known = [heads.p_known(kinds, heads.p_fact_known(own, theta, USUAL_SD)) for theta in abilities]
+        rows.append([kind, str(len(own)), *(f"{np.mean(p < THRESHOLD):.1%}" for p in known)])
+    print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)
 
 
 def _figures(p: np.ndarray, right: np.ndarray) -> list[float]:

@@ -1,6 +1,6 @@
 """What the default gate does with requests as people write them, in frames and conversations that it never saw.
 
-    python benchmarks/framed.py --data FOLDER [--n 25]
+    python benchmarks/framed.py --data FOLDER [--n 25] [--llm NAME]
 
 Requests of ``practical.dev.jsonl`` stand in frames of `mixtures` (files, articles, tables, mails ...), with 100 to
 2,000 characters pasted before, after or around them. Only frames are asked that were written after the shipped heads
@@ -50,8 +50,9 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--n", type=int, default=25, help="requests a frame")
+    parser.add_argument("--llm", default="", help="whose knowledge is judged; an LLM of 8B unless given")
     arguments = parser.parse_args()
-    gate = load_gate(on_error="raise")
+    gate = load_gate(llm_name=arguments.llm, on_error="raise")
     retrieved: dict[tuple[str, bool], list[bool]] = {}
     requests = framed(arguments.data, arguments.n)
     for start in range(0, len(requests), AT_ONCE):

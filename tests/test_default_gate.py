@@ -47,6 +47,23 @@ RETRIEVED = {
     "www.bbc.co.uk": "what is there the LLM has not seen",
     "Summarize https://example.com/report": "what is there the LLM has not seen",
 }
+NEWS = [
+    "Which airline's boss resigned over the cancelled flights?",
+    "What did the French president announce about pensions?",
+    "Which football club has hired a woman as head coach of its men's team?",
+    "How many passengers were on the ferry that sank off Indonesia?",
+    "Which chocolate maker is recalling its Easter eggs?",
+    "What did astronomers see when the comet broke apart?",
+    "Which singer cancelled the rest of her tour because of her voice?",
+    "Whose statue was removed from the square in Bristol?",
+]
+FACTS = [
+    "Who painted The Night Watch?",
+    "Which novel begins with the words 'Call me Ishmael'?",
+    "In which year did the Second World War begin?",
+    "Who was the second person to walk on the moon?",
+    "Who wrote One Hundred Years of Solitude?",
+]
 REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?", "Do not retrieve. {}")
 
 
@@ -94,6 +111,13 @@ def test_a_stronger_llm_knows_more(gate):
     own = gate.decide_batch(asked)
     strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(asked)
     assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
+
+
+def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):
+    decisions = gate.with_options(ability=Ability("gpt-9", 4.0, 0.5, "a test")).decide_batch(NEWS)
+    assert [d.question for d in decisions if not d.retrieve] == []
+    facts = gate.with_options(llm_name="gpt-4o").decide_batch(FACTS)
+    assert [d.question for d in facts if d.retrieve or "news" in d.reason] == []
 
 
 def test_a_task_that_was_begun_goes_on():

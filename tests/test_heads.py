@@ -326,14 +326,36 @@ def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segm
     assert "not clearly needless" in found[2].reason
 
 
-def test_an_llm_that_nobody_named_is_not_taken_for_abler_than_the_default_one(artifact, tmp_path):
+def test_of_news_an_able_llm_knows_no_more_than_the_default_one(artifact, tmp_path):
+    told_news, told_fact = told((0, 9, 3, -1)), told((0, 9, 0, -1))
+    news_weight = np.zeros_like(artifact.known_weight)
+    news_weight[0, 2] = 1.0
+    with_news = dataclasses.replace(artifact, news_weight=news_weight, news_bias=-2.0)
+    known = {
+        (name, theta): gate_of(with_news, tmp_path, proxy, ability=Ability("x", theta, 0.0, "a test")).decide(
+            "q"
+        )
+        for name, proxy in (("news", told_news), ("fact", told_fact))
+        for theta in (-3.0, 0.0, 3.0)
+    }
+    shares = {case: decision.signals["known"] for case, decision in known.items()}
+    for name in ("news", "fact"):
+        assert shares[name, 0.0] == pytest.approx(sigmoid(-1))
+        assert shares[name, -3.0] == pytest.approx(sigmoid(-1 - 1.5))
+    assert shares["news", 3.0] == pytest.approx(sigmoid(-1))
+    assert shares["fact", 3.0] == pytest.approx(sigmoid(-1 + 1.5))
+    assert [case for case, decision in known.items() if "may be news" in decision.reason] == [("news", 3.0)]
+
+
+def test_a_name_that_is_found_counts_as_one_that_is_given(artifact, tmp_path):
     proxy = told((0, 9, 0, -1))
-    found, weak, given = (
-        gate_of(artifact, tmp_path, proxy, ability=Ability("x", theta, 0.0, "a test"), llm_known_by=by)
-        for theta, by in ((3.0, "the direct arm"), (-3.0, "the direct arm"), (3.0, ""))
-    )
-    known = [gate.decide("q").signals["known"] for gate in (found, weak, given)]
-    assert known == pytest.approx([sigmoid(-1), sigmoid(-1 - 1.5), sigmoid(-1 + 1.5)])
+    named = {"ability": Ability("x", 3.0, 0.0, "a test")}
+    decisions = [
+        gate_of(artifact, tmp_path, proxy, **options).decide("q")
+        for options in ({**named, "llm_known_by": "the direct arm"}, named, {})
+    ]
+    found, given, nobody = (decision.p_known for decision in decisions)
+    assert found == given > nobody
 
 
 def test_a_request_of_too_many_questions_retrieves(with_segments, tmp_path):

@@ -99,6 +99,9 @@ class HeadsArtifact(SavedGate):
         ability_slope: Added to it for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
         segments: What tells the kind of a part of a longer request; None if nothing does.
+        news_weight: Shape (L, H), float32: a question may be about news, which nobody need have dated, if the sum of
+            this times its states and `news_bias` is positive. None if nothing tells that.
+        news_bias: Added to it.
     """
 
     method: Literal["heads"] = "heads"
@@ -110,10 +113,14 @@ class HeadsArtifact(SavedGate):
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
     segments: SegmentHeads | None = None
+    news_weight: Weights | None = field(default=None, repr=False, compare=False)
+    news_bias: Finite = 0.0
 
     def __post_init__(self) -> None:
         """Check that the parts fit each other."""
         check_shape("known_weight", self.known_weight, len(self.layers))
+        if self.news_weight is not None:
+            check_shape("news_weight", self.news_weight, len(self.layers))
         check_shape("kind_weight", self.kind_weight, len(self.kinds), len(self.layers))
 
     def kind_probabilities(self, states: AnyStates) -> Float64Array:
@@ -124,7 +131,14 @@ class HeadsArtifact(SavedGate):
         """
         return _softmax(_flat(states) @ _flat(self.kind_weight).T, self.kinds)
 
-    def known_logits(self, states: AnyStates, theta: float) -> Float64Array:
+    def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which questions may be about news, shape (n,); see `kind_probabilities`."""
+        if self.news_weight is None:
+            return np.zeros(len(states), bool)
+        found: Float64Array = _flat(states) @ self.news_weight.ravel().astype(np.float64)
+        return found + self.news_bias > 0
+
+    def known_logits(self, states: AnyStates, theta: float | Float64Array) -> Float64Array:
         """Return the logit that an LLM of some ability knows the fact, shape (n,); see `kind_probabilities`."""
         by_question: Float64Array = _flat(states) @ self.known_weight.ravel().astype(np.float64)
         return by_question + self.known_bias + self.ability_slope * theta
@@ -132,7 +146,10 @@ class HeadsArtifact(SavedGate):
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,), over all abilities that it may have.
 
-        The less is known of the LLM, the nearer to a half it is. The mean over a normal distribution of abilities is
+        No LLM has seen the latest news, however able it is: there, it counts as one of ability 0 at most, of which a
+        low P(known) makes up for news that the kinds overlook.
+
+        The less is known of the LLM, the nearer to a half P is. The mean over a normal distribution of abilities is
         that of MacKay, "The evidence framework applied to classification networks", 1992.
 
         Args:
@@ -141,7 +158,8 @@ class HeadsArtifact(SavedGate):
             sd: Its standard deviation.
         """
         variance = (self.ability_slope * sd) ** 2
-        logits = self.known_logits(states, theta) / np.sqrt(1 + np.pi / 8 * variance)
+        of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
+        logits = self.known_logits(states, of_each) / np.sqrt(1 + np.pi / 8 * variance)
         found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         return found
 

@@ -133,7 +133,7 @@ class HeadsGate(TrainedGate):
             kinds = self._kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals[_KNOWN] = float(known[0])
-        reason = f"{what} {self._why(p, kinds, of_kinds, known)}"
+        reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
             p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
         if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
@@ -160,16 +160,8 @@ class HeadsGate(TrainedGate):
 
     @property
     def _ability(self) -> tuple[float, float]:
-        """Mean and standard deviation of what the LLM knows.
-
-        The kinds do not find all that changes with time, above all news that nobody dates: what is left is retrieved
-        for because P(known) is low. So an LLM that nobody named may count as less able than the default one, not as
-        abler.
-        """
-        if self.ability is None:
-            return self.trained.default_ability
-        theta = min(self.ability.theta, 0.0) if self.llm_known_by else self.ability.theta
-        return theta, self.ability.sd
+        """Mean and standard deviation of what the LLM knows."""
+        return (self.ability.theta, self.ability.sd) if self.ability else self.trained.default_ability
 
     @property
     def _judged_llm(self) -> str:
@@ -199,7 +191,9 @@ class HeadsGate(TrainedGate):
         segments = self.trained.segments
         return self.trained.kinds if segments is None else segments.kinds
 
-    def _why(self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array) -> str:
+    def _why(
+        self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array, news: bool
+    ) -> str:
         """Name the kind of request that weighed most for what is decided."""
         weights = []
         for kind, probability in zip(kinds, of_kinds, strict=True):
@@ -208,7 +202,10 @@ class HeadsGate(TrainedGate):
         most = int(np.argmax(weights))
         if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"
-            return f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}."
+            perhaps = (
+                ": it may be news, where an abler LLM knows no more" if news and self._ability[0] > 0 else ""
+            )
+            return f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}{perhaps}."
         return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
 
 
