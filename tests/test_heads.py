@@ -317,6 +317,22 @@ def test_no_segment_makes_a_request_that_needs_something_needless(with_segments,
     assert gate_of(with_segments, tmp_path, ToldParts(states)).decide(f"{LONG}. Now?").retrieve
 
 
+def test_of_a_long_request_the_segments_decide_alone(with_segments, tmp_path):
+    pasted = " ".join([LONG] * 5)
+    states = {f"{pasted}. {last}": NEWS for last in ("Now?", "Thanks")}
+    states |= {
+        f"{pasted}.": GIVEN,
+        "Now?": NEWS,
+        "Thanks": TASK,
+        LONG: NEWS,
+        f"{LONG}. Thanks": NEWS,
+        f"{LONG}.": GIVEN,
+    }
+    gate = gate_of(with_segments, tmp_path, ToldParts(states))
+    decisions = gate.decide_batch([f"{pasted}. Now?", f"{pasted}. Thanks", f"{LONG}. Thanks"])
+    assert [each.retrieve for each in decisions] == [True, False, True]
+
+
 def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segments, tmp_path):
     gate = gate_of(
         with_segments, tmp_path, ToldParts({"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)})

@@ -28,6 +28,8 @@ MOST_QUESTIONS = 8
 _MUCH = 6
 """Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
 it. With less, a request is rather understood as a whole."""
+_LONG = 60
+"""Words of a request beyond which its segments decide alone: the whole of it is mostly what was pasted."""
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
@@ -44,7 +46,8 @@ class HeadsGate(TrainedGate):
         p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
     Of a longer request that is also asked of every segment (sentence or line), and what one of them needs, the
-    request needs: its P(known) is the lowest. Text that was pasted is a kind of its own, which needs nothing.
+    request needs: its P(known) is the lowest. Text that was pasted is a kind of its own, which needs nothing. Of a
+    long one, segments decide alone.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. A draft that is given is not read.
 
@@ -127,8 +130,10 @@ class HeadsGate(TrainedGate):
         p, what = float(trained.p_known(by_whole, known)[0]), "The question"
         kinds, of_kinds = trained.kinds, by_whole[0]
         follows = bool(evidence.inputs.history)
-        weakest = self._weakest_segment(found, float(known[0]), follows)
-        if weakest is not None and (follows or weakest[0] < p):
+        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
+        alone = follows or sum(len(text.split()) for text in found.texts) > _LONG
+        weakest = self._weakest_segment(found, float(known[0]), alone)
+        if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest
             kinds = self._kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
@@ -143,12 +148,11 @@ class HeadsGate(TrainedGate):
         return Score(p, reason, None, warnings, signals, self._judged_llm)
 
     def _weakest_segment(
-        self, found: ReadRequest, known: float, follows: bool
+        self, found: ReadRequest, known: float, alone: bool
     ) -> tuple[float, Float64Array, str] | None:
         """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart."""
         segments = self.trained.segments
-        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        judged = list(range(len(found.texts))) if follows else _judged_apart(found.texts)
+        judged = list(range(len(found.texts))) if alone else _judged_apart(found.texts)
         if segments is None or not judged:
             return None
         kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
