@@ -10,8 +10,7 @@ import matplotlib.pyplot as plt
 
 from rgate_integrations import load_gate
 from rgate_integrations.claims import plan_queries
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 
 # %% [markdown]
 # ## A question that needs two passages

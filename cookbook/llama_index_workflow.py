@@ -16,7 +16,7 @@ from llama_index_engine import TEXTS, SmallEmbedding, SmallLLM
 
 from rgate_integrations import DecisionEngine, load_gate
 from rgate_integrations.claims import QueryPlan, plan_queries
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index import fuse
 
 
 class Known(Event):

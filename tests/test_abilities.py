@@ -6,10 +6,9 @@ import pytest
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.abilities import resolve
-from rgate_integrations.gates.abilities.measured import read_measured, save_measured
 from rgate_integrations.gates.abilities.names import ALIASES, parse_name
 from rgate_integrations.gates.abilities.resolve import resolve_ability, weakest
-from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.ability import Ability, read_measured, save_measured
 
 SPELLINGS = {
     "gpt-4o": [

@@ -11,8 +11,7 @@ from rgate_integrations.errors import (
     IndexMismatchError,
     IndexNotFoundError,
 )
-from rgate_integrations.index import Passage, PassageIndex, read_passages
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index import Passage, PassageIndex, fuse, read_passages
 from rgate_integrations.index.passages import PassageStore
 from tests.patience import PATIENCE
 

@@ -10,7 +10,7 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
-from rgate_integrations.gates.papers.self_eval import SELF_EVAL
+from rgate_integrations.gates.papers.verdict_gate import SELF_EVAL
 from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate

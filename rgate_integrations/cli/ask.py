@@ -117,7 +117,7 @@ def _answer(
     from rgate_integrations.answering.requests import AnswerRequest, answer_all, write_answers
     from rgate_integrations.claims import plan_queries
     from rgate_integrations.errors import InvalidQuestionError
-    from rgate_integrations.index.fusion import fuse
+    from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
 
     times = {}

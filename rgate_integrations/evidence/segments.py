@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.evidence.hidden import HiddenSpec
+from rgate_integrations.evidence.model_outputs import HiddenSpec
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.segments import layout
 from rgate_integrations.prompts import ANSWER, PromptTemplate

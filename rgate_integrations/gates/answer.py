@@ -10,11 +10,10 @@ from pydantic import Field, model_validator
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
-from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 
 
 def _shipped_question() -> Gate:

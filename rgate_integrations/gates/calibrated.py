@@ -9,10 +9,9 @@ from pydantic import Field, model_validator
 
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
 from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap
-from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 from rgate_integrations.gates.trained import check_model
 
 

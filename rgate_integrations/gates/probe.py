@@ -11,7 +11,7 @@ from pydantic import Field, SkipValidation
 from rgate_integrations.artifacts.probe import ProbeArtifact
 from rgate_integrations.evidence.base import Evidence, Inputs
 from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.hidden import HiddenSpec
+from rgate_integrations.evidence.model_outputs import HiddenSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.probability import sigmoid
 from rgate_integrations.gates.trained import TrainedGate

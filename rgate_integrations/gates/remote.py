@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, SecretStr
 
+from rgate_integrations.decision import Decision
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.served_decision import ServedDecisionSpec
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.models.decision_server import DecisionServer
 
 
 class RemoteGate(Gate):
@@ -81,3 +84,43 @@ class RemoteGate(Gate):
     def judges_llm(self) -> bool:
         """The server's gate may; one that does not ignores the name."""
         return True
+
+
+@dataclass(frozen=True)
+class ServedDecisionSpec(EvidenceSpec[Decision]):
+    """The decision of a server's gate, at its own threshold.
+
+    Attributes:
+        url: The server.
+        token: Its token.
+        seconds: How long a request may take.
+        llm: The LLM whose knowledge is judged; may be empty.
+        llm_known_by: Who said so, if the name was found and not given.
+    """
+
+    reads_model: ClassVar[bool] = False  # the server cuts what is too long
+    reads_history: ClassVar[bool] = True
+
+    url: str
+    token: SecretStr | None
+    seconds: float
+    llm: str = ""
+    llm_known_by: str = ""
+
+    def compute(self, context: Context) -> Sequence[Piece[Decision]]:
+        """Ask the server about all questions at once."""
+        server = context.memory(
+            ("decision server", self.url), lambda: DecisionServer(self.url, self.token, self.seconds)
+        )
+        items = [_item(each) for each in context.inputs]
+        decisions = server.decide(items, self.llm, self.llm_known_by)
+        return [Piece(decision, decision.cost) for decision in decisions]
+
+
+def _item(inputs: Inputs) -> dict[str, Any]:
+    item: dict[str, Any] = {"question": inputs.question, "history": list(inputs.history)}
+    if inputs.draft is not None:
+        item["draft"] = inputs.draft.model_dump(mode="json")
+    if inputs.popularity is not None:
+        item["popularity"] = inputs.popularity
+    return item

@@ -23,8 +23,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Evide
 from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.gates.base import Score, Specs
-from rgate_integrations.gates.gate_of_gates import GateOfGates, InnerGate
-from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.reader import READS
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import PlainSerializer, model_validator
 
 from rgate_integrations.errors import ScoreError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.base import Gate, Score, Specs
 
 _ROUNDING = 1e-6
@@ -71,3 +73,32 @@ class ScoreSpec(EvidenceSpec[Score]):
             return Piece(replace(score, p_known=min(max(p, 0.0), 1.0)))
         except Exception as error:  # `score` may be any user's code
             return error
+
+
+def _config(gate: Gate) -> dict[str, Any]:
+    return gate.config()
+
+
+InnerGate = Annotated[Gate, PlainSerializer(_config)]
+"""A gate inside of another one. `load_gate` takes a name, a folder or a config in its place."""
+
+
+class GateOfGates(Gate):
+    """A gate that looks at the scores of other gates. They share its proxy: by default that of the first of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_gates_proxy(cls, values: Any) -> Any:
+        # The evidence of all gates in an engine comes from one model. If it is not named, it is the one that the
+        # first gate with a model was made for; where the others differ, they refuse its evidence.
+        if isinstance(values, dict) and "proxy" not in values:
+            for name in cls.gate_fields:
+                gate = values.get(name)
+                if isinstance(gate, Gate) and any(spec.reads_model for spec in expand_specs(gate.specs)):
+                    return {"proxy": gate.proxy, **values}
+        return values
+
+    @property
+    def specs(self) -> Specs:
+        """The scores of its gates."""
+        return tuple(ScoreSpec(getattr(self, name)) for name in self.gate_fields)

@@ -14,7 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.hidden import HiddenSpec
+from rgate_integrations.evidence.model_outputs import HiddenSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.scoring import ScoreSpec

@@ -18,7 +18,7 @@ from rgate_integrations.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.decision_context import announcing, is_bound
 from rgate_integrations.langchain.gate_runnable import QuestionInput, as_gate_runnable

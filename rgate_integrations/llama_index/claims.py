@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.claims.plan import planning
 from rgate_integrations.engine.gate_like import GateLike
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import Decider
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 

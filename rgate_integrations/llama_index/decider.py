@@ -21,8 +21,14 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import valid_threshold
-from rgate_integrations.llama_index.decision_context import BoundDecision, attach, bind, bound_decision
-from rgate_integrations.llama_index.events import DRAFT_TAG, announce
+from rgate_integrations.llama_index.decision_context import (
+    DRAFT_TAG,
+    BoundDecision,
+    announce,
+    attach,
+    bind,
+    bound_decision,
+)
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.logprobs import read_logprobs

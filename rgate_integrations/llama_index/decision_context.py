@@ -12,7 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
+from llama_index_instrumentation import get_dispatcher
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.decision import Decision
@@ -95,3 +97,29 @@ def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
         excluded_embed_metadata_keys=["rgate"],
     )
     return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
+
+
+_dispatcher = get_dispatcher(__name__)
+
+DRAFT_TAG = "rgate_draft"
+"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+
+
+class RetrievalGateEvent(BaseEvent):
+    """A gate has decided.
+
+    Attributes:
+        decision: The decision.
+    """
+
+    decision: Decision
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which the event is sent."""
+        return "RetrievalGateEvent"
+
+
+def announce(decision: Decision) -> None:
+    """Send the decision through the dispatcher."""
+    _dispatcher.event(RetrievalGateEvent(decision=decision))

@@ -24,8 +24,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
 from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, name_of
-from rgate_integrations.llama_index.decision_context import copy_bundle
-from rgate_integrations.llama_index.events import announce
+from rgate_integrations.llama_index.decision_context import announce, copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, RunFlow, arun, run
 
 

@@ -14,7 +14,7 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.evidence.search import FoundPassage
-from rgate_integrations.index.fusion import fuse
+from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.flow import Call, Flow, Step, run

@@ -14,9 +14,8 @@ import numpy as np
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
-from rgate_integrations.gates.abilities.measured import ABILITY, save_measured
 from rgate_integrations.gates.abilities.resolve import resolve_ability
-from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.ability import ABILITY, Ability, save_measured
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array

@@ -10,9 +10,8 @@ from importlib.resources import files
 
 import numpy as np
 
-from rgate_integrations.gates.abilities.measured import read_measured
 from rgate_integrations.gates.abilities.names import ModelName, parse_name, sizes_left_out
-from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.ability import Ability, read_measured
 from rgate_integrations.runtime.files import parse_json
 
 DEFAULT_LLM = "Llama-3.1-8B-Instruct"

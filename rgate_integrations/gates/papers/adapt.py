@@ -8,8 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.completion import CompletionSpec
-from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.evidence.model_outputs import CompletionSpec, TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.papers.verdict_gate import AdapterGate
 from rgate_integrations.prompts import PromptTemplate

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.samples import SamplesSpec
-from rgate_integrations.evidence.targets import TargetsSpec
+from rgate_integrations.evidence.model_outputs import SamplesSpec, TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.papers.verdict_gate import AdapterGate, ik_score
 from rgate_integrations.prompts import PromptTemplate

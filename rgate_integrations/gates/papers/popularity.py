@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import Field
 
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.popularity import PopularitySpec
+from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 
 
@@ -42,3 +42,24 @@ class PopularityGate(Gate):
         side = "at or above" if value >= self.cutoff else "below"
         share = 1.0 if value == float("inf") else value / (value + self.cutoff)
         return Score(share, f"The popularity {value:g} is {side} the cutoff {self.cutoff:g}.")
+
+
+@dataclass(frozen=True)
+class PopularitySpec(EvidenceSpec[float]):
+    """The popularity score that came with the question."""
+
+    reads_model: ClassVar[bool] = False
+
+    def compute(self, context: Context) -> list[Piece[float] | Exception]:
+        """Take what was given."""
+        pieces: list[Piece[float] | Exception] = []
+        for each in context.inputs:
+            if each.popularity is None:
+                missing = EvidenceError(
+                    "No popularity score was given for this question.",
+                    hint="Pass popularity=[...], one number a question, to decide_batch.",
+                )
+                pieces.append(missing)
+            else:
+                pieces.append(Piece(float(each.popularity)))
+        return pieces

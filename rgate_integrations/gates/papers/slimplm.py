@@ -9,8 +9,8 @@ from pydantic import Field
 
 from rgate_integrations.errors import ScoreError
 from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.completion import CompletionSpec
 from rgate_integrations.evidence.draft import DraftSpec
+from rgate_integrations.evidence.model_outputs import CompletionSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import PromptTemplate

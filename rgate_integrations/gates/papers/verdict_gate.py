@@ -1,4 +1,4 @@
-"""What the papers' gates share: a LoRA adapter of the model, and a verdict by the odds of two targets."""
+"""What the papers' gates share: a LoRA adapter, and a verdict by the odds of two targets; and two baselines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import math
 import os
 from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from rgate_integrations.artifacts.folder import CONFIG, read_gate
 from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.evidence.base import Evidence, EvidenceSpec
 from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.targets import TargetsSpec
-from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.evidence.model_outputs import TargetsSpec
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.trained import check_model
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.files import existing_folder
@@ -108,3 +108,71 @@ def ik_score(yes: float, no: float) -> float:
     """
     difference = no - yes
     return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
+
+
+NEED_SEARCH = PromptTemplate(
+    name="need-search",
+    version=1,
+    system="You decide whether a question needs a search engine.",
+    user="{question}\n\nDo you need to search for more information to answer this question? Reply Yes or No.",
+)
+
+
+class PromptGate(VerdictGate):
+    """The prompt baseline of the Knowledge Boundary Model (section 3.2): the model says whether it must search.
+
+    P(known) is the softmax over the Yes and No logits, taken at No.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "prompt", "KBM's prompt baseline (2024)", "question", "no", "one pass"
+    )
+
+    verdicts = ("No", "Yes")
+    question = NEED_SEARCH
+
+
+_ASK = "Question: {question}\nProposed answer: {draft}\nIs the proposed answer true or false?"
+
+SELF_EVAL = PromptTemplate(
+    name="self-eval",
+    version=1,
+    system="You check whether proposed answers are true or false.",
+    user=_ASK,
+    examples=(
+        (
+            _ASK.format(question="What is the capital of Italy?", draft="The capital of Italy is Rome."),
+            "True",
+        ),
+        (
+            _ASK.format(
+                question="Who wrote War and Peace?", draft="War and Peace was written by Mark Twain."
+            ),
+            "False",
+        ),
+        (_ASK.format(question="how many legs does a spider have", draft="A spider has eight legs."), "True"),
+        (
+            _ASK.format(question="In which year did the Titanic sink?", draft="The Titanic sank in 1937."),
+            "False",
+        ),
+    ),
+    cut="draft",
+)
+
+
+class SelfEvalGate(VerdictGate):
+    """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
+
+    Attributes:
+        tokens: Maximum length of the answer that is evaluated.
+        source: Who writes it.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "self_eval", "P(True) (Kadavath et al. 2022)", "question + own answer", "no", "draft + judgment"
+    )
+
+    verdicts = ("True", "False")
+    question = SELF_EVAL
+
+    tokens: int = Field(default=32, ge=1, le=1024)
