@@ -144,8 +144,8 @@ class GraphBuilder:
         return self.node("Mul", product, scale)
 
 
-def build_graph(weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Return the graph: tokens in, the states that go into each layer of `STATES` out.
+class ReaderGraph:
+    """Tokens in, the states that go into each layer of `STATES` out.
 
     Rows are the tokens of all texts, one text after the other; only attention looks at one text a row.
 
@@ -153,111 +153,122 @@ def build_graph(weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, n
         weights: What the file of weights holds.
         prefix: Keys and values of the prompt's prefix, each of shape (heads, tokens, head size), by layer.
     """
-    b = GraphBuilder(weights)
-    before = prefix[0][0].shape[1]
-    cast = {"to": TensorProto.FLOAT}
-    pieces = [b.node("Cast", b.node("Gather", f"embedding.{n}", "ids"), **cast) for n in ("weight", "scale")]
-    states = b.node("Reshape", b.node("Mul", *pieces), b.ints(-1, HIDDEN))
 
-    rows, tokens = (b.node("Slice", b.node("Shape", "rows"), b.ints(n), b.ints(n + 1)) for n in (0, 1))
-    zero, one, length = b.constant(0, np.int64), b.constant(1, np.int64), b.node("Squeeze", tokens)
-    own = b.node("Unsqueeze", b.node("Range", zero, length, one), b.ints(1))
-    columns = b.node("Range", b.constant(-before, np.int64), length, one)
-    seen = b.node("LessOrEqual", b.node("Unsqueeze", columns, b.ints(0)), own)
-    mask = b.node("Where", seen, b.constant(0, np.float32), b.constant(MASKED, np.float32))
+    def __init__(self, weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        self.builder = b = GraphBuilder(weights)
+        self.prefix = prefix
+        before = prefix[0][0].shape[1]
+        cast = {"to": TensorProto.FLOAT}
+        pieces = [
+            b.node("Cast", b.node("Gather", f"embedding.{n}", "ids"), **cast) for n in ("weight", "scale")
+        ]
+        self.states = b.node("Reshape", b.node("Mul", *pieces), b.ints(-1, HIDDEN))
 
-    frequencies = 1 / 100_000 ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
-    positions = b.node("Unsqueeze", b.node("Cast", "positions", **cast), b.ints(1))
-    angles = b.node("Mul", positions, b.constant(frequencies, np.float32))
-    turns = b.node("Cos", angles), b.node("Sin", angles)
-    count = b.node("Squeeze", b.node("Shape", "ids"))
-    places = b.node("Unsqueeze", b.node("Range", zero, count, one), b.ints(0))
+        rows, tokens = (b.node("Slice", b.node("Shape", "rows"), b.ints(n), b.ints(n + 1)) for n in (0, 1))
+        zero, one, length = b.constant(0, np.int64), b.constant(1, np.int64), b.node("Squeeze", tokens)
+        own = b.node("Unsqueeze", b.node("Range", zero, length, one), b.ints(1))
+        columns = b.node("Range", b.constant(-before, np.int64), length, one)
+        seen = b.node("LessOrEqual", b.node("Unsqueeze", columns, b.ints(0)), own)
+        self.mask = b.node("Where", seen, b.constant(0, np.float32), b.constant(MASKED, np.float32))
 
-    grouped = b.node("Mul", tokens, b.ints(GROUP))
-    heads, last = b.ints(KV_HEADS), b.ints(HEAD_SIZE)
-    shapes = {
-        "queries": b.node("Concat", rows, tokens, b.ints(KV_HEADS, GROUP, HEAD_SIZE), axis=0),
-        "keys": b.node("Concat", rows, tokens, b.ints(KV_HEADS, HEAD_SIZE), axis=0),
-        "flat": b.node("Concat", rows, heads, grouped, last, axis=0),
-        "flat scores": b.node("Concat", rows, heads, grouped, b.ints(-1), axis=0),
-        "scores": b.node("Concat", rows, b.ints(KV_HEADS, GROUP), tokens, b.ints(-1), axis=0),
-        "found": b.node("Concat", b.node("Mul", rows, tokens), b.ints(HIDDEN), axis=0),
-        "expanded": b.node("Concat", rows, b.ints(1, 1, 1), axis=0),
-    }
+        frequencies = 1 / 100_000 ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
+        positions = b.node("Unsqueeze", b.node("Cast", "positions", **cast), b.ints(1))
+        angles = b.node("Mul", positions, b.constant(frequencies, np.float32))
+        self.turns = b.node("Cos", angles), b.node("Sin", angles)
+        count = b.node("Squeeze", b.node("Shape", "ids"))
+        self.places = b.node("Unsqueeze", b.node("Range", zero, count, one), b.ints(0))
 
-    def rotated(part: str, number: int) -> str:
+        grouped = b.node("Mul", tokens, b.ints(GROUP))
+        heads, last = b.ints(KV_HEADS), b.ints(HEAD_SIZE)
+        self.shapes = {
+            "queries": b.node("Concat", rows, tokens, b.ints(KV_HEADS, GROUP, HEAD_SIZE), axis=0),
+            "keys": b.node("Concat", rows, tokens, b.ints(KV_HEADS, HEAD_SIZE), axis=0),
+            "flat": b.node("Concat", rows, heads, grouped, last, axis=0),
+            "flat scores": b.node("Concat", rows, heads, grouped, b.ints(-1), axis=0),
+            "scores": b.node("Concat", rows, b.ints(KV_HEADS, GROUP), tokens, b.ints(-1), axis=0),
+            "found": b.node("Concat", b.node("Mul", rows, tokens), b.ints(HIDDEN), axis=0),
+            "expanded": b.node("Concat", rows, b.ints(1, 1, 1), axis=0),
+        }
+
+    def rotated(self, part: str, heads: int) -> str:
+        """Turn queries or keys by the positions of their tokens, and put each text into a row."""
+        b = self.builder
         turned = b.node(
             "RotaryEmbedding",
             b.node("Unsqueeze", part, b.ints(0)),
-            places,
-            *turns,
+            self.places,
+            *self.turns,
             domain=MICROSOFT,
-            num_heads=number,
+            num_heads=heads,
             rotary_embedding_dim=HEAD_SIZE,
         )
         return b.node("Gather", b.node("Squeeze", turned, b.ints(0)), "rows")
 
-    outputs = []
-    for number in range(LAYERS):
-        if number in STATES:
-            outputs.append((number, states))
-        normed = b.node(
-            "SimplifiedLayerNormalization", states, f"{number}.norm_1", axis=-1, epsilon=1e-5, stash_type=1
-        )
+    def attention(self, number: int, normed: str) -> str:
+        """Add the attention of a layer, which sees the prefix, too; returns what goes on from it."""
+        b, shapes = self.builder, self.shapes
         widths = b.ints(HIDDEN, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE)
         parts = b.several("Split", 3, b.linear(normed, f"{number}.qkv"), widths, axis=-1)
-        queries = b.node("Reshape", rotated(parts[0], HEADS), shapes["queries"])
+        queries = b.node("Reshape", self.rotated(parts[0], HEADS), shapes["queries"])
         queries = b.node("Reshape", b.node("Transpose", queries, perm=[0, 2, 3, 1, 4]), shapes["flat"])
-        keys = b.node("Reshape", rotated(parts[1], KV_HEADS), shapes["keys"])
+        keys = b.node("Reshape", self.rotated(parts[1], KV_HEADS), shapes["keys"])
         values = b.node("Reshape", b.node("Gather", parts[2], "rows"), shapes["keys"])
         keys = b.node("Transpose", keys, perm=[0, 2, 3, 1])
         values = b.node("Transpose", values, perm=[0, 2, 1, 3])
         # A column of ones beside the values sums the weights up, in the order of the columns: so those behind the
         # end of a shorter text, whose weights are 0, change nothing, bit by bit.
         values = b.node("Pad", values, b.ints(0, 0, 0, 0, 0, 0, 0, 1), b.constant(1, np.float32))
-        old_keys, old_values = prefix[number]
+        old_keys, old_values = self.prefix[number]
         old_values = np.concatenate([old_values, np.ones_like(old_values[..., :1])], axis=-1)
         kept = b.constant(old_keys.transpose(0, 2, 1)[None]), b.constant(old_values[None])
         keys = b.node("Concat", b.node("Expand", kept[0], shapes["expanded"]), keys, axis=3)
         values = b.node("Concat", b.node("Expand", kept[1], shapes["expanded"]), values, axis=2)
         scores = b.node("Reshape", b.node("MatMul", queries, keys), shapes["scores"])
-        scores = b.node("Add", scores, mask)
+        scores = b.node("Add", scores, self.mask)
         highest = b.node("ReduceMax", scores, b.ints(-1), keepdims=1)
         shares = b.node("Reshape", b.node("Exp", b.node("Sub", scores, highest)), shapes["flat scores"])
         sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(HEAD_SIZE, 1), axis=-1)
         found = b.node("Reshape", b.node("Div", *sums), shapes["scores"])
         found = b.node("Reshape", b.node("Transpose", found, perm=[0, 3, 1, 2, 4]), shapes["found"])
-        found = b.linear(b.node("Gather", found, "tokens"), f"{number}.out")
+        return b.linear(b.node("Gather", found, "tokens"), f"{number}.out")
+
+    def layer(self, number: int) -> None:
+        """Add a layer."""
+        b, norm = self.builder, {"epsilon": 1e-5}
+        normed = b.node(
+            "SimplifiedLayerNormalization", self.states, f"{number}.norm_1", axis=-1, stash_type=1, **norm
+        )
+        found = self.attention(number, normed)
+        inputs = (self.states, found, f"{number}.norm_2")
         normed, _, _, states = b.several(
-            "SkipSimplifiedLayerNormalization",
-            4,
-            states,
-            found,
-            f"{number}.norm_2",
-            domain=MICROSOFT,
-            epsilon=1e-5,
+            "SkipSimplifiedLayerNormalization", 4, *inputs, domain=MICROSOFT, **norm
         )
         half = b.ints(1_536, 1_536)
         gate, up = b.several("Split", 2, b.linear(normed, f"{number}.gate_up"), half, axis=-1)
         silu = b.node("QuickGelu", gate, domain=MICROSOFT, alpha=1.0)
-        states = b.node("Add", states, b.linear(b.node("Mul", silu, up), f"{number}.down"))
-    outputs.append((LAYERS, states))
-    for number, found in outputs:
-        b.nodes.append(helper.make_node("Identity", [found], [f"layer_{number}"]))
-    integers = TensorProto.INT64
-    shapes_in = {"ids": ["n"], "positions": ["n"], "rows": ["texts", "longest"], "tokens": ["n"]}
-    graph = helper.make_graph(
-        b.nodes,
-        "reader",
-        [helper.make_tensor_value_info(name, integers, shape) for name, shape in shapes_in.items()],
-        [
-            helper.make_tensor_value_info(f"layer_{number}", TensorProto.FLOAT, ["n", HIDDEN])
-            for number, _ in outputs
-        ],
-        b.constants,
-    )
-    versions = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, opset_imports=versions, ir_version=10)
+        self.states = b.node("Add", states, b.linear(b.node("Mul", silu, up), f"{number}.down"))
+
+    def build(self) -> Any:
+        """Add all layers; returns the model."""
+        b, outputs = self.builder, {}
+        for number in range(LAYERS):
+            if number in STATES:
+                outputs[f"layer_{number}"] = self.states
+            self.layer(number)
+        outputs[f"layer_{LAYERS}"] = self.states
+        for name, found in outputs.items():
+            b.nodes.append(helper.make_node("Identity", [found], [name]))
+        integers, floats = TensorProto.INT64, TensorProto.FLOAT
+        shapes = {"ids": ["n"], "positions": ["n"], "rows": ["texts", "longest"], "tokens": ["n"]}
+        graph = helper.make_graph(
+            b.nodes,
+            "reader",
+            [helper.make_tensor_value_info(name, integers, shape) for name, shape in shapes.items()],
+            [helper.make_tensor_value_info(name, floats, ["n", HIDDEN]) for name in outputs],
+            b.constants,
+        )
+        versions = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=versions, ir_version=10)
 
 
 @torch.no_grad()
@@ -283,7 +294,7 @@ def main() -> None:
         factor = factors["out"][number].astype(np.float32).reshape(KV_HEADS, 1, HEAD_SIZE)
         prefix.append((layer.keys[0].numpy(), layer.values[0].numpy() / factor))
     source = quantised(DEFAULT_MODEL)
-    graph = build_graph(reader_tensors(GGUFReader(source)), prefix)
+    graph = ReaderGraph(reader_tensors(GGUFReader(source)), prefix).build()
     (OUT / GRAPH).write_bytes(graph.SerializeToString())
 
     made = KEPT / "reader"
