@@ -374,6 +374,19 @@ def test_a_name_that_is_found_counts_as_one_that_is_given(artifact, tmp_path):
     assert found == given > nobody
 
 
+def test_a_short_reply_is_judged_with_the_question_that_it_answers(with_segments, tmp_path):
+    longer = "Yes, since I have to leave soon"
+    states = {text: TASK for text in ("Yes", longer, "Is it raining? Yes")} | {"Is it raining?": NEWS}
+    asked = ["user: Hi", "assistant: Sure. Is it raining?"]
+    told = ["user: Hi", "assistant: Is it raining? It is."]
+    by_user = ["assistant: Hi", "user: Is it raining?"]
+    gate = gate_of(with_segments, tmp_path, ToldParts(states))
+    found = gate.decide_batch(["Yes", longer, "Yes", "Yes"], histories=[asked, asked, told, by_user])
+    assert [each.retrieve for each in found] == [True, False, False, False]
+    assert found[0].question == "Yes"
+    assert "“Is it raining?”" in found[0].reason
+
+
 def test_a_request_of_too_many_questions_retrieves(with_segments, tmp_path):
     states = {"Why? " * n + "Why?": TASK for n in (7, 8)} | {"Why?": TASK}
     gate = gate_of(with_segments, tmp_path, ToldParts(states))

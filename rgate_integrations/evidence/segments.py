@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
 from rgate_integrations.evidence.model_outputs import HiddenSpec
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.models.segments import layout
+from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+
+_SHORT_REPLY = 5  # words
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
-        texts = [Segmented.of(each.question, each.history) for each in context.inputs]
+        read = [_with_what_it_answers(each) for each in context.inputs]
+        texts = [Segmented.of(text, history) for text, history in read]
         layers = RequestLayers(self.whole, self.segments)
         drafts: Sequence[Draft] | None = None
         other = _read_with_a_draft(self.prompt, context)
@@ -61,11 +64,30 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         if other is not None:  # what it cost is noted below
             context.also(other, [Piece(each.draft) for each in found if each.draft is not None])
         pieces = []
-        for inputs, text, each in zip(context.inputs, texts, found, strict=True):
-            read = int(each.prompt_tokens > 0)  # states that were kept while a draft was written cost nothing
-            value = ReadRequest(text.segments, each.whole, each.segments, layout(inputs.question))
-            pieces.append(Piece(value, Cost(model_calls=read, tokens_in=each.prompt_tokens)))
+        for (text, _), segmented, each in zip(read, texts, found, strict=True):
+            calls = int(
+                each.prompt_tokens > 0
+            )  # states that were kept while a draft was written cost nothing
+            value = ReadRequest(segmented.segments, each.whole, each.segments, layout(text))
+            pieces.append(Piece(value, Cost(model_calls=calls, tokens_in=each.prompt_tokens)))
         return pieces
+
+
+def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
+    """Return a message and the turns before it as they are read.
+
+    A short reply to a question is read behind that question: "Yes, please" asks for what was offered.
+    """
+    if not inputs.history or len(inputs.question.split()) > _SHORT_REPLY:
+        return inputs.question, inputs.history
+    *before, last = inputs.history
+    speaker, _, said = last.partition(":")
+    if speaker != "assistant" or not said.rstrip().endswith("?"):
+        return inputs.question, inputs.history
+    *rest, asked = segments(said)
+    if rest:
+        before.append(f"assistant: {' '.join(rest)}")
+    return f"{asked}\n{inputs.question}", before
 
 
 def _read_with_a_draft(prompt: PromptTemplate, context: Context) -> HiddenSpec | None:

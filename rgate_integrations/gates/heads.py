@@ -33,7 +33,7 @@ _LONG = 60
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
-CLEARLY_NEEDLESS = 0.85
+CLEARLY_NEEDLESS = 0.8
 """A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
 
