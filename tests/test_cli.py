@@ -160,6 +160,16 @@ def test_decide_with_the_real_proxy(smollm2):
     assert done.exit_code == 1
 
 
+@pytest.mark.model
+def test_decide_judges_what_the_named_llm_knows():
+    asked = ("--json", "Who was the second person to walk on the moon?")
+    unknown, strong = (
+        objects(rgate("decide", *named, *asked))[0] for named in ((), ("--llm-name", "gpt-4o"))
+    )
+    assert strong["p_known"] > unknown["p_known"]
+    assert strong["llm"].startswith("gpt-4o")
+
+
 @pytest.fixture(scope="module")
 def zorblat(minilm, tmp_path_factory):
     """The folder of a small index, built by the command."""

@@ -31,6 +31,7 @@ def decide(
     gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     proxy: ProxyName = None,
+    llm_name: Annotated[str, typer.Option(help="The LLM whose knowledge is judged.")] = "",
     batch_size: Annotated[int, typer.Option(min=1, help="Questions decided together.")] = 16,
     rules: Annotated[
         Path | None,
@@ -48,7 +49,7 @@ def decide(
     from rgate_integrations.gates.rules import Rules
 
     own = Rules() if rules is None else Rules.read(rules)
-    loaded = load_gate(gate, proxy=proxy, always=own.always, never=own.never)
+    loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
     console = Terminal()
     asked = skipped = 0
     failed = False
