@@ -7,7 +7,7 @@ import threading
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
-from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
@@ -269,26 +269,6 @@ def test_tokens_that_are_dropped_are_shown_to_nobody_and_the_run_is_cancelled(ca
     assert [event["retrieve"] for event in shown.events] == [True, False]
 
 
-def test_a_graph_streams_the_messages_of_the_answer_that_is_given():
-    graph_parts = pytest.importorskip("langgraph.graph")
-    router = routed(Writer())
-
-    def answering(state, config):
-        return {"answer": str(router.invoke(state["question"], config))}
-
-    graph = graph_parts.StateGraph(dict)
-    graph.add_node("answer", answering)
-    graph.add_edge(graph_parts.START, "answer")
-    compiled = graph.compile()
-
-    def shown(question):
-        streamed = compiled.stream({"question": question}, stream_mode="messages")
-        return "".join(message.text for message, _ in streamed)
-
-    assert shown("a known one?") == WHOLE
-    assert shown("an unknown one?") == ""
-
-
 async def test_astream_events_show_the_answer_that_is_given():
     router = routed(spoken(Writer()))
 
@@ -398,18 +378,3 @@ def test_direct_arms_of_a_batch_run_side_by_side_within_their_limit(call):
     if call is BATCHES["batch"]:  # with threads, all of them wait for each other
         writer.pace = lambda number: together.wait(PATIENCE) if number == 1 else None
     assert call(router, asked[:4]) == [WHOLE] * 4
-
-
-@each(STREAMS)
-def test_a_stream_of_bare_functions_works(call):
-    def spell(values):
-        for value in values:
-            yield from f"say {value}"
-
-    async def aspell(values):
-        async for value in values:
-            for letter in f"say {value}":
-                yield letter
-
-    router = routed(RunnableGenerator(spell, aspell))
-    assert "".join(call(router, "abc")) == "say abc"

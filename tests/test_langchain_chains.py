@@ -9,7 +9,6 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each
@@ -71,15 +70,6 @@ def test_every_form_of_a_question(judge, value):
     search = Search()
     assert gated_rag(search, LLM, gate=judge, **SHORT).invoke(value) == READ
     assert (search.queries, judge.calls) == (["unknown?"], [["unknown?"]])
-
-
-def test_a_batch_is_one_call_of_the_gate(judge):
-    chain = gated_rag(Search(), LLM, gate=judge, **SHORT)
-    asked = ["b", {"question": "unknown?"}, [HumanMessage("c")], {"x": 1}, 3]
-    found = chain.batch(asked, return_exceptions=True)
-    assert found[:3] == ["Human: direct b", READ, "Human: direct c"]
-    assert [type(error) for error in found[3:]] == [InvalidQuestionError] * 2
-    assert judge.calls == [["b", "unknown?", "c"]]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,7 @@ from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tun
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens, report_page
-from tests.tuning_parts import Direct, Reader, questions, retrieve, shipped, tuned
-
-
-@pytest.fixture
-def prior(tmp_path):
-    return shipped(tmp_path)
+from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
 
 
 def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):

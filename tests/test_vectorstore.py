@@ -1,6 +1,5 @@
 """`FaissVectorStore`: what must not be lost, what must be found, and what must be refused."""
 
-import asyncio
 import copy
 import datetime
 import functools
@@ -91,13 +90,6 @@ def test_metadata_comes_back_as_json_holds_it(store, tmp_path):
     store.save_local(tmp_path)
     for each in (store, FaissVectorStore.load_local(tmp_path, Letters())):
         assert each.get_by_ids(["new"])[0].metadata == given | {"t": [1, 2], "f": 2.5}
-
-
-async def test_200_concurrent_writers_lose_nothing(store):
-    documents = [Document(page_content="ab" * (i % 7 + 1), id=f"d{i % 150}") for i in range(200)]
-    added = await asyncio.gather(*(store.aadd_documents([document]) for document in documents))
-    assert added == [[document.id] for document in documents]
-    assert content(store).keys() == {*TEXTS, *(document.id for document in documents)}
 
 
 async def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
