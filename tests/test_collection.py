@@ -19,8 +19,8 @@ from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.tuning import collect, read_paired
-from rgate_integrations.tuning.arms import ModelArm, read_answer
-from rgate_integrations.tuning.collection import STOP_AFTER, Answers
+from rgate_integrations.tuning.arms import read_answer
+from rgate_integrations.tuning.collection import STOP_AFTER
 from rgate_integrations.tuning.paired import answers_file
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
@@ -343,6 +343,11 @@ def test_collecting_goes_on_when_a_real_disk_has_room_again(tmp_path, small_disk
         ({"tokens": 32}, "'tokens': 64.*'tokens': 32"),
         ({"k": 2}, "'k': 3.*'k': 2"),
         ({"index": index({"1": "Bread is baked."})}, "2 passages.*1 passages"),
+        (
+            {"index": index({"1": "Bread is baked.", "2": "It snows."})},
+            "mixed answers would train a wrong gate",
+        ),
+        ({"index": HybridIndex(index({"1": "Bread is baked.", "2": "Rain falls."}))}, "HybridIndex"),
     ],
 )
 def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named):
@@ -356,21 +361,6 @@ def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named)
     assert out.read_text() == before
     collect(ASKED[:4], out=out, **given)
     assert len(records(out)) == 4
-
-
-def test_answers_with_two_indexes_do_not_mix(tmp_path):
-    def answers(*texts, make=lambda index: index):
-        found = make(index({str(number): text for number, text in enumerate(texts)}))
-        arms = {"direct": ModelArm(ScriptedProxy()), "retrieve": ModelArm(ScriptedProxy(), found)}
-        return Answers(tmp_path / "answers.jsonl", arms)
-
-    answers("Oulu is a city.", "It rains.")
-    answers("Oulu is a city.", "It rains.")
-    for other in (("Oulu is a city.",), ("Oulu is a city.", "It snows.")):
-        with pytest.raises(ConfigurationError, match="mixed answers would train a wrong gate"):
-            answers(*other)
-    with pytest.raises(ConfigurationError, match="HybridIndex"):
-        answers("Oulu is a city.", "It rains.", make=HybridIndex)
 
 
 @pytest.mark.parametrize("line", ["5", "null", '{"question": "no id"}'])

@@ -1,7 +1,5 @@
 """What the default gate does with requests of each kind, and what must not change its decisions."""
 
-import math
-
 import pytest
 
 from rgate_integrations import Draft, load_gate
@@ -106,13 +104,6 @@ def test_white_space_and_company_change_no_decision(gate):
         assert (alone.retrieve, alone.p_known) == (first.retrieve, pytest.approx(first.p_known, abs=1e-3))
 
 
-def test_a_stronger_llm_knows_more(gate):
-    asked = ["Which river flows through the city of Bern?", "Who directed the film Vertigo?"]
-    own = gate.decide_batch(asked)
-    strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(asked)
-    assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
-
-
 def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):
     decisions = gate.with_options(ability=Ability("gpt-9", 4.0, 0.5, "a test")).decide_batch(NEWS)
     assert [d.question for d in decisions if not d.retrieve] == []
@@ -134,23 +125,6 @@ def test_a_task_that_was_begun_goes_on():
     assert [d.retrieve for d in decisions] == [False, False, True]
 
 
-def test_question_and_begun_answer_are_weighed_by_the_kind_of_the_request(smollm2):
-    asked = ["Who wrote Romeo and Juliet?", "What  does our\ntravel policy say?"]
-    drafts = [Draft(text="Romeo and Juliet was written by"), Draft(text="Hotels may cost up to")]
-    question, answer = [load_gate(name, proxy=smollm2) for name in ("default-heads", "default-answer")]
-    expected = []
-    for of_question, of_answer in zip(
-        question.decide_batch(asked), answer.decide_batch(asked, drafts=drafts), strict=True
-    ):
-        weight = 0.7 * question.gate.depends_on_knowledge(of_question)
-        expected.append((1 - weight) * _logit(of_question.p_known) + weight * _logit(of_answer.p_known))
-    judge = load_gate(DEFAULT_GATES["llm"], proxy=smollm2)
-    for place in range(2):
-        (decision,) = judge.decide_batch(asked[place : place + 1], drafts=drafts[place : place + 1])
-        # In bfloat16, what follows the question moves the last digits of its states.
-        assert _logit(decision.p_known) == pytest.approx(expected[place], abs=0.1)
-
-
 def test_words_that_were_not_certain_stop_no_task():
     # A task can be begun in many words, so each is improbable. That says nothing of whether the LLM can do it.
     words = ("The", " waves", " roll", " in", ",", " slow", " and", " grey")
@@ -160,7 +134,3 @@ def test_words_that_were_not_certain_stop_no_task():
     (fact,) = gate.decide_batch(["Which river flows through the city of Bern?"], drafts=[unsure])
     assert (task.error, fact.error) == (None, None)
     assert (task.retrieve, fact.retrieve) == (False, True)
-
-
-def _logit(p):
-    return math.log(p / (1 - p))

@@ -205,6 +205,16 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         ("ik:32", {}, ConfigurationError, "takes no argument"),
         ("boundary:accuracy", {}, ConfigurationError, "accuracy label"),
         ("constant:random:often", {}, ConfigurationError, "rate"),
+        *(
+            (name, {}, ConfigurationError, "cannot take")
+            for name in (
+                "popularity:many",
+                "popularity:0",
+                "popularity:nan",
+                "constant:sometimes",
+                "boundary:x",
+            )
+        ),
     ],
 )
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):

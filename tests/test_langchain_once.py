@@ -4,7 +4,6 @@ import json
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
@@ -63,22 +62,6 @@ def test_a_router_before_a_rewriter_decides_and_drafts_once(call, llm):
     assert call(chain, {"question": "unknown?"})[0] == "unknown?"
     assert judge.calls == [["unknown?"]]
     assert len(chat.seen) == llm
-
-
-@each(INVOKES)
-def test_a_condensed_question_is_condensed_once(call):
-    judge, condensed = Judge(), []
-
-    def condense(messages):
-        condensed.append(len(messages))
-        return "unknown?"
-
-    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
-    chain = gate.route(retrieve=ClaimQueryRewriter(gate), direct=lambda _: [])
-    turns = [HumanMessage("a?"), HumanMessage("and b?")]
-    assert call(chain, turns) == ["unknown?"]
-    assert condensed == [2]
-    assert judge.calls == [["unknown?"]]
 
 
 @each(INVOKES)

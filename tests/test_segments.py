@@ -129,28 +129,6 @@ def test_a_task_on_pasted_text_mostly_needs_nothing(gate):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
-def test_a_question_in_a_text_of_20_000_characters_is_read_wherever_it_stands(gate, place):
-    half = f"{LOG}\n" * 36
-    text = {
-        "first": f"{PRIVATE}\n{half}\n{half}",
-        "middle": f"{half}\n{PRIVATE}\n{half}",
-        "last": f"{half}\n{half}\n{PRIVATE}",
-    }[place]
-    found = gate.decide(text)
-    assert len(text) > 18_000
-    assert found.retrieve
-    assert "were read" in found.warnings[0]
-
-
-@pytest.mark.model
-def test_the_reason_names_the_segment_that_decides(gate):
-    found = gate.decide(f"{PROSE}\n{PRIVATE}")
-    assert PRIVATE in found.reason
-    assert "private" in found.signals
-
-
-@pytest.mark.model
 def test_a_greeting_in_another_language_does_not_make_a_request_foreign(gate):
     assert not gate.decide("Guten Morgen! What is the capital of France?").retrieve
     assert gate.decide("Was ist die Hauptstadt von Frankreich?").retrieve

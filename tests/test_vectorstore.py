@@ -182,26 +182,6 @@ async def test_scores_relevance_and_thresholds_of_each_metric(strategy):
     assert few == [(d, r) for d, r in relevances if r >= relevance - 1e-4]
 
 
-@every_metric
-def test_the_nearest_by_each_metric_are_those_of_numpy(strategy):
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(200, 8)) * rng.uniform(0.5, 3, size=(200, 1))
-    names = [f"{i}" for i in range(200)]
-    pairs = list(zip(names, vectors.tolist(), strict=True))
-    store = FaissVectorStore.from_embeddings(pairs, Letters(), ids=names, distance_strategy=strategy)
-    asked = rng.normal(size=8)
-    products = vectors @ asked
-    by = {
-        "COSINE": products / np.linalg.norm(vectors, axis=1) / np.linalg.norm(asked),
-        "MAX_INNER_PRODUCT": products,
-        "EUCLIDEAN_DISTANCE": ((vectors - asked) ** 2).sum(axis=1),
-    }[strategy]
-    order = np.argsort(by if strategy == "EUCLIDEAN_DISTANCE" else -by)[:10]
-    found = store.similarity_search_with_score_by_vector(asked.tolist(), k=10)
-    assert [d.id for d, _ in found] == [f"{i}" for i in order]
-    np.testing.assert_allclose([s for _, s in found], by[order], rtol=1e-4)
-
-
 def test_the_users_own_relevance_and_strategies():
     store = made("MAX_INNER_PRODUCT", relevance_score_fn=lambda score: score / 10)
     ((_, relevance),) = store.similarity_search_with_relevance_scores("a", k=1)
