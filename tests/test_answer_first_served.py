@@ -86,21 +86,6 @@ def test_a_stopped_answer_frees_its_slot(chat, call):
     assert 8 <= done["written"] <= 8 + 8
 
 
-async def test_callers_who_leave_free_the_server(chat):
-    long = chat.model_copy(update={"tokens": 1_500, "calls": []})
-    router = routed(long)
-    tasks = [asyncio.ensure_future(router.ainvoke(LONG)) for _ in range(6)]
-    while len(long.calls) < 6:
-        await asyncio.sleep(0.01)
-    for task in tasks:
-        task.cancel()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(each_, asyncio.CancelledError) for each_ in found)
-    assert await asyncio.to_thread(freed, chat.url)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not any(call["whole"] for call in long.calls)
-
-
 def test_what_a_stopped_answer_cost_is_what_the_server_counted(chat):
     decisions = []
 

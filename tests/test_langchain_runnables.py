@@ -134,13 +134,6 @@ def test_copies_and_pickles():
 # --- shown and described -----------------------------------------------------------------------------------
 
 
-def test_names_are_those_of_runs():
-    assert RetrievalGate("constant:never").get_name() == "RetrievalGate"
-    assert RetrievalGate("constant:never", name="mine").get_name() == "mine"
-    assert RetrievalGate("constant:never").route(retrieve=str, direct=str).get_name() == "RetrievalRouter"
-    assert RetrievalGate("constant:never").guard(Search()).get_name() == "GatedRetriever"
-
-
 def test_schemas():
     gate = RetrievalGate("constant:never")
     kinds = [kind.get("type") for kind in gate.get_input_jsonschema()["anyOf"]]
