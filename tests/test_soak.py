@@ -1,7 +1,5 @@
 """The soak itself: a few steps of each scenario, the same for the same seed, and none that overlooks a fault."""
 
-import logging
-
 import pytest
 
 from rgate_integrations.index import PassageIndex
@@ -25,11 +23,6 @@ def test_a_few_steps_bring_what_must_come(tmp_path, name):
     assert soak.run(MINUTES, steps=3) == []
     assert soak.steps == {name: 3}
     assert soak.scenarios[0].counts
-
-
-def test_a_soak_leaves_the_log_as_it_was(tmp_path):
-    soak_of(tmp_path, "index").run(MINUTES, steps=1)
-    assert logging.getLogger("rgate_integrations").level == logging.NOTSET
 
 
 def test_a_step_draws_the_same_for_the_same_seed():
