@@ -12,6 +12,7 @@ from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.reader import READER
 from tests.fake_server import serving
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import shipped
 
 # No example fails for being slow: on a busy machine all are.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -62,6 +63,12 @@ def tiny(tmp_path_factory) -> str:
 def minilm() -> str:
     download("all-minilm-l6-v2")
     return "all-minilm-l6-v2"
+
+
+@pytest.fixture
+def prior(tmp_path) -> str:
+    """A saved gate that knows nothing, to be tuned."""
+    return shipped(tmp_path)
 
 
 @pytest.fixture

@@ -19,25 +19,14 @@ from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.tuning import collect, read_paired
-from rgate_integrations.tuning.arms import ModelArm, read_answer
-from rgate_integrations.tuning.collection import STOP_AFTER, Answers
+from rgate_integrations.tuning.arms import read_answer
+from rgate_integrations.tuning.collection import STOP_AFTER
 from rgate_integrations.tuning.paired import answers_file
-from tests.fake_server import Fake, serving
+from tests.fake_server import Fake
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
-from tests.tuning_parts import Direct, N, by_number, questions, retrieve, shipped, tuned
-
-
-@pytest.fixture
-def prior(tmp_path):
-    return shipped(tmp_path)
-
-
-@pytest.fixture
-def served():
-    with serving() as make:
-        yield make
+from tests.tuning_parts import Direct, N, by_number, questions, retrieve, tuned
 
 
 def index(texts=TEXTS):
@@ -209,13 +198,13 @@ def test_runnables_and_engines_are_asked_and_nothing_else(tmp_path, prior):
 # --- servers -----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_busy_at_times_is_asked_again(tmp_path, prior, served):
+def test_a_server_that_is_busy_at_times_is_asked_again(tmp_path, prior, fake):
     turns = iter(range(10_000))
 
     def busy(body):
         return (429, "slow down") if next(turns) % 9 == 0 else by_number(body)
 
-    found = tuned(tmp_path, prior, direct=served(busy, retries=5))
+    found = tuned(tmp_path, prior, direct=fake(busy, retries=5))
     assert found.failed == 0
     assert found.question.auc > 0.95
     assert found.answer_first is not None, "its log-probabilities are kept"
@@ -225,33 +214,33 @@ def test_a_server_that_is_busy_at_times_is_asked_again(tmp_path, prior, served):
     ("reply", "said"),
     [((401, "wrong key"), "refused the key"), ((500, "oh"), "500"), ((200, "garbage"), "OpenAI")],
 )
-def test_one_call_finds_a_server_that_cannot_be_used(tmp_path, prior, served, reply, said):
+def test_one_call_finds_a_server_that_cannot_be_used(tmp_path, prior, fake, reply, said):
     with pytest.raises(ServerError, match=said):
-        tuned(tmp_path, prior, direct=served(reply, retries=0), options={"concurrency": 8})
+        tuned(tmp_path, prior, direct=fake(reply, retries=0), options={"concurrency": 8})
     assert len(Fake.seen) == 1
 
 
-def test_a_question_that_breaks_the_server_comes_last_next_time(tmp_path, prior, served):
+def test_a_question_that_breaks_the_server_comes_last_next_time(tmp_path, prior, fake):
     def breaks(body):
         return (500, "oh") if "number 0?" in str(body) else by_number(body)
 
     with pytest.raises(ServerError, match="given up"):
-        tuned(tmp_path, prior, direct=served(breaks, retries=0))
-    assert tuned(tmp_path, prior, direct=served(breaks, retries=0)).failed == 1
+        tuned(tmp_path, prior, direct=fake(breaks, retries=0))
+    assert tuned(tmp_path, prior, direct=fake(breaks, retries=0)).failed == 1
 
 
-def test_the_key_is_in_no_file_and_no_error(tmp_path, prior, served):
+def test_the_key_is_in_no_file_and_no_error(tmp_path, prior, fake):
     def quotes(body):
         return (400, "your key is sk-very-secret")
 
     with pytest.raises(ServerError) as error:
-        tuned(tmp_path, prior, direct=served(quotes, api_key="sk-very-secret", retries=0))
+        tuned(tmp_path, prior, direct=fake(quotes, api_key="sk-very-secret", retries=0))
     assert "sk-very-secret" not in str(error.value)
     assert "sk-very-secret" not in (tmp_path / "my-gate.answers.jsonl").read_text()
 
 
 def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report_says_so(
-    tmp_path, prior, served
+    tmp_path, prior, fake
 ):
     def refuses(body):
         if "logprobs" in body:
@@ -259,7 +248,7 @@ def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report
         message = by_number(body)["choices"][0]["message"]
         return {"choices": [{"message": message, "finish_reason": "stop"}]}
 
-    found = tuned(tmp_path, prior, direct=served(refuses))
+    found = tuned(tmp_path, prior, direct=fake(refuses))
     assert (found.failed, found.answer_first) == (0, None)
     assert found.question.auc > 0.95
     assert not (found.folder / "answer-first").exists()
@@ -354,6 +343,11 @@ def test_collecting_goes_on_when_a_real_disk_has_room_again(tmp_path, small_disk
         ({"tokens": 32}, "'tokens': 64.*'tokens': 32"),
         ({"k": 2}, "'k': 3.*'k': 2"),
         ({"index": index({"1": "Bread is baked."})}, "2 passages.*1 passages"),
+        (
+            {"index": index({"1": "Bread is baked.", "2": "It snows."})},
+            "mixed answers would train a wrong gate",
+        ),
+        ({"index": HybridIndex(index({"1": "Bread is baked.", "2": "Rain falls."}))}, "HybridIndex"),
     ],
 )
 def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named):
@@ -367,21 +361,6 @@ def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named)
     assert out.read_text() == before
     collect(ASKED[:4], out=out, **given)
     assert len(records(out)) == 4
-
-
-def test_answers_with_two_indexes_do_not_mix(tmp_path):
-    def answers(*texts, make=lambda index: index):
-        found = make(index({str(number): text for number, text in enumerate(texts)}))
-        arms = {"direct": ModelArm(ScriptedProxy()), "retrieve": ModelArm(ScriptedProxy(), found)}
-        return Answers(tmp_path / "answers.jsonl", arms)
-
-    answers("Oulu is a city.", "It rains.")
-    answers("Oulu is a city.", "It rains.")
-    for other in (("Oulu is a city.",), ("Oulu is a city.", "It snows.")):
-        with pytest.raises(ConfigurationError, match="mixed answers would train a wrong gate"):
-            answers(*other)
-    with pytest.raises(ConfigurationError, match="HybridIndex"):
-        answers("Oulu is a city.", "It rains.", make=HybridIndex)
 
 
 @pytest.mark.parametrize("line", ["5", "null", '{"question": "no id"}'])

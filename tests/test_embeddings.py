@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import EmbeddingsUnitTests
-from llama_index.core import Document, VectorStoreIndex
 
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
@@ -98,17 +97,6 @@ async def test_llama_index_calls_embed_a_batch_in_one(fixed):
     assert (again.model_name, again.class_name()) == ("some-model", "RGateEmbedding")
     twin = pickle.loads(pickle.dumps(embedding))  # noqa: S301
     assert twin.get_query_embedding("a") == [1.0, 0.0, 0.0]
-
-
-async def test_llama_index_finds_with_it(fixed):
-    documents = [Document(text="aaa", doc_id="1"), Document(text="ccc", doc_id="2")]
-    index = VectorStoreIndex.from_documents(documents, embed_model=RGateEmbedding())
-    retriever = index.as_retriever(similarity_top_k=1)
-    assert (
-        [n.text for n in retriever.retrieve("c")]
-        == [n.text for n in await retriever.aretrieve("c")]
-        == ["ccc"]
-    )
 
 
 @pytest.mark.model

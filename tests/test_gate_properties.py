@@ -19,6 +19,7 @@ from rgate_integrations.models.base import TargetScores
 from rgate_integrations.runtime.files import write_folder
 from tests.http_servers import serving_gate
 from tests.scripted_proxy import ScriptedProxy
+from tests.test_index import Letters
 
 QUESTIONS = [
     "who wrote hamlet?",
@@ -44,17 +45,10 @@ SMALL = {
 }
 
 
-class Letters:
-    """Stands in for the embedder where no model may be loaded: letters counted."""
+class LettersOfQueries(Letters):
+    """Stands in for the embedder where no model may be loaded."""
 
-    def __init__(self, name):
-        self.name = name
-
-    def embed(self, texts):
-        counts = np.array([[t.lower().count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
-        return (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
-
-    embed_queries = embed
+    embed_queries = Letters.embed
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +89,7 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def make(folders, monkeypatch):
     """Makes the gate of a case."""
-    monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Letters)
+    monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", LettersOfQueries)
 
     def build(case, proxy=None, **options):
         fixed = "Known(True) because it is." if case == "slimplm-generate" else None
@@ -205,6 +199,16 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         ("ik:32", {}, ConfigurationError, "takes no argument"),
         ("boundary:accuracy", {}, ConfigurationError, "accuracy label"),
         ("constant:random:often", {}, ConfigurationError, "rate"),
+        *(
+            (name, {}, ConfigurationError, "cannot take")
+            for name in (
+                "popularity:many",
+                "popularity:0",
+                "popularity:nan",
+                "constant:sometimes",
+                "boundary:x",
+            )
+        ),
     ],
 )
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.papers.boundary import certainty
@@ -241,11 +240,3 @@ def test_neighbours_vote_and_ties_retrieve(tmp_path, monkeypatch):
         (tmp_path / f"{known}.jsonl").write_text("".join(lines))
         decision = load_gate(f"neighbours:{tmp_path}/{known}.jsonl", k=4).decide("who?")
         assert (decision.p_known, decision.retrieve) == (known / 5, not skips)
-
-
-@pytest.mark.parametrize(
-    "name", ["popularity:many", "popularity:0", "popularity:nan", "constant:sometimes", "boundary:x"]
-)
-def test_a_name_with_a_bad_argument_is_a_typed_error(name):
-    with pytest.raises(ConfigurationError, match="cannot take"):
-        load_gate(name)

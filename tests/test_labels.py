@@ -22,21 +22,9 @@ from rgate_integrations.tuning.questions import (
     read_questions,
     sample_questions,
 )
-from tests.fake_server import Fake, answer, serving
+from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
-from tests.tuning_parts import Direct, N, Spread, by_number, known, questions, retrieve, shipped, tuned
-
-
-@pytest.fixture
-def prior(tmp_path):
-    return shipped(tmp_path)
-
-
-@pytest.fixture
-def served():
-    with serving() as make:
-        yield make
-
+from tests.tuning_parts import Direct, N, Spread, by_number, known, questions, retrieve, tuned
 
 # --- questions ---------------------------------------------------------------------------------------------
 
@@ -268,8 +256,8 @@ def test_a_label_is_the_share_of_samples_that_are_right():
     assert "samples" not in without.description
 
 
-def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, served):
-    found = tuned(tmp_path, prior, direct=served(drawn), options={"samples": 4})
+def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, fake):
+    found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
     bodies = [body for _, body, _ in Fake.seen if body["temperature"] > 0]
     assert len(bodies) == 4 * N
     assert {(body["temperature"], body["seed"]) for body in bodies} == {(1.0, seed) for seed in range(4)}
@@ -281,18 +269,18 @@ def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, s
         assert "up to 4 samples a question, which is neither 0 nor 1 for 50.0%" in text
 
 
-def test_more_samples_are_asked_for_and_fewer_are_read(tmp_path, prior, served):
+def test_more_samples_are_asked_for_and_fewer_are_read(tmp_path, prior, fake):
     for samples, asked, most in ((0, N, None), (1, N, 1.0), (3, 2 * N, 2 / 3), (1, 0, 1.0)):
         before, told = len(Fake.seen), []
         options = {"samples": samples}
-        given = {"direct": served(drawn), "options": options, "update": True, "before": told.append}
+        given = {"direct": fake(drawn), "options": options, "update": True, "before": told.append}
         found = tuned(tmp_path, prior, **given)
         calls = told[0].calls
         assert len(Fake.seen) - before == calls["direct"] + calls.get("sample", 0) == asked
         assert max(found.labels.shares, default=None) == (most if most is None else pytest.approx(most))
 
 
-def test_sampling_goes_on_where_it_stopped(tmp_path, prior, served):
+def test_sampling_goes_on_where_it_stopped(tmp_path, prior, fake):
     turns = iter(range(10_000))
 
     def stops(body):
@@ -300,19 +288,19 @@ def test_sampling_goes_on_where_it_stopped(tmp_path, prior, served):
 
     options = {"samples": 4, "concurrency": 1}
     with pytest.raises(ServerError, match="given up"):
-        tuned(tmp_path, prior, direct=served(stops, retries=0), options=options)
+        tuned(tmp_path, prior, direct=fake(stops, retries=0), options=options)
     assert len(Fake.seen) <= 2 * N + 2 * STOP_AFTER
     before = len(Fake.seen)
-    found = tuned(tmp_path, prior, direct=served(drawn), options={"samples": 4})
+    found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
     assert len(Fake.seen) - before == 5 * N - 2 * N
     assert max(found.labels.shares) == 0.75
 
 
-def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, served):
+def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, fake):
     def fails(body):
         return (500, "oh") if body.get("seed") == 2 and "number 8?" in str(body) else drawn(body)
 
-    found = tuned(tmp_path, prior, direct=served(fails, retries=0), options={"samples": 4})
+    found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"samples": 4})
     assert (found.failed, len(found.labels.shares)) == (1, N)
     texts = [each.question.text for each in found.labels.answered]
     assert found.labels.shares[texts.index("what is number 8?")] == pytest.approx(2 / 3)

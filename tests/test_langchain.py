@@ -125,13 +125,6 @@ def test_a_failing_gate_retrieves(router, call):
     assert router.batch(["RAISE", "b"]) == ["R:RAISE", "R:b"]
 
 
-@each(INVOKES)
-def test_a_gate_that_is_told_to_raise_does(call):
-    chain = RetrievalGate(Judge(on_error="raise")).route(retrieve=str, direct=str)
-    with pytest.raises(RuntimeError, match="gate down"):
-        call(chain, "RAISE")
-
-
 MESSAGES = [HumanMessage("first"), AIMessage("x"), HumanMessage("unknown last"), AIMessage("y")]
 PROMPT = ChatPromptTemplate.from_messages([("system", "s"), ("human", "{q}")])
 INPUTS = {

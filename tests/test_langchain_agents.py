@@ -3,7 +3,6 @@
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -14,6 +13,7 @@ from rgate_integrations import Decision
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
+from tests.begun_answers import Told
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
@@ -46,16 +46,6 @@ class Agent(GenericFakeChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-class Events(BaseCallbackHandler):
-    """Remembers custom events."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_custom_event(self, name, data, **kwargs):
-        self.seen.append((name, data["retrieve"], data["warnings"]))
-
-
 searched = []
 
 
@@ -84,7 +74,7 @@ def ask(call, agent, question, **config):
 @pytest.mark.parametrize("stubborn", [False, True])
 @each(INVOKES)
 def test_agents_search_only_when_they_need_to(call, stubborn):
-    model, judge, events = Agent(stubborn=stubborn), Judge(), Events()
+    model, judge, events = Agent(stubborn=stubborn), Judge(), Told()
     agent = agent_of(model, gate=RetrievalGate(judge))
 
     known = ask(call, agent, "known?", callbacks=[events])
@@ -98,7 +88,8 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
     assert searched == ["q"]
     assert unknown["messages"][-1].text == "answer after found"
     assert judge.questions == ["known?", "unknown?"]  # once a turn
-    assert events.seen == [("retrieval_gate", False, []), ("retrieval_gate", True, [])]
+    told = [(event["retrieve"], event["warnings"]) for event in events.events]
+    assert told == [(False, []), (True, [])]
     assert ask(call, agent, "RAISE")["retrieval_decision"].error.message == "gate down"
     assert searched == ["q", "q"], "a failing gate hides nothing"
 
@@ -250,11 +241,12 @@ def test_two_gates_hide_each_its_own_tools(call):
 
 @each(INVOKES)
 def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed(call):
-    model, events = Agent(), Events()
+    model, events = Agent(), Told()
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
     found = call(agent_of(model), {"messages": turns}, {"callbacks": [events]})
     assert found["retrieval_decision"].warnings == (UNREAD,)
-    assert events.seen == [("retrieval_gate", True, [UNREAD])]
+    (event,) = events.events
+    assert (event["retrieve"], event["warnings"]) == (True, [UNREAD])
     assert "search_docs" in model.shown[-1]
 
     gate = RetrievalGate(Judge(), condense=lambda messages: "When was Hamlet written?")

@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -150,23 +149,6 @@ async def test_a_transform_runs_on_the_event_loop_in_llama_indexs_engine_and_bes
     assert str(await engine(inner, transform).aquery("what is unknown?"))
     on_the_loop = [thread is threading.current_thread() for thread in threads]
     assert on_the_loop == [engine is TransformQueryEngine] * 2  # the question, and its claims
-
-
-async def test_concurrent_queries_share_model_batches():
-    class Busy(ScriptedProxy):
-        """Its first batch takes until all questions were asked."""
-
-        def _called(self, name, values):
-            if not self.calls:
-                time.sleep(0.5)
-            super()._called(name, values)
-
-    proxy = Busy(fixed=CLAIMS.text)
-    engine = compose("gated", load_gate("ik", proxy=proxy))
-    asked = [f"What is number {i}?" for i in range(64)]
-    responses = await asyncio.gather(*(engine.aquery(q) for q in asked))
-    assert all(q in str(r) for q, r in zip(asked, responses, strict=True))
-    assert len(proxy.calls) < 32
 
 
 # --- the same on real models -------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 import copy
 
 import pytest
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.dispatcher import instrument_tags
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from pydantic import BaseModel
@@ -18,7 +16,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.decision_context import DRAFT_TAG
-from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, vector_index
+from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, hearing, vector_index
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index import tools_named
 
@@ -141,32 +139,22 @@ class Told(ScriptedLLM):
         return super().chat(messages, **options)
 
 
-class Heard(BaseEventHandler):
-    found: list = []  # noqa: RUF012  a pydantic field
-
-    def handle(self, event, **kwargs):
-        if event.class_name().startswith("LLM"):
-            self.found.append((event.class_name(), dict(event.tags)))
-
-
-@pytest.fixture
-def heard():
-    handler, dispatcher = Heard(found=[]), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    yield handler.found
-    dispatcher.event_handlers.remove(handler)
+def calls_of(events):
+    """What was heard of an LLM: the name of each event, and its tags."""
+    named = [(event.class_name(), event.tags) for event in events]
+    return [(name, tags) for name, tags in named if name.startswith("LLM")]
 
 
 @both_ways
 @pytest.mark.parametrize("chats", [False, True], ids=["completes", "chats"])
-def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats, heard):
+def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats):
     llm = Told(chats=chats)
     inner = vector_index().as_query_engine(llm=MockLLM())
-    with instrument_tags({"tenant": "a"}):
+    with hearing() as events, instrument_tags({"tenant": "a"}):
         call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "a thing")
     kind = "Chat" if chats else "Completion"
     draft = {"tenant": "a", DRAFT_TAG: True}
-    assert [(name, tags) for name, tags in heard if name.startswith(f"LLM{kind}")] == [
+    assert [(name, tags) for name, tags in calls_of(events) if name.startswith(f"LLM{kind}")] == [
         (f"LLM{kind}StartEvent", draft),
         (f"LLM{kind}EndEvent", draft),
         (f"LLM{kind}StartEvent", {"tenant": "a"}),
@@ -175,11 +163,12 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats, heard):
 
 
 @both_ways
-def test_a_failing_draft_leaves_no_tag_behind(gate, call, heard):
+def test_a_failing_draft_leaves_no_tag_behind(gate, call):
     llm = Told(lambda options: TimeoutError("slow") if "max_tokens" in options else None)
     inner = vector_index().as_query_engine(llm=MockLLM())
-    call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "a thing")
-    assert [tags for _, tags in heard] == [{DRAFT_TAG: True}] + [{}] * 4
+    with hearing() as events:
+        call(GatedQueryEngine.from_defaults(inner, gate, llm=llm, tokens=2), "query", "a thing")
+    assert [tags for _, tags in calls_of(events)] == [{DRAFT_TAG: True}] + [{}] * 4
 
 
 class Album(BaseModel):

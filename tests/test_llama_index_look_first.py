@@ -10,26 +10,8 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.begun_answers import LOOK, TEXT
-from tests.llama_index_parts import ScriptedGate, ask, both_ways, every_style
-from tests.llama_index_writers import Rag, Shelf, over
-
-
-def engine_over(shelf, gate=None, *, streaming=False, **options):
-    inner = over(shelf, streaming=streaming)
-    return GatedQueryEngine.from_defaults(
-        inner, gate or ScriptedGate(), llm=MockLLM(), streaming=streaming, look_first=LOOK, **options
-    )
-
-
-@every_style
-def test_passages_are_read_only_where_they_help(style):
-    shelf = Shelf()
-    engine = engine_over(shelf, streaming=style in ("stream", "astream"))
-    for question, outcome in (("who wrote the Zorba quartet", "retrieve"), ("cold weather", "direct")):
-        text, response = ask(engine, question, style)
-        assert (TEXT in text) is (outcome == "retrieve")
-        assert response.metadata["rgate"]["outcome"] == outcome
-        assert shelf.queries.pop() == question
+from tests.llama_index_parts import ScriptedGate, both_ways
+from tests.llama_index_writers import Rag
 
 
 @both_ways

@@ -3,14 +3,10 @@
 import asyncio
 
 import pytest
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
-from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine, TransformQueryEngine
-from llama_index.core.response_synthesizers import get_response_synthesizer
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
+from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import load_gate
@@ -19,26 +15,23 @@ from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
     GatedRetriever,
-    RetrievalGateEvent,
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.agents import GatedTool
-from tests.llama_index_parts import CLAIMS, ScriptedGate, ScriptedLLM, ask, both_ways, every_style
+from tests.llama_index_parts import (
+    CLAIMS,
+    ScriptedGate,
+    ScriptedLLM,
+    ask,
+    both_ways,
+    decisions_in,
+    every_style,
+    hearing,
+)
+from tests.llama_index_writers import Shelf, over
 from tests.scripted_proxy import ScriptedProxy
 
 QUESTION = "what is unknown?"
-
-
-class Listed(BaseRetriever):
-    """Finds one node; keeps the queries."""
-
-    def __init__(self):
-        super().__init__()
-        self.queries = []
-
-    def _retrieve(self, query_bundle):
-        self.queries.append(query_bundle.query_str)
-        return [NodeWithScore(node=TextNode(id_="a", text="a"), score=1.0)]
 
 
 class Same(BaseQueryTransform):
@@ -71,29 +64,8 @@ def llm():
     return ScriptedLLM()
 
 
-@pytest.fixture
-def decided():
-    """The questions of the decisions that were announced."""
-
-    class Handler(BaseEventHandler):
-        found: list = []  # noqa: RUF012  a pydantic field
-
-        def handle(self, event, **kwargs):
-            if isinstance(event, RetrievalGateEvent):
-                self.found.append(event.decision.question)
-
-    handler, dispatcher = Handler(found=[]), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    yield handler.found
-    dispatcher.event_handlers.remove(handler)
-
-
-def over(retriever, streaming=False):
-    return RetrieverQueryEngine(retriever, get_response_synthesizer(llm=MockLLM(), streaming=streaming))
-
-
 def gated(inner, gate, llm=None, **options):
-    return GatedQueryEngine(inner, over(Listed()), gate, llm=llm, tokens=2, **options)
+    return GatedQueryEngine(inner, over(Shelf()), gate, llm=llm, tokens=2, **options)
 
 
 def drafted(llm):
@@ -102,33 +74,37 @@ def drafted(llm):
 
 
 def engine_and_claims(gate, llm, streaming):
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
-    return gated(over(fusion, streaming), gate, llm)
+    fusion = ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True)
+    return gated(over(fusion, streaming=streaming), gate, llm)
 
 
 def engine_and_claims_of_the_gate(gate, llm, streaming):
     """The claims are those of whatever draft there is: no LLM is given for them."""
-    return gated(over(ClaimFusionRetriever([Listed()], gate, filter_claims=True), streaming), gate, llm)
+    return gated(
+        over(ClaimFusionRetriever([Shelf()], gate, filter_claims=True), streaming=streaming), gate, llm
+    )
 
 
 def engine_transform_and_claims(gate, llm, streaming):
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
-    return gated(TransformQueryEngine(over(fusion, streaming), Same()), gate, llm)
+    fusion = ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True)
+    return gated(TransformQueryEngine(over(fusion, streaming=streaming), Same()), gate, llm)
 
 
 def guard_and_claims(gate, llm, streaming):
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True)
-    return over(GatedRetriever(fusion, gate, llm=llm), streaming)
+    fusion = ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True)
+    return over(GatedRetriever(fusion, gate, llm=llm), streaming=streaming)
 
 
 def router_and_claims(gate, llm, streaming):
     return router(
-        gate, llm, over(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True), streaming)
+        gate,
+        llm,
+        over(ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True), streaming=streaming),
     )
 
 
 def router_and_guard(gate, llm, streaming):
-    return router(gate, llm, over(GatedRetriever(Listed(), gate, llm=llm), streaming))
+    return router(gate, llm, over(GatedRetriever(Shelf(), gate, llm=llm), streaming=streaming))
 
 
 def router_and_engine_and_claims(gate, llm, streaming):
@@ -137,7 +113,7 @@ def router_and_engine_and_claims(gate, llm, streaming):
 
 def router(gate, llm, inner):
     tools = [
-        QueryEngineTool.from_defaults(over(Listed()), name="direct", description="d"),
+        QueryEngineTool.from_defaults(over(Shelf()), name="direct", description="d"),
         QueryEngineTool.from_defaults(inner, name="docs", description="r"),
     ]
     return RouterQueryEngine(RetrievalGateSelector(gate, retrieve="docs", llm=llm), tools, llm=MockLLM())
@@ -156,14 +132,15 @@ COMPOSITIONS = (
 
 @pytest.mark.parametrize("make", COMPOSITIONS)
 @every_style
-def test_one_draft_and_one_decision_a_request(gate, llm, decided, make, style):
+def test_one_draft_and_one_decision_a_request(gate, llm, make, style):
     engine = make(gate, llm, style.endswith("stream"))
     for times in (1, 2):  # the same question is another request when it is asked again
-        text, _ = ask(engine, QUESTION, style)
+        with hearing() as events:
+            text, _ = ask(engine, QUESTION, style)
         assert QUESTION in text
         assert drafted(llm) == times
         assert gate.questions.count([QUESTION]) == times
-        assert decided == [QUESTION] * times
+        assert [decision.question for decision in decisions_in(events)] == [QUESTION]
     claims = [asked for asked in gate.questions if asked != [QUESTION]]
     assert len(claims) == (0 if make is router_and_guard else 2)  # a batch a request
 
@@ -179,7 +156,7 @@ def test_the_same_bundle_asked_again_is_another_request(gate, llm, call):
 
 @both_ways
 def test_a_decision_is_gone_with_its_request(gate, llm, call):
-    guarded = GatedRetriever(Listed(), gate, llm=llm)
+    guarded = GatedRetriever(Shelf(), gate, llm=llm)
     engine = gated(over(guarded), gate, llm)
     call(engine, "query", QUESTION)
     call(guarded, "retrieve", QUESTION)
@@ -190,7 +167,7 @@ def test_a_decision_is_gone_with_its_request(gate, llm, call):
 
 @both_ways
 def test_another_question_inside_of_a_request_is_decided_for_itself(gate, llm, call):
-    inner = TransformQueryEngine(over(GatedRetriever(Listed(), gate, llm=llm)), Other())
+    inner = TransformQueryEngine(over(GatedRetriever(Shelf(), gate, llm=llm)), Other())
     call(gated(inner, gate, llm), "query", QUESTION)
     assert gate.questions == [[QUESTION], ["another unknown?"]]
     assert drafted(llm) == 2
@@ -199,7 +176,7 @@ def test_another_question_inside_of_a_request_is_decided_for_itself(gate, llm, c
 @both_ways
 def test_another_gate_decides_on_the_draft_that_is_there(gate, llm, call):
     other = ScriptedGate()
-    call(gated(over(GatedRetriever(Listed(), other, llm=llm)), gate, llm), "query", QUESTION)
+    call(gated(over(GatedRetriever(Shelf(), other, llm=llm)), gate, llm), "query", QUESTION)
     assert gate.questions == other.questions == [[QUESTION]]
     assert other.drafts == gate.drafts
     assert drafted(llm) == 1
@@ -209,7 +186,7 @@ def test_another_gate_decides_on_the_draft_that_is_there(gate, llm, call):
 def test_claims_are_those_of_the_draft_that_is_there_whichever_gate_judged_it(gate, llm, call):
     other = ScriptedGate()
     call(
-        gated(over(ClaimFusionRetriever([Listed()], other, filter_claims=True)), gate, llm), "query", QUESTION
+        gated(over(ClaimFusionRetriever([Shelf()], other, filter_claims=True)), gate, llm), "query", QUESTION
     )
     assert gate.questions == [[QUESTION]]
     assert other.questions == [["unknown is"]]  # the claim of the two tokens
@@ -219,7 +196,7 @@ def test_claims_are_those_of_the_draft_that_is_there_whichever_gate_judged_it(ga
 @both_ways
 def test_another_llm_writes_a_draft_of_its_own(gate, llm, call):
     better = ScriptedLLM()
-    fusion = ClaimFusionRetriever([Listed()], gate, llm=better, filter_claims=True)
+    fusion = ClaimFusionRetriever([Shelf()], gate, llm=better, filter_claims=True)
     call(gated(over(fusion), gate, llm), "query", QUESTION)
     assert drafted(llm) == drafted(better) == 1
     assert gate.questions[:2] == [[QUESTION], [QUESTION]]
@@ -233,13 +210,13 @@ def test_gates_that_were_made_alike_are_one_gate(call):
         return load_gate("ik", proxy=proxy, threshold=threshold)
 
     call(
-        gated(over(ClaimFusionRetriever([Listed()], gate(), filter_claims=True)), gate()),
+        gated(over(ClaimFusionRetriever([Shelf()], gate(), filter_claims=True)), gate()),
         "query",
         "Who wrote Hamlet?",
     )
     assert proxy.calls == ["generate", "score", "score"]  # the draft, the question, and all claims
     proxy.calls.clear()
-    call(gated(over(GatedRetriever(Listed(), gate(0.9))), gate()), "query", "Who wrote Hamlet?")
+    call(gated(over(GatedRetriever(Shelf(), gate(0.9))), gate()), "query", "Who wrote Hamlet?")
     assert proxy.calls.count("generate") == 2
 
 
@@ -247,7 +224,7 @@ def test_gates_that_were_made_alike_are_one_gate(call):
 def test_another_threshold_inside_is_a_decision_of_its_own(call):
     proxy = ScriptedProxy(fixed=CLAIMS.text)
     gate = load_gate("ik", proxy=proxy)
-    listed = Listed()
+    listed = Shelf()
     guarded = GatedRetriever(listed, gate).with_threshold(0.0)
     call(gated(over(guarded), gate).with_threshold(1.0), "query", "Who wrote Hamlet?")
     assert listed.queries == []
@@ -256,7 +233,7 @@ def test_another_threshold_inside_is_a_decision_of_its_own(call):
 @both_ways
 def test_an_agents_tool_carries_its_decision_too(gate, llm, call):
     tool = QueryEngineTool.from_defaults(
-        over(ClaimFusionRetriever([Listed()], gate, llm=llm, filter_claims=True))
+        over(ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True))
     )
     call(GatedTool(tool, gate, llm=llm), "call", QUESTION)
     assert gate.questions == [[QUESTION], ["unknown is me"]]  # the second is the claim
@@ -274,6 +251,6 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
 
 @pytest.mark.parametrize("retriever", [ClaimFusionRetriever, GatedRetriever])
 def test_a_retriever_that_decides_itself_cannot_search_ahead(gate, retriever):
-    inner = [Listed()] if retriever is ClaimFusionRetriever else Listed()
+    inner = [Shelf()] if retriever is ClaimFusionRetriever else Shelf()
     with pytest.raises(ConfigurationError, match=f"{retriever.__name__} decides and drafts itself"):
         gated(over(retriever(inner, gate)), gate, look_first=True)

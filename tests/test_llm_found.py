@@ -17,10 +17,7 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_openai import AzureChatOpenAI, ChatOpenAI
-from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
 from llama_index.core.llms import MockLLM
-from llama_index.core.llms.custom import CustomLLM
-from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.llms.openai_like import OpenAILike
 
 from rgate_integrations import load_gate
@@ -28,6 +25,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import llm_name
 from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
+from tests.llama_index_writers import Rag
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -183,46 +181,29 @@ def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
     assert asked == ["Which river flows through Bern?"]
 
 
-class Metadata(CustomLLM):
-    """An LLM that says its name as LlamaIndex's do."""
-
-    name: str
-
-    @property
-    def metadata(self):
-        return LLMMetadata(model_name=self.name)
-
-    def complete(self, prompt, formatted=False, **options):
-        return CompletionResponse(text="yes")
-
-    def stream_complete(self, prompt, formatted=False, **options):
-        yield CompletionResponse(text="yes", delta="yes")
-
-
-class Fixed(CustomQueryEngine):
-    def custom_query(self, query_str):
-        return "from the passages"
+def openai_like(model):
+    return OpenAILike(model=model, api_base="http://localhost:1/v1", api_key="x")
 
 
 def test_llama_index_engines_judge_their_llm():
-    engine = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"))
+    engine = GatedQueryEngine.from_defaults(Rag(), llm=openai_like("gpt-4o"))
     assert ability_of(engine.decider.gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_known_by == "LlamaIndex's metadata"
-    like = OpenAILike(model="qwen2.5-72b", api_base="http://localhost:1/v1", api_key="x")
-    assert ability_of(GatedQueryEngine.from_defaults(Fixed(), llm=like).decider.gate).llm.startswith("qwen")
-    first = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"), answer_first=True).strategy
+    like = openai_like("qwen2.5-72b")
+    assert ability_of(GatedQueryEngine.from_defaults(Rag(), llm=like).decider.gate).llm.startswith("qwen")
+    first = GatedQueryEngine.from_defaults(Rag(), llm=openai_like("gpt-4o"), answer_first=True).strategy
     assert {ability_of(gate).llm[:6] for gate in (first.judge, first.question_gate)} == {"gpt-4o"}
     assert ability_of(RetrievalGateSelector(llm=like).decider.gate).llm.startswith("qwen")
 
 
 def test_llama_index_takes_a_given_name_first_and_an_unknown_one_for_none():
-    given = GatedQueryEngine.from_defaults(Fixed(), load_gate(llm_name="phi-4"), llm=Metadata(name="gpt-4o"))
+    given = GatedQueryEngine.from_defaults(Rag(), load_gate(llm_name="phi-4"), llm=openai_like("gpt-4o"))
     assert ability_of(given.decider.gate).llm == "phi-4"
-    assert ability_of(GatedQueryEngine.from_defaults(Fixed(), llm=MockLLM()).decider.gate) is None
+    assert ability_of(GatedQueryEngine.from_defaults(Rag(), llm=MockLLM()).decider.gate) is None
 
 
 def test_engine_and_retriever_inside_share_one_decision():
-    engine = GatedQueryEngine.from_defaults(Fixed(), llm=Metadata(name="gpt-4o"))
+    engine = GatedQueryEngine.from_defaults(Rag(), llm=openai_like("gpt-4o"))
     inside = RetrievalGateSelector()
     assert engine.decider.origin.config() == inside.decider.origin.config()
 

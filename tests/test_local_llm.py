@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock
-from llama_index.core.query_engine import CustomQueryEngine
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
@@ -14,6 +13,7 @@ from rgate_integrations.llama_index.local_llm import LocalLLM
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER
 from tests.llama_index_parts import ask, every_style
+from tests.llama_index_writers import Rag
 from tests.test_local_chat import QUESTION, counted, self_gate  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.model
@@ -67,15 +67,10 @@ def test_what_it_does_not_take(proxy):
         llm.chat([picture])
 
 
-class Passages(CustomQueryEngine):
-    def custom_query(self, query_str):
-        return "from passages"
-
-
 def engine(proxy, gate, style):
     llm = LocalLLM(proxy=proxy, max_tokens=8, system_prompt=ANSWER.system)
     return GatedQueryEngine.from_defaults(
-        Passages(),
+        Rag(),
         llm=llm,
         gate=gate,
         streaming="stream" in style,
@@ -99,5 +94,5 @@ def test_an_answer_goes_on_or_is_dropped_with_no_token_computed_twice(
         pytest.skip("the engine for unknown questions does not stream")
     counted.clear()
     text, _ = ask(engine(proxy, gate, style), QUESTION, style)
-    assert text.strip() == (draft.text if p_known > 0.5 else "from passages")
+    assert text.strip() == (draft.text if p_known > 0.5 else f"read about {QUESTION}")
     assert counted == [draft.prompt_tokens] + [1] * more

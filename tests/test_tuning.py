@@ -2,26 +2,20 @@
 
 import json
 import shutil
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from rgate_integrations import Gate, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
-from rgate_integrations.gates import Score
 from rgate_integrations.gates.tuned import TunedGate
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tune
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens, report_page
-from tests.tuning_parts import Direct, Reader, questions, retrieve, shipped, tuned
-
-
-@pytest.fixture
-def prior(tmp_path):
-    return shipped(tmp_path)
+from tests.test_gate_values import Private
+from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
 
 
 def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
@@ -64,15 +58,8 @@ def test_the_saved_gate_scores_as_the_fit_did(tmp_path, prior, monkeypatch):
     logit = float((artifact.weight * state.states).sum()) + artifact.bias  # the prior's logit is 0
     assert decision.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
 
-    class Private(Gate):
-        """Everything is about the user's own documents: what the shipped gate says of that is passed on."""
-
-        specs: ClassVar = ()
-
-        def score(self, evidence):
-            return Score(0.5, "private", signals={"private": 0.9})
-
     monkeypatch.setattr("rgate_integrations.gates.registry.make_gate", lambda name, **options: Private())
+    # What the shipped gate says of the user's own documents is passed on.
     gate = load_gate(TunedGate(artifact=str(found.folder)), proxy=Reader(), on_error="raise")
     assert gate.decide("what is number 8?").signals == {"private": 0.9}
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
-from tests.fake_server import Fake, answer, serving
+from tests.fake_server import Fake, answer
 from tests.tuning_parts import N, Reader, by_number, questions, shipped
 
 
@@ -16,13 +16,7 @@ class NothingFound:
 
 
 @pytest.fixture
-def served():
-    with serving() as make:
-        yield make
-
-
-@pytest.fixture
-def command(tmp_path, served, monkeypatch):
+def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
     monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder, notices: NothingFound())
     monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda notices: None)
@@ -42,7 +36,7 @@ def command(tmp_path, served, monkeypatch):
 
     def run(reply, *options, without=()):
         given = [each for each in fixed if each not in without]
-        return CliRunner().invoke(app, ["tune", *given, "--llm", served(reply).url, *options])
+        return CliRunner().invoke(app, ["tune", *given, "--llm", fake(reply).url, *options])
 
     return run
 
@@ -82,9 +76,9 @@ def judging(body):
     return answer("**Yes**, it does." if "Answer to judge: n" in text else "no")
 
 
-def test_a_served_judge_labels_and_what_it_does_not_say_is_counted(command, served, tmp_path, monkeypatch):
+def test_a_served_judge_labels_and_what_it_does_not_say_is_counted(command, fake, tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_JUDGE_API_KEY", "sk-of-the-judge")
-    url = served(judging).url
+    url = fake(judging).url
     done = command(judging, "--model", "m", "--judge", f"org/big@{url}", "--budget", "0.9", "--yes")
     assert done.exit_code == 0, done.output
     assert f"{N - 2} questions with a label (judge), 2 without." in done.output
@@ -93,11 +87,11 @@ def test_a_served_judge_labels_and_what_it_does_not_say_is_counted(command, serv
     assert set(judged) == {("org/big", "Bearer sk-of-the-judge")}
 
 
-def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(command, served, tmp_path):
+def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(command, fake, tmp_path):
     def refuses(body):
         return (401, "who are you?") if "Answer to judge" in str(body) else by_number(body)
 
-    url = served(refuses).url
+    url = fake(refuses).url
     done = command(refuses, "--model", "m", "--judge", f"big@{url}", "--yes")
     assert done.exit_code == 1
     assert "refused the key" in str(done.exception)
