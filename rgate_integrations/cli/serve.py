@@ -74,9 +74,8 @@ def serve(
     """
     try:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.metrics import Metrics
         from rgate_integrations.serving.server import make_server
-        from rgate_integrations.serving.service import DecisionService
+        from rgate_integrations.serving.service import DecisionService, Metrics
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
     from rgate_integrations.engine.loading import load_gate

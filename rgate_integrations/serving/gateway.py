@@ -25,14 +25,13 @@ from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.passages import Passage
 from rgate_integrations.index.retriever import Hit
-from rgate_integrations.models.control_tokens import without_control_tokens
-from rgate_integrations.prompts import format_passages
+from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog, parse_json
 from rgate_integrations.runtime.flow import arun
-from rgate_integrations.serving.conversation import Asked, question_in_messages
 from rgate_integrations.serving.gateway_call import GatewayCall, PassageSearch, UpstreamAnswer
 from rgate_integrations.serving.service import DecisionService, FullError, LLMGates
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, read_chunks, unreachable
+from rgate_integrations.serving.wire import Asked, question_in_messages
 
 _log = logging.getLogger("rgate_integrations.serving")
 
