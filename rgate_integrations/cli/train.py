@@ -104,9 +104,8 @@ def _train(
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
     from rgate_integrations.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
-    from rgate_integrations.training.pairs import rewriter_pairs
     from rgate_integrations.training.probe import train_probe
-    from rgate_integrations.training.trainer import RECIPES, fine_tune
+    from rgate_integrations.training.trainer import RECIPES, fine_tune, rewriter_pairs
 
     if gate == "rewriter":
         recipe, pairs = options.recipe or RECIPES[gate], rewriter_pairs(paths)

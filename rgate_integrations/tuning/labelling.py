@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,8 +16,8 @@ from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
-from rgate_integrations.training.labels import JUDGE, refuses, verdict
 from rgate_integrations.tuning.collection import (
     JUDGE_ARM,
     SAMPLE,
@@ -28,6 +29,17 @@ from rgate_integrations.tuning.collection import (
     silent,
 )
 
+JUDGE = PromptTemplate(
+    name="answer-judge",
+    version=1,
+    user=(
+        "Question: {question}\nReference answers: {gold}\nAnswer to judge: {answer}\n\n"
+        "Does the answer to judge agree with one of the reference answers? Reply Yes or No."
+    ),
+    cut="answer",
+)
+"""The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
+
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
 """How answers are labelled; ``"auto"`` is gold where every question has a gold answer, else agreement."""
 
@@ -38,6 +50,18 @@ Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 
 SAME_MEANING = 0.85
 """Cosine similarity from which on two answers say the same."""
+
+_VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
+
+_REFUSALS = (
+    "i do not know",
+    "i don't know",
+    "i cannot",
+    "i can't",
+    "i am not able",
+    "i'm not able",
+    "as an ai",
+)
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
 _VERDICT_TOKENS = 8  # of a judge's reply: it is asked for a word
@@ -280,3 +304,15 @@ def ask_judge(
             said = answers.answer_of(question, name)
             found[arm, question.key] = None if said is None else verdict(said.text)
     return found
+
+
+def refuses(answer: str) -> bool:
+    """Whether an answer is a refusal, such as "I do not know", or nothing at all."""
+    text = answer.strip().lower()
+    return not text or text.startswith(_REFUSALS)
+
+
+def verdict(reply: str) -> bool | None:
+    """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
+    found = _VERDICT.match(reply)
+    return found[1].lower() == "yes" if found else None

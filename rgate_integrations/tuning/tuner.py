@@ -16,7 +16,6 @@ from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, write_folder
 from rgate_integrations.runtime.locks import locked
-from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
 from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
 from rgate_integrations.tuning.fitting import (
@@ -25,7 +24,7 @@ from rgate_integrations.tuning.fitting import (
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, ask_judge, label
 from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.policies import MaxLoss, Policy
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
