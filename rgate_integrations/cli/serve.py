@@ -20,7 +20,6 @@ from rgate_integrations.cli.options import (
     ThresholdOption,
     open_index,
 )
-from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _search(index: Path | None, retriever: str | None, k: int) -> PassageSearch 
     from rgate_integrations.serving.gateway_call import PassageSearch
 
     if index is not None:
-        return PassageSearch(open_index(index, Terminal(stderr=True)), k)
+        return PassageSearch(open_index(index), k)
     if retriever is None:
         return None
     module, _, name = retriever.partition(":")

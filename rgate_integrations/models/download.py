@@ -24,18 +24,6 @@ from rgate_integrations.models.sources import Source, fetch_files
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.locks import locked
 
-__all__ = [
-    "PASSAGES",
-    "cache_dir",
-    "cached_path",
-    "corpus_path",
-    "download",
-    "origin",
-    "quantised",
-    "resolve_model",
-]
-
-
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
 

@@ -134,17 +134,18 @@ class ModelRunner:
         for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             own = ids[place][:length]
             texts = self.encoder.token_texts(own)
-            draft = Draft(
-                text="".join(texts).strip(),
-                token_ids=tuple(own),
-                tokens=tuple(texts),
-                logprobs=tuple(logprobs[place][:length]),
-                finished=length < len(steps),
-                source="proxy",
-                model=self.name,
-                prompt_tokens=len(row.ids),
+            drafts.append(
+                Draft(
+                    text="".join(texts).strip(),
+                    token_ids=tuple(own),
+                    tokens=tuple(texts),
+                    logprobs=tuple(logprobs[place][:length]),
+                    finished=length < len(steps),
+                    source="proxy",
+                    model=self.name,
+                    prompt_tokens=len(row.ids),
+                )
             )
-            drafts.append(draft)
         return drafts
 
     # --- reading ---------------------------------------------------------------------------------------------

@@ -292,8 +292,7 @@ class Reader:
         return text[: offsets[tokens - 1][1]]
 
     def _ids(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""

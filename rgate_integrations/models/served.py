@@ -17,8 +17,6 @@ from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.models.server import ServerConnection, no_logprobs
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 
-__all__ = ["ServedProxy"]
-
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _QUOTED = 40  # characters of a server's token in an error

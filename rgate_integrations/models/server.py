@@ -102,8 +102,6 @@ def _text(value: Any) -> str:
     return value.encode(errors="replace").decode()
 
 
-__all__ = ["ServerConnection", "no_logprobs"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _BUSY = {408, 429, 500, 502, 503, 504}

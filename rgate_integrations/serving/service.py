@@ -26,7 +26,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, RGate
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.runtime.flow import Flow, arun
 from rgate_integrations.runtime.records import Record
-from rgate_integrations.serving.wire import Asked, DecideItem
+from rgate_integrations.serving.wire import Asked, DecideItem, likeliest_kind, way_of
 from rgate_integrations.tuning.evaluation import measure_drift
 
 _LATEST = 2_000  # decisions that drift is measured on
@@ -76,16 +76,13 @@ class Metrics:
         self._seconds.observe(seconds)
         self._sizes.observe(len(decisions))
         for decision in decisions:
-            outcome = "retrieve" if decision.retrieve else "direct"
+            outcome: str = way_of(decision)
             if decision.error is not None:
                 outcome = "failed"
                 self.failed(decision.error.type)
             else:
                 self._latest.append(decision.p_known)
-            # The default gate has a signal for each kind of request, and one for what the LLM knows.
-            kinds = {name: p for name, p in decision.signals.items() if name != "known"}
-            kind = max(kinds, key=lambda name: kinds[name], default="")
-            self._decisions.labels(outcome, kind, decision.gate).inc()
+            self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
 
     def passed(self, way: str) -> None:
         """Count a chat completion: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked."""
@@ -237,8 +234,7 @@ class DecisionService:
         _log.info("%d questions, %d to retrieve, %.0f ms", len(decisions), retrieving, seconds * 1e3)
         if self._log_questions:
             for decision in decisions:
-                way = "retrieve" if decision.retrieve else "direct"
-                _log.info("%s %.3f %r", way, decision.p_known, decision.question)
+                _log.info("%s %.3f %r", way_of(decision), decision.p_known, decision.question)
 
     async def _run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
         began = time.perf_counter()
@@ -257,8 +253,10 @@ class DecisionService:
         drafted: list[int] = []
         plain: list[int] = []
         for place, item in enumerate(items):
-            is_judged = item.draft is not None and gates.answer is not None
-            (drafted if is_judged else plain).append(place)
+            if item.draft is not None and gates.answer is not None:
+                drafted.append(place)
+            else:
+                plain.append(place)
         decisions: dict[int, Decision] = {}
         for gate, places in ((gates.question, plain), (gates.answer, drafted)):
             if gate is not None and places:

@@ -181,7 +181,7 @@ class SystemOneRequest(BaseModel):
         """
         for name, question in self.questions.items():
             is_known = question.type == "noul" and name == KNOWN
-            is_route = question.type == "choice" and _routes(question.criteria)
+            is_route = question.type == "choice" and _is_route(question.criteria)
             if not (is_known or is_route):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
@@ -191,6 +191,21 @@ class SystemOneRequest(BaseModel):
         if asked is None or not asked.question.strip():
             raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
         return asked
+
+
+def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
+    """Return what a decision says as clients and metrics have it."""
+    return "retrieve" if decision.retrieve else "direct"
+
+
+def likeliest_kind(decision: Decision) -> str:
+    """Return the likeliest kind of request; empty for gates that tell none.
+
+    The default gate has a signal for each kind, and one for what the LLM knows.
+    """
+    kinds = dict(decision.signals)
+    kinds.pop("known", None)
+    return max(kinds, key=kinds.__getitem__, default="")
 
 
 class NoulAnswer(BaseModel):
@@ -228,7 +243,7 @@ class SystemOneResponse(BaseModel):
         """Return the answers that a decision gives."""
         known = decision.p_known
         choice = ChoiceAnswer(
-            choice="retrieve" if decision.retrieve else "direct",
+            choice=way_of(decision),
             probabilities={"retrieve": 1 - known, "direct": known},
             confidence=1 - known if decision.retrieve else known,
         )
@@ -253,5 +268,5 @@ class ProblemResponse(BaseModel):
     error: Problem
 
 
-def _routes(criteria: object) -> bool:
+def _is_route(criteria: object) -> bool:
     return isinstance(criteria, dict) and sorted(criteria) == sorted(ROUTES)

@@ -184,8 +184,9 @@ def tune(
         answers = Answers(kept, arms)
         if before is not None:
             before(_plan(asked, answers))
-        report = partial(progress, "asking the LLM")
-        failed = answers.ask(asked, concurrency=options.concurrency, report=report)
+        failed = answers.ask(
+            asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
+        )
         labels = _label(answers, options, progress)
         return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
 
@@ -261,8 +262,7 @@ def _fit_and_write(
     progress("fitting", 1, 2)
     begun = fit(tokens=options.tokens)
     progress("fitting", 2, 2)
-    if question is None:
-        raise AssertionError("labels were checked")
+    assert question is not None  # noqa: S101  labels were checked
     notes = write_notes(labels, question, begun)
     files = tuned_files(question.artifact, options.prior)
     if begun is not None:
