@@ -32,9 +32,8 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
-from rgate_integrations.serving.metrics import Metrics
 from rgate_integrations.serving.server import make_server
-from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.service import DecisionService, Metrics
 from rgate_integrations.serving.upstream import Upstream
 
 Ask = Callable[[str], Awaitable[bool]]

@@ -14,7 +14,6 @@ import gradio
 
 from rgate_integrations import Decision, DecisionEngine, load_gate
 from rgate_integrations.cli.options import open_index
-from rgate_integrations.cli.output import Terminal
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.local import shared_proxy
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--llm", default="smollm2-135m-instruct", help="catalogue name, folder or Hub id")
     parser.add_argument("--port", type=int, default=7860)
     arguments = parser.parse_args()
-    index = open_index(None, Terminal(stderr=True))
+    index = open_index(None)
     page = build(load_gate(arguments.gate), shared_proxy(arguments.llm), index)
     page.launch(server_name="127.0.0.1", server_port=arguments.port, max_file_size="1kb")
 

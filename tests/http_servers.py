@@ -5,9 +5,8 @@ from contextlib import contextmanager
 
 from rgate_integrations import Decision
 from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.metrics import Metrics
 from rgate_integrations.serving.server import make_server
-from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.service import DecisionService, Metrics
 
 
 @contextmanager

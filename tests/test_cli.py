@@ -115,7 +115,7 @@ def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
     with pytest.raises(ModelLoadError):
         open_llm("smollm2-135m-instruct", scripted, notices)
     with pytest.raises(ModelLoadError, match="no index") as caught:
-        open_index(None, notices)
+        open_index(None)
     assert "rgate download encyclopedia-leads" in caught.value.hint
 
 
@@ -130,7 +130,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
         def search(self, queries, k):
             return [[] for _ in queries]
 
-    def open_index(folder, notices):
+    def open_index(folder):
         found.append(folder)
         return Index()
 
@@ -139,7 +139,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
     done = rgate("ask", "--gate", gate, "who?", "what?")
     assert (done.exit_code, len(found)) == (0, opened), done.output
     with pytest.raises(IndexNotFoundError):
-        options.LaterIndex(Path("no-such-folder"), None)
+        options.LaterIndex(Path("no-such-folder"))
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):

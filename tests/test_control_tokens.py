@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgate_integrations.models.control_tokens import without_control_tokens
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.prompts import ANSWER, without_control_tokens
 from tests.fake_server import Fake, answer, serving
 
 FAMILIES = {

@@ -17,9 +17,9 @@ from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compa
 from rgate_integrations.tuning.calibration import fit_map
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
-    StageTimes,
     area_between,
     auc,
+    break_even,
     expected_calibration_error,
     measure,
     paired_interval,
@@ -147,13 +147,14 @@ def test_paired_interval():
 
 def test_break_even_of_the_ik_paper():
     # Table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with retrieval
-    assert StageTimes(gate=3.7 + 8.3, direct=18.2, rag=78.4).break_even() == pytest.approx(0.80, abs=5e-3)
-    assert StageTimes(gate=3.7, direct=18.2, rag=78.4).break_even() == pytest.approx(0.94, abs=5e-3)
-    slow = StageTimes(gate=500, direct=10, rag=20, search=5)
-    assert slow.break_even() == 0
-    assert slow.gated(0.5) == 517.5
+    found = break_even(0.5, gate=3.7 + 8.3, direct=18.2, rag=78.4)
+    assert found["break_even"] == pytest.approx(0.80, abs=5e-3)
+    found = break_even(0.5, gate=3.7, direct=18.2, rag=78.4)
+    assert found["break_even"] == pytest.approx(0.94, abs=5e-3)
+    slow = break_even(0.5, gate=500, direct=10, rag=20, search=5)
+    assert slow == {"always_ms": 25, "gated_ms": 517.5, "break_even": 0}
     with pytest.raises(ConfigurationError):
-        StageTimes(gate=-1, direct=1, rag=1)
+        break_even(0.5, gate=-1, direct=1, rag=1)
 
 
 def test_recorded_drafts_reach_the_gate(tmp_path):

@@ -16,8 +16,7 @@ from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway, GatewayOptions
 from rgate_integrations.serving.gateway_call import PassageSearch
-from rgate_integrations.serving.metrics import Metrics
-from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.service import DecisionService, Metrics
 from rgate_integrations.serving.upstream import Upstream
 from tests.http_servers import Words, listening
 from tests.scripted_upstream import Shelf

@@ -28,7 +28,7 @@ from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import cached_path
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.training.trainer import pairs_for, rewriter_pairs
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.paired import read_paired

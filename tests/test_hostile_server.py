@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from rgate_integrations.errors import ConfigurationError, RGateError, ServerError
-from rgate_integrations.models.completion import read_completion
 from rgate_integrations.models.served import ServedProxy
-from rgate_integrations.models.server import LONGEST_BODY
+from rgate_integrations.models.server import LONGEST_BODY, read_completion
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import answer
 from tests.patience import PATIENCE

@@ -11,12 +11,11 @@ from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
 from rgate_integrations.models.base import TargetScores
-from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.labels import match_ratio, sampled_accuracy, sampled_certainty, verdict
-from rgate_integrations.training.own import read_own, to_be_sampled
+from rgate_integrations.training.examples import match_ratio, read_examples
+from rgate_integrations.training.own import read_own, sampled_accuracy, sampled_certainty, to_be_sampled
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.collection import STOP_AFTER, Answered
-from rgate_integrations.tuning.labelling import agreeing, label
+from rgate_integrations.tuning.labelling import agreeing, label, verdict
 from rgate_integrations.tuning.questions import (
     Question,
     read_questions,

@@ -14,7 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.models.completion import read_completion
+from rgate_integrations.models.server import read_completion
 from rgate_integrations.runtime.logprobs import as_logprob, message_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader

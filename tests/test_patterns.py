@@ -6,8 +6,8 @@ from rgate_integrations.claims.format import parse_claims, without_tags
 from rgate_integrations.claims.rewriter import split_sentences, subject
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.gates.abilities.resolve import resolve_ability
-from rgate_integrations.models.control_tokens import without_control_tokens
 from rgate_integrations.models.credentials import Credentials
+from rgate_integrations.prompts import without_control_tokens
 
 MEGABYTE = 1_000_000
 WORST = {  # a megabyte each; time of the square of that would be hours

@@ -105,8 +105,7 @@ def test_a_server_that_is_down_retrieves_and_is_asked_again_when_it_is_back(word
         decision = gate.decide("known")
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
     from rgate_integrations.serving.app import make_app
-    from rgate_integrations.serving.metrics import Metrics
-    from rgate_integrations.serving.service import DecisionService
+    from rgate_integrations.serving.service import DecisionService, Metrics
 
     with listening(make_app(DecisionService(words, Metrics())), port=port) as url:
         while httpx.get(f"{url}/ready").status_code != 200:

@@ -12,8 +12,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Model
 from rgate_integrations.gates.papers.adapt import RET
 from rgate_integrations.training.adapters import AdapterOptions, train_adapter
 from rgate_integrations.training.examples import Example, read_examples
-from rgate_integrations.training.pairs import pairs_for, rewriter_pairs
-from rgate_integrations.training.trainer import Recipe
+from rgate_integrations.training.trainer import Recipe, pairs_for, rewriter_pairs
 
 
 def example(question="who?", known=True, **more):

@@ -18,7 +18,7 @@ class NothingFound:
 @pytest.fixture
 def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
-    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder, notices: NothingFound())
+    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: NothingFound())
     monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda notices: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = tmp_path / "log.jsonl"

@@ -1,4 +1,4 @@
-"""The command line, ``rgate``. Each command is a module of this package; heavy imports wait for the call."""
+"""The command line, ``rgate``. Each module has one command or a few; heavy imports wait for the call."""
 
 from rgate_integrations.cli.main import main
 

@@ -66,7 +66,7 @@ def ask(
     from rgate_integrations.engine.loading import load_gate
 
     console, notices = Terminal(), Terminal(stderr=True)
-    searched = LaterIndex(index, notices)
+    searched = LaterIndex(index)
     loaded = load_gate(gate, proxy=proxy)
     with notices.status("loading models"):
         answering = open_llm(llm, loaded.get_proxy(), notices)

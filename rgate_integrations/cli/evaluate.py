@@ -1,4 +1,4 @@
-"""``rgate evaluate``, ``calibrate``, ``report`` and ``monitor``: gates on your own data."""
+"""``rgate collect``, ``evaluate``, ``calibrate``, ``report`` and ``monitor``: paired data, and gates on them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from rich.table import Table
 
 from rgate_integrations.cli.options import (
     DEFAULT_GATE,
+    DEFAULT_LLM,
     Data,
     DraftOf,
     GateName,
+    IndexFolder,
+    LLMName,
     More,
+    PassageCount,
     ProxyName,
     gate_for,
     numbers,
+    open_index,
 )
-from rgate_integrations.cli.output import QuestionBar, Terminal
+from rgate_integrations.cli.output import Bar, Terminal
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.runtime.files import json_text, write_atomically
+from rgate_integrations.runtime.files import json_text, read_jsonl, write_atomically
 from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
     from rgate_integrations.tuning.evaluation import JudgedQuestions
     from rgate_integrations.tuning.paired import Paired
+    from rgate_integrations.tuning.policies import Policy
 
 
 def evaluate(
@@ -84,7 +90,7 @@ def _evaluated(
     from rgate_integrations.tuning.evaluation import evaluate as evaluate_gate
 
     loaded = gate_for(name, draft, proxy)
-    with QuestionBar(f"gate {name}", len(questions)) as report:
+    with Bar(what=f"gate {name}", total=len(questions)) as bar:
         return evaluate_gate(
             loaded,
             questions,
@@ -92,7 +98,7 @@ def _evaluated(
             draft=draft,  # type: ignore[arg-type]  # `gate_for` has checked it
             threshold=threshold,
             seed=seed,
-            report=report,
+            report=bar.count,
         )
 
 
@@ -100,31 +106,27 @@ def _each_question(questions: Sequence[Paired], judged: JudgedQuestions) -> list
     """Return what ``rgate report`` shows of each question."""
     rows = []
     for question, decision in zip(questions, judged.decisions, strict=True):
-        row = {
-            "question": question.question,
-            "dataset": question.dataset,
-            "p_known": round(decision.p_known, 5),
-            "closed_book_correct": question.closed_book_correct,
-            "rag_correct": question.rag_correct,
-            "draft": decision.draft.text[:300] if decision.draft else None,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "question": question.question,
+                "dataset": question.dataset,
+                "p_known": round(decision.p_known, 5),
+                "closed_book_correct": question.closed_book_correct,
+                "rag_correct": question.rag_correct,
+                "draft": decision.draft.text[:300] if decision.draft else None,
+            }
+        )
     return rows
 
 
 def _break_even(result: dict[str, Any], stages: dict[str, float], console: Terminal) -> dict[str, Any]:
-    from rgate_integrations.tuning.evaluation import StageTimes
+    from rgate_integrations.tuning.evaluation import break_even
 
-    times = StageTimes(**{"gate": result["gate_ms"], **stages})
-    rate = result["pooled"]["retrieval_rate"]
-    found = {
-        "always_ms": round(times.always(), 2),
-        "gated_ms": round(times.gated(rate), 2),
-        "break_even": round(times.break_even(), 4),
-    }
+    stages = {"gate": result["gate_ms"], **stages}
+    found = break_even(result["pooled"]["retrieval_rate"], **stages)
     console.print(
         f"mean time a question: always {found['always_ms']} ms, gated {found['gated_ms']} ms; the gate "
-        f"({times.gate:.1f} ms) pays below a retrieval rate of {found['break_even']:.1%}"
+        f"({stages['gate']:.1f} ms) pays below a retrieval rate of {found['break_even']:.1%}"
     )
     return found
 
@@ -243,16 +245,11 @@ def monitor(
     console.print(found.advice, style="bold")
 
 
-if TYPE_CHECKING:
-    from rgate_integrations.tuning.policies import Policy
-
-
 def _policy(budget: float | None, max_loss: float | None, cost: str | None, confidence: float) -> Policy:
     """Return the policy that was asked for, one of the three."""
     from rgate_integrations.tuning import Budget, MaxLoss, MinCost
 
-    asked = [value for value in (budget, max_loss, cost) if value is not None]
-    if len(asked) != 1:
+    if (budget, max_loss, cost).count(None) != 2:
         raise ConfigurationError("Give one policy.", hint="--budget, --max-loss or --cost")
     if budget is not None:
         return Budget(budget, confidence)
@@ -296,8 +293,8 @@ def calibrate(
     loaded = gate_for(gate, draft, proxy)
     questions = sum(len(f.records) for f in files)
     options: dict[str, Any] = {"draft": draft, "method": probability, "seed": seed}
-    with QuestionBar(f"gate {gate}", questions) as report:
-        found = calibrate_threshold(loaded, files, policy, report=report, **options)
+    with Bar(what=f"gate {gate}", total=questions) as bar:
+        found = calibrate_threshold(loaded, files, policy, report=bar.count, **options)
     save_gate(saved_gate(found.gate.gate, found.provenance), out)
     console = Terminal()
     console.print(found.choice.guarantee, style="bold" if found.choice.guaranteed else "bold yellow")
@@ -308,3 +305,55 @@ def calibrate(
     )
     name = loadable(out)
     console.print(f'Saved. Use it as load_gate("{name}") or --gate {name}.', soft_wrap=True)
+
+
+def collect(
+    questions: Annotated[Path, typer.Option(help="JSONL with question and gold_answers (or answer) a line.")],
+    out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
+    llm: LLMName = DEFAULT_LLM,
+    index: IndexFolder = None,
+    closed_book: Annotated[
+        bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
+    ] = False,
+    k: PassageCount = 3,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
+    judge: Annotated[
+        str | None,
+        typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
+) -> None:
+    """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
+    from rgate_integrations.models.local import shared_proxy
+    from rgate_integrations.tuning import collect as run
+    from rgate_integrations.tuning.questions import read_questions
+
+    asked = read_questions(questions, limit, gold=True)
+    searched = None if closed_book else open_index(index)
+    with Bar(what=f"asking {llm}") as bar:
+        run(
+            asked,
+            shared_proxy(llm),
+            out,
+            index=searched,
+            k=k,
+            tokens=answer_tokens,
+            judge=shared_proxy(judge) if judge else None,
+            report=bar.count,
+        )
+    Terminal().print(_summary(out, both_arms=not closed_book), soft_wrap=True)
+
+
+def _summary(out: Path, *, both_arms: bool) -> str:
+    """Say how many of the answers in a file are right."""
+    asked = closed = opened = 0
+    for _, record in read_jsonl(out):
+        asked += 1
+        closed += record["closed_book_correct"]
+        opened += record.get("rag_correct", False)
+    if not asked:
+        return "There are no questions."
+    text = f"{asked} questions in {out}: right without retrieval {closed / asked:.1%}"
+    if both_arms:
+        text += f", with retrieval {opened / asked:.1%}"
+    return f"{text}."

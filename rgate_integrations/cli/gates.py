@@ -11,8 +11,11 @@ import typer
 from rich.table import Table
 
 from rgate_integrations.cli.options import KEY, AsJson, answering_llm
-from rgate_integrations.cli.output import Terminal, TrainingBar, print_json
+from rgate_integrations.cli.output import Terminal, print_json, training_bar
 from rgate_integrations.gates.registry import list_gates
+
+if TYPE_CHECKING:
+    from rgate_integrations.tuning.ability import Measured
 
 
 def gates(
@@ -61,10 +64,6 @@ def _assumed(llm: str, as_json: bool) -> None:
         console.print(warning, style="bold yellow", soft_wrap=True)
 
 
-if TYPE_CHECKING:
-    from rgate_integrations.tuning.ability import Measured
-
-
 def ability(
     llm: Annotated[
         str, typer.Option(help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model.")
@@ -81,12 +80,12 @@ def ability(
 
     answering = answering_llm(llm, model, concurrency)
     plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
-    with TrainingBar() as bar:
+    with training_bar() as bar:
         measured = measure_ability(
             ModelArm(answering, tokens=ANSWER_TOKENS),
             out or Path(f"ability-{plain}"),
             concurrency=concurrency,
-            progress=bar,
+            progress=bar.tell,
         )
     _print(measured, Terminal())
 

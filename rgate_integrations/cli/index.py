@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from rgate_integrations.cli.options import AsJson
-from rgate_integrations.cli.output import Terminal, advance, hit_as_json, print_json
+from rgate_integrations.cli.output import Bar, Terminal, hit_as_json, print_json
 from rgate_integrations.errors import DataFormatError
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
@@ -30,13 +29,10 @@ def build(
     if not total:
         raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
     columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    notices = Terminal(stderr=True)
-    with Progress(*columns, console=notices) as progress:
-        task = progress.add_task("embedding", total=total)
-        report = partial(advance, progress, task)
-        index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=report)
+    with Bar(*columns, what="embedding", total=total, transient=False) as bar:
+        index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=bar.count)
     index.save(out)
-    notices.print(f"{len(index):,} passages in {out}", soft_wrap=True)
+    Terminal(stderr=True).print(f"{len(index):,} passages in {out}", soft_wrap=True)
 
 
 @app.command()
@@ -53,8 +49,7 @@ def search(
     console = Terminal()
     for query, hits in zip(queries, index.search(queries, k), strict=True):
         if as_json:
-            found = [hit_as_json(hit) for hit in hits]
-            print_json({"query": query, "passages": found})
+            print_json({"query": query, "passages": list(map(hit_as_json, hits))})
             continue
         console.print(query, style="bold", markup=False)
         for hit in hits:

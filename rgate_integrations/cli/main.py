@@ -12,16 +12,13 @@ import typer
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.ask import ask
-from rgate_integrations.cli.collect import collect
 from rgate_integrations.cli.decide import decide
-from rgate_integrations.cli.doctor import doctor
-from rgate_integrations.cli.download import download
-from rgate_integrations.cli.evaluate import calibrate, evaluate, monitor, report
+from rgate_integrations.cli.doctor import doctor, download
+from rgate_integrations.cli.evaluate import calibrate, collect, evaluate, monitor, report
 from rgate_integrations.cli.gates import ability, gates
 from rgate_integrations.cli.index import app as index
-from rgate_integrations.cli.mcp import mcp
 from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
-from rgate_integrations.cli.serve import serve
+from rgate_integrations.cli.serve import mcp, serve
 from rgate_integrations.cli.train import train
 from rgate_integrations.cli.tune import tune
 from rgate_integrations.errors import RGateError

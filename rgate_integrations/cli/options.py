@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import Progress
 
-from rgate_integrations.cli.output import Terminal, advance
+from rgate_integrations.cli.output import Bar, Terminal
 from rgate_integrations.errors import (
     ConfigurationError,
     IndexMismatchError,
@@ -18,6 +16,12 @@ from rgate_integrations.errors import (
     ModelLoadError,
 )
 from rgate_integrations.runtime.locks import locked
+
+if TYPE_CHECKING:
+    from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.index import PassageIndex
+    from rgate_integrations.index.retriever import Hit
+    from rgate_integrations.models.base import Proxy
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 DEFAULT_GATE = "default-heads"  # as in loading.py, which imports too much for a quick --help
@@ -44,9 +48,6 @@ AnswerFirstFlag = Annotated[
     ),
 ]
 
-
-if TYPE_CHECKING:
-    from rgate_integrations.engine.decision_engine import DecisionEngine
 
 Data = Annotated[list[Path], typer.Option("--data", help="Paired JSONL; several may follow.")]
 More = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="More files of --data.")]
@@ -100,19 +101,14 @@ def numbers(text: str, names: tuple[str, ...], *, needed: tuple[str, ...] = ()) 
         except ValueError as error:
             raise ConfigurationError(f"{part!r} is not name=number.") from error
     hint = f"Names: {', '.join(names)}."
-    unknown = sorted(set(found) - set(names))
-    if unknown:
-        raise ConfigurationError(f"{unknown[0]!r} is not known.", hint=hint)
-    missing = [name for name in needed if name not in found]
-    if missing:
-        raise ConfigurationError(f"{missing[0]}=… is missing.", hint=hint)
+    for name in sorted(found):
+        if name not in names:
+            raise ConfigurationError(f"{name!r} is not known.", hint=hint)
+    for name in needed:
+        if name not in found:
+            raise ConfigurationError(f"{name}=… is missing.", hint=hint)
     return found
 
-
-if TYPE_CHECKING:
-    from rgate_integrations.index import PassageIndex
-    from rgate_integrations.index.retriever import Hit
-    from rgate_integrations.models.base import Proxy
 
 CORPUS = "encyclopedia-leads"
 KEY = "RGATE_API_KEY"
@@ -124,25 +120,23 @@ class LaterIndex:
 
     Args:
         folder: Its folder; the demo's corpus when None.
-        notices: Where progress is shown.
 
     Raises:
         IndexNotFoundError: There is no such folder.
     """
 
-    def __init__(self, folder: Path | None, notices: Terminal) -> None:
+    def __init__(self, folder: Path | None) -> None:
         if folder is not None and not folder.exists():
             raise IndexNotFoundError(
                 f"There is no folder {str(folder)!r}.", hint="rgate index build makes one."
             )
         self._folder = folder
-        self._notices = notices
         self._index: PassageIndex | None = None
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
         """Search, and open the index before the first search."""
         if self._index is None:
-            self._index = open_index(self._folder, self._notices)
+            self._index = open_index(self._folder)
         return self._index.search(queries, k)
 
 
@@ -190,7 +184,7 @@ def served_model(url: str, model: str, key: str, concurrency: int) -> Proxy:
     return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
 
-def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
+def open_index(folder: Path | None) -> PassageIndex:
     """Load an index; without a folder that of the demo's corpus, which is built on first use."""
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.download import cache_dir
@@ -201,11 +195,11 @@ def open_index(folder: Path | None, notices: Terminal) -> PassageIndex:
     try:
         return PassageIndex.load(home)
     except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
-        _build_index(home, notices)
+        _build_index(home)
         return PassageIndex.load(home)
 
 
-def _build_index(home: Path, notices: Terminal) -> None:
+def _build_index(home: Path) -> None:
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import PASSAGES, cached_path
 
@@ -216,6 +210,5 @@ def _build_index(home: Path, notices: Terminal) -> None:
             hint=f"rgate download {CORPUS} all-minilm-l6-v2, or give --index DIR.",
         )
     passages = list(read_passages(corpus / PASSAGES))
-    with locked(home), Progress(console=notices, transient=True) as progress:
-        task = progress.add_task("building the index, once", total=len(passages))
-        PassageIndex.build(passages, report=partial(advance, progress, task)).save(home)
+    with locked(home), Bar(what="building the index, once", total=len(passages)) as bar:
+        PassageIndex.build(passages, report=bar.count).save(home)

@@ -6,11 +6,11 @@ import json
 import logging
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import Progress, TaskID
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 
 if TYPE_CHECKING:
@@ -76,11 +76,6 @@ def print_error(error: RGateError) -> None:
         console.print(error.hint, markup=False, soft_wrap=True)
 
 
-def advance(progress: Progress, task: TaskID, done: int) -> None:
-    """Show how much of a task is done; ``partial(advance, progress, task)`` is a ``report=`` argument."""
-    progress.update(task, completed=done)
-
-
 def hit_as_json(hit: Hit) -> dict[str, Any]:
     """Return a passage that was found as JSON values."""
     passage = hit.passage
@@ -91,47 +86,31 @@ def _harmless(text: str) -> str:
     return _HALF_PAIRS.sub("\ufffd", _COMMANDS.sub("", text))
 
 
-class _Bar:
-    """A bar on standard error, shown inside a ``with`` statement."""
-
-    def __init__(self, name: str, total: int | None, *, transient: bool) -> None:
-        self._bar = Progress(console=Terminal(stderr=True), transient=transient)
-        self._task = self._bar.add_task(name, total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-
-class QuestionBar(_Bar):
-    """Is told how many questions are done.
+class Bar(Progress):
+    """A progress bar on standard error, shown inside a ``with`` statement.
 
     Args:
-        name: What is done, in words.
-        total: How many questions there are.
+        columns: What it shows; rich's usual columns when there are none.
+        what: What is done, in words.
+        total: How much there is to do; None if that is told later.
+        transient: Whether it vanishes at the end.
     """
 
-    def __init__(self, name: str, total: int) -> None:
-        super().__init__(name, total, transient=True)
+    def __init__(
+        self, *columns: ProgressColumn, what: str, total: int | None = None, transient: bool = True
+    ) -> None:
+        super().__init__(*columns, console=Terminal(stderr=True), transient=transient)
+        self._task = self.add_task(what, total=total)
 
-    def __call__(self, done: int) -> None:
-        """Show it."""
-        self._bar.update(self._task, completed=done)
+    def count(self, done: int, total: int | None = None) -> None:
+        """Show how much is done, and of how much."""
+        self.update(self._task, completed=done, total=total)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Show what is being done, how far it is, and how far it goes."""
+        self.update(self._task, description=what, completed=done, total=total)
 
 
-class TrainingBar(_Bar):
-    """Is told what is being done, how far it is, and how far it goes."""
-
-    def __init__(self) -> None:
-        super().__init__("reading questions", None, transient=False)
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """Show it."""
-        self._bar.update(self._task, description=what, completed=done, total=total)
-
-    def print(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._bar.console.print(line, highlight=False)
+def training_bar() -> Bar:
+    """Return the bar of what begins with reading questions, and stays when it is done."""
+    return Bar(what="reading questions", transient=False)

@@ -1,4 +1,4 @@
-"""``rgate serve``: one gate for many clients."""
+"""``rgate serve`` and ``rgate mcp``: one gate for many clients, and advice for agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from rgate_integrations.cli.options import (
     ThresholdOption,
     open_index,
 )
-from rgate_integrations.cli.output import Terminal
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 if TYPE_CHECKING:
@@ -74,9 +73,8 @@ def serve(
     """
     try:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.metrics import Metrics
         from rgate_integrations.serving.server import make_server
-        from rgate_integrations.serving.service import DecisionService
+        from rgate_integrations.serving.service import DecisionService, Metrics
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
     from rgate_integrations.engine.loading import load_gate
@@ -131,7 +129,7 @@ def _search(index: Path | None, retriever: str | None, k: int) -> PassageSearch 
     from rgate_integrations.serving.gateway_call import PassageSearch
 
     if index is not None:
-        return PassageSearch(open_index(index, Terminal(stderr=True)), k)
+        return PassageSearch(open_index(index), k)
     if retriever is None:
         return None
     module, _, name = retriever.partition(":")
@@ -145,3 +143,31 @@ def _search(index: Path | None, retriever: str | None, k: int) -> PassageSearch 
     if not callable(getattr(found, "search", None)):
         raise ConfigurationError(f"{retriever!r} has no method search(queries, k).")
     return PassageSearch(found, k)
+
+
+def mcp(
+    gate: GateName = DEFAULT_GATE,
+    llm_name: Annotated[str, typer.Option(help="The LLM whose knowledge is judged.")] = "",
+    http: Annotated[
+        bool, typer.Option("--http", help="Listen at /mcp, in place of standard input and output.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine, with --http.")] = 8378,
+) -> None:
+    """Serve the tools should_retrieve and search_queries to agents of any framework.
+
+    With --http, the bearer token that clients must send is in the environment, RGATE_TOKEN.
+    """
+    try:
+        from rgate_integrations.serving.agents import make_mcp_server
+        from rgate_integrations.serving.server import make_server
+    except ModuleNotFoundError as error:
+        raise missing_dependency(error.name or "mcp", "mcp") from error
+    from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.models.decision_server import TOKEN
+
+    server = make_mcp_server(load_gate(gate, llm_name=llm_name))
+    if not http:
+        server.run()
+        return
+    app = server.streamable_http_app()
+    make_server(app, "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from rgate_integrations.cli.output import Terminal, TrainingBar
+from rgate_integrations.cli.output import Bar, Terminal, training_bar
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.locks import locked
 
@@ -71,7 +71,7 @@ def train(
         recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
     )
-    with locked(out), TrainingBar() as bar:
+    with locked(out), training_bar() as bar:
         metrics = _train(gate, [*data, *(more or [])], model, out, options, bar, own=own)
     _print(gate, out, metrics, 5 if folds is None else folds)
 
@@ -94,7 +94,7 @@ def _train(
     model: str,
     out: Path,
     options: AdapterOptions,
-    bar: TrainingBar,
+    bar: Bar,
     *,
     own: bool,
 ) -> dict[str, Any]:
@@ -104,19 +104,18 @@ def _train(
     from rgate_integrations.training.adapters import train_adapter
     from rgate_integrations.training.examples import read_examples
     from rgate_integrations.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
-    from rgate_integrations.training.pairs import rewriter_pairs
     from rgate_integrations.training.probe import train_probe
-    from rgate_integrations.training.trainer import RECIPES, fine_tune
+    from rgate_integrations.training.trainer import RECIPES, fine_tune, rewriter_pairs
 
     if gate == "rewriter":
         recipe, pairs = options.recipe or RECIPES[gate], rewriter_pairs(paths)
-        fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=bar)
+        fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=bar.tell)
         return {}
     if own:
-        files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar)
+        files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
         options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
     elif to_be_sampled(paths, options.label):
-        files = read_own(paths, shared_proxy(model), options.label, seed=options.seed, progress=bar)
+        files = read_own(paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.tell)
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
     else:
@@ -124,8 +123,8 @@ def _train(
     known = [example.known for file in files for example in file.examples]
     bar.print(f"{len(known)} questions, {sum(known) / len(known):.0%} known")
     if gate != "probe":
-        return train_adapter(gate, files, model, out, options, progress=bar, show=bar.print)
-    artifact = train_probe(files, shared_proxy(model), options, progress=bar)
+        return train_adapter(gate, files, model, out, options, progress=bar.tell, show=bar.print)
+    artifact = train_probe(files, shared_proxy(model), options, progress=bar.tell)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics

@@ -18,7 +18,7 @@ from rgate_integrations.cli.options import (
     open_index,
     served_model,
 )
-from rgate_integrations.cli.output import Terminal, TrainingBar
+from rgate_integrations.cli.output import Terminal, training_bar
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def tune(
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
 
-    notices, bar = Terminal(stderr=True), TrainingBar()
+    notices, bar = Terminal(stderr=True), training_bar()
     options = TuneOptions(
         policy=_policy(max_loss, budget, confidence),
         labels=_label_kind(labels, judge),
@@ -79,14 +79,19 @@ def tune(
         prior=init_from,
     )
     direct = ModelArm(answering_llm(llm, model, concurrency), tokens=answer_tokens)
-    retrieve = replace(direct, index=open_index(index, notices), k=k)
+    retrieve = replace(direct, index=open_index(index), k=k)
     with ExitStack() as shown:
 
         def before(plan: Plan) -> None:
             _confirm(plan, llm, judge, num_samples, yes)
             shown.enter_context(bar)  # not before: a bar would run over the question
 
-        arms: dict[str, Any] = {"direct": direct, "retrieve": retrieve, "before": before, "progress": bar}
+        arms: dict[str, Any] = {
+            "direct": direct,
+            "retrieve": retrieve,
+            "before": before,
+            "progress": bar.tell,
+        }
         try:
             tuned = run(questions, out=out, options=options, update=update, **arms)
         except KeyboardInterrupt:

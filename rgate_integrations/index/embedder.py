@@ -14,8 +14,7 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.model_folder import refuse_code, refuse_pickles
-from rgate_integrations.models.progress import quiet
+from rgate_integrations.models.model_folder import quiet, refuse_code, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.threads import ForkSafeLock
 

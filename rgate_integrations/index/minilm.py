@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.models.onnx_session import open_session
+from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.threads import usable_cores
 

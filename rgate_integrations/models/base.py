@@ -15,17 +15,6 @@ from rgate_integrations.models.segments import segmented_lines
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 
-__all__ = [
-    "HiddenStates",
-    "PooledLayer",
-    "Pooling",
-    "Proxy",
-    "Span",
-    "TargetScores",
-    "Values",
-    "middle_layers",
-]
-
 Values: TypeAlias = Mapping[str, str]
 """The fields of a prompt template by name."""
 

@@ -13,8 +13,6 @@ from pydantic import SecretStr
 
 from rgate_integrations.errors import ConfigurationError
 
-__all__ = ["Credentials", "read_credentials"]
-
 _HIDDEN = "***"
 _WORD = re.compile(r"\S+")
 

@@ -14,8 +14,6 @@ from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.threads import reset_after_fork
 
-__all__ = ["DecisionServer"]
-
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
 """The environment variable that has the token of a decision server, for the server and for its clients."""
 

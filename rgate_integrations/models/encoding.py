@@ -52,16 +52,16 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
-        control = {str(token) for token in [*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()]}
+        control = {*map(str, tokenizer.all_special_tokens), *tokenizer.get_added_vocab()}
         # The longest first: one may be a part of another.
         self._control = sorted(control, key=len, reverse=True)
 
     def stop_ids(self) -> list[int]:
         """Return the ids of the tokens that end an answer; the one that ends an answer in training comes first."""
         vocabulary = self.tokenizer.get_vocab()
-        turn_ends = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
-        end_of_text = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        ids = turn_ends + end_of_text if self.chat else end_of_text + turn_ends
+        ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
+        if self.tokenizer.eos_token_id is not None:
+            ids.insert(len(ids) if self.chat else 0, self.tokenizer.eos_token_id)
         return list(dict.fromkeys(ids))
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
@@ -148,11 +148,6 @@ class PromptEncoder:
             done = whole
         return texts
 
-    def _text(self, prompt: PromptTemplate, values: Values) -> str:
-        if self.chat and not prompt.raw:
-            return self._rendered(prompt.messages(**values))
-        return prompt.text(**values)
-
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render turns with the chat template."""
         continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
@@ -167,7 +162,9 @@ class PromptEncoder:
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         if prompt == ANSWER and not self.chat:
             prompt = ANSWER_FEW_SHOT
-        text = self._text(prompt, values)
+        text = prompt.text(**values)
+        if self.chat and not prompt.raw:
+            text = self._rendered(prompt.messages(**values))
         encoding = self.tokenizer(
             text,
             # A chat template writes its control tokens itself.

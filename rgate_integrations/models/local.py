@@ -167,14 +167,17 @@ class LocalProxy(Proxy):
             found = runner.score_text(rows)
         results = []
         for row, draft, logprobs in zip(rows, drafts, found, strict=True):
-            update = {
-                "token_ids": row.text,
-                "tokens": tuple(self.encoder.token_texts(row.text)),
-                "logprobs": logprobs,
-                "scored_by": self.name,
-                "prompt_tokens": len(row.ids),
-            }
-            results.append(draft.model_copy(update=update))
+            results.append(
+                draft.model_copy(
+                    update={
+                        "token_ids": row.text,
+                        "tokens": tuple(self.encoder.token_texts(row.text)),
+                        "logprobs": logprobs,
+                        "scored_by": self.name,
+                        "prompt_tokens": len(row.ids),
+                    }
+                )
+            )
         return results
 
     def hidden(

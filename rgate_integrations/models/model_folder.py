@@ -5,6 +5,8 @@ A name that is no folder passes: of a Hub id, transformers and sentence-transfor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +91,18 @@ def _read(path: Path) -> Any:
             f"The file {str(path)!r} of a model folder cannot be read.",
             hint="Save or download the model again.",
         ) from error
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Silence transformers' progress bars and advice while loading."""
+    logging_module = transformers.utils.logging
+    verbosity, bars = logging_module.get_verbosity(), logging_module.is_progress_bar_enabled()
+    logging_module.set_verbosity_error()
+    logging_module.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging_module.set_verbosity(verbosity)
+        if bars:
+            logging_module.enable_progress_bar()

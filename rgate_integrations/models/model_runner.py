@@ -6,6 +6,7 @@ A proxy holds its lock while it uses the runner.
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ from rgate_integrations.models.decoding import (
     row_seed,
 )
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.fingerprint import fingerprint
 from rgate_integrations.models.model_lock import ModelLock
 from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
@@ -134,17 +134,18 @@ class ModelRunner:
         for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
             own = ids[place][:length]
             texts = self.encoder.token_texts(own)
-            draft = Draft(
-                text="".join(texts).strip(),
-                token_ids=tuple(own),
-                tokens=tuple(texts),
-                logprobs=tuple(logprobs[place][:length]),
-                finished=length < len(steps),
-                source="proxy",
-                model=self.name,
-                prompt_tokens=len(row.ids),
+            drafts.append(
+                Draft(
+                    text="".join(texts).strip(),
+                    token_ids=tuple(own),
+                    tokens=tuple(texts),
+                    logprobs=tuple(logprobs[place][:length]),
+                    finished=length < len(steps),
+                    source="proxy",
+                    model=self.name,
+                    prompt_tokens=len(row.ids),
+                )
             )
-            drafts.append(draft)
         return drafts
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -331,3 +332,21 @@ def as_array(vectors: Sequence[torch.Tensor]) -> Float32Array:
     """Return vectors of the model's device as one array, a row each."""
     array: Float32Array = torch.stack(list(vectors)).cpu().numpy()
     return array
+
+
+_VALUES = 8  # so many of a parameter are looked at
+
+
+def fingerprint(model: Any) -> str:
+    """Return 16 hex digits: a hash of the first values of every parameter, rounded to bfloat16.
+
+    So it is the same on every device and in every float type, and takes milliseconds.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):
+        first = parameter.detach().flatten()[:_VALUES]
+        rounded = first.to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(name.encode() + rounded.numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -12,8 +12,7 @@ import transformers
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.model_folder import refuse_pickles
-from rgate_integrations.models.progress import quiet
+from rgate_integrations.models.model_folder import quiet, refuse_pickles
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 

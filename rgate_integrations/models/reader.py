@@ -15,7 +15,7 @@ from importlib import resources
 from itertools import chain, islice, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from rgate_integrations.models.base import (
     pool_states,
     spans_of,
 )
-from rgate_integrations.models.onnx_session import open_session
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
@@ -40,7 +39,7 @@ READER = "smollm2-135m-reader"
 READS = "smollm2-135m-instruct"
 """The model whose first layers these are."""
 FINGERPRINT = "90a1a11611da98e1"
-"""That of the whole model; see `rgate_integrations.models.fingerprint`."""
+"""That of the whole model; see `rgate_integrations.models.model_runner.fingerprint`."""
 STATES = (14, 16, 18, 20, 22)
 """The layers whose states can be had: what goes into layer n, counted from 0."""
 GRAPH, SELF_TEST = "graph.onnx", "self_test.json"
@@ -293,8 +292,7 @@ class Reader:
         return text[: offsets[tokens - 1][1]]
 
     def _ids(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""
@@ -353,3 +351,19 @@ def shared_reader(folder: Path) -> Reader:
         if folder not in _readers:
             _readers[folder] = Reader(folder)
         return _readers[folder]
+
+
+def open_session(graph: bytes, folder: Path) -> Any:
+    """Return a session on the CPU. Any class of error may come from ONNX Runtime.
+
+    Args:
+        graph: The graph, which names the files of its weights.
+        folder: Where these files are.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # texts are read side by side instead, each by one thread
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -13,12 +13,9 @@ from pydantic import SecretStr
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
-from rgate_integrations.models.control_tokens import without_control_tokens
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.models.server import ServerConnection, no_logprobs
-from rgate_integrations.prompts import PromptTemplate
-
-__all__ = ["ServedProxy"]
+from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow

@@ -20,8 +20,6 @@ from typing import Literal, TypeAlias
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError
 from rgate_integrations.models.catalog import Entry, HubFiles, Part
 
-__all__ = ["Source", "fetch_files"]
-
 Source: TypeAlias = Literal["hub", "index"]
 
 _REACHED_WITHIN = 3.0  # seconds

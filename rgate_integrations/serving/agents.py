@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from rgate_integrations.claims.plan import planning
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import arun
+from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
     "Before you search or read documents for a question, ask should_retrieve. If it says false, answer from what you "
@@ -44,12 +45,11 @@ class Advisor:
     async def should_retrieve(self, question: str) -> Advice:
         """Say whether the LLM needs documents to answer a question, or already knows the answer."""
         (decision,) = await arun(decide(self._gate, [question]))
-        kinds = {name: p for name, p in decision.signals.items() if name != "known"}
         return Advice(
             retrieve=decision.retrieve,
             p_known=decision.p_known,
             reason=decision.reason,
-            kind=max(kinds, key=lambda name: kinds[name], default=""),
+            kind=likeliest_kind(decision),
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:

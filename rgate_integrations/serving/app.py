@@ -113,21 +113,15 @@ class DecisionRoutes:
         text = self.service.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def full(self, request: Request, error: Exception) -> Response:
-        """Refuse what would have to wait too long."""
-        response = self.refused_as(error, 529)
-        response.headers["retry-after"] = "1"
-        return response
-
     async def refused(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong with a request that has the right format."""
-        return self.refused_as(error, 422)
-
-    def refused_as(self, error: Exception, status: int) -> Response:
-        """Return the response for a typed error."""
+        """Say what is wrong with a request that has the right format, or that it would have to wait too long."""
         self.service.metrics.failed(type(error).__name__)
         message, hint = getattr(error, "message", str(error)), getattr(error, "hint", "")
-        return problem(status, type(error).__name__, message, hint)
+        response = problem(422, type(error).__name__, message, hint)
+        if isinstance(error, FullError):
+            response.status_code = 529
+            response.headers["retry-after"] = "1"
+        return response
 
     async def invalid(self, request: Request, error: Exception) -> Response:
         """Say what is wrong with the format of a request."""
@@ -188,7 +182,6 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     if gateway is not None:
         app.add_route("/v1/chat/completions", gateway.chat, methods=["POST"], include_in_schema=False)
         app.add_route("/{path:path}", gateway.forward, methods=_METHODS, include_in_schema=False)
-    app.add_exception_handler(FullError, routes.full)
     app.add_exception_handler(RGateError, routes.refused)
     app.add_exception_handler(RequestValidationError, routes.invalid)
     app.add_exception_handler(HTTPException, routes.no_route)

@@ -196,12 +196,13 @@ def _loaded(gate: GateLike | str | None) -> GateLike:
 def _decisions(gate: GateLike, questions: Sequence[str]) -> list[dict[str, Any]]:
     rows = []
     for decision in gate.decide_batch(list(questions)):
-        row = {
-            "retrieve": decision.retrieve,
-            "p_known": decision.p_known,
-            "threshold": decision.threshold,
-            "reason": decision.reason,
-            "error": "" if decision.error is None else decision.error.message,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "retrieve": decision.retrieve,
+                "p_known": decision.p_known,
+                "threshold": decision.threshold,
+                "reason": decision.reason,
+                "error": "" if decision.error is None else decision.error.message,
+            }
+        )
     return rows

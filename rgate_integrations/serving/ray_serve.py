@@ -15,8 +15,7 @@ from rgate_integrations.errors import missing_dependency
 from rgate_integrations.models.decision_server import TOKEN
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.guard import Guard
-from rgate_integrations.serving.metrics import Metrics
-from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.service import DecisionService, Metrics
 
 try:
     from ray import serve

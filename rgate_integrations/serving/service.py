@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
+from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import (
     GateLike,
@@ -18,12 +22,97 @@ from rgate_integrations.engine.gate_like import (
     decide_messages,
     for_llm,
 )
-from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError
 from rgate_integrations.evidence.search import FoundPassage
 from rgate_integrations.runtime.flow import Flow, arun
-from rgate_integrations.serving.conversation import Asked
-from rgate_integrations.serving.metrics import Metrics
-from rgate_integrations.serving.wire import DecideItem
+from rgate_integrations.runtime.records import Record
+from rgate_integrations.serving.wire import Asked, DecideItem, likeliest_kind, way_of
+from rgate_integrations.tuning.evaluation import measure_drift
+
+_LATEST = 2_000  # decisions that drift is measured on
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The counters of one server.
+
+    Args:
+        gate_folder: Folder of a tuned or calibrated gate, with whose calibration decisions are compared; empty for
+            none.
+    """
+
+    def __init__(self, gate_folder: str = "") -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._decisions = Counter(
+            "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
+        )
+        self._errors = Counter(
+            "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
+        )
+        self._requests = Counter(
+            "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
+        )
+        self._seconds = Histogram(
+            "rgate_decision_seconds", "Time to decide.", buckets=_SECONDS, registry=registry
+        )
+        self._sizes = Histogram(
+            "rgate_questions_per_call", "Questions decided together.", buckets=_SIZES, registry=registry
+        )
+        self.waiting = Gauge("rgate_waiting_questions", "Questions being decided.", registry=registry)
+        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._calibration: tuple[tuple[float, ...], float] | None = None
+        if gate_folder:
+            self._calibration = _calibration(gate_folder)
+        if self._calibration is not None:
+            drift = Gauge(
+                "rgate_drift_psi", "Population stability index against the calibration.", registry=registry
+            )
+            drift.set_function(self._drift)
+
+    def decided(self, decisions: Sequence[Decision], seconds: float) -> None:
+        """Count decisions that were made together."""
+        self._seconds.observe(seconds)
+        self._sizes.observe(len(decisions))
+        for decision in decisions:
+            outcome: str = way_of(decision)
+            if decision.error is not None:
+                outcome = "failed"
+                self.failed(decision.error.type)
+            else:
+                self._latest.append(decision.p_known)
+            self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
+
+    def passed(self, way: str) -> None:
+        """Count a chat completion: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked."""
+        self._requests.labels(way).inc()
+
+    def failed(self, kind: str) -> None:
+        """Count a failure by the name of its type."""
+        self._errors.labels(kind).inc()
+
+    def text(self) -> bytes:
+        """Return all of it in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def _drift(self) -> float:
+        assert self._calibration is not None  # noqa: S101  registered only then
+        scores, threshold = self._calibration
+        try:
+            return measure_drift(scores, list(self._latest), threshold).psi
+        except DataFormatError:  # too few decisions yet
+            return 0.0
+
+
+def _calibration(folder: str) -> tuple[tuple[float, ...], float] | None:
+    """Return the scores that a gate was calibrated on, and its threshold; None for a gate that was not."""
+    saved = read_gate(folder)
+    if "scores" not in saved.provenance:
+        return None
+    record = Record(f"the calibration of {folder!r}", 1, saved.provenance)
+    return record.numbers("scores"), saved.threshold
+
 
 _log = logging.getLogger("rgate_integrations.serving")
 
@@ -145,8 +234,7 @@ class DecisionService:
         _log.info("%d questions, %d to retrieve, %.0f ms", len(decisions), retrieving, seconds * 1e3)
         if self._log_questions:
             for decision in decisions:
-                way = "retrieve" if decision.retrieve else "direct"
-                _log.info("%s %.3f %r", way, decision.p_known, decision.question)
+                _log.info("%s %.3f %r", way_of(decision), decision.p_known, decision.question)
 
     async def _run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
         began = time.perf_counter()
@@ -165,8 +253,10 @@ class DecisionService:
         drafted: list[int] = []
         plain: list[int] = []
         for place, item in enumerate(items):
-            is_judged = item.draft is not None and gates.answer is not None
-            (drafted if is_judged else plain).append(place)
+            if item.draft is not None and gates.answer is not None:
+                drafted.append(place)
+            else:
+                plain.append(place)
         decisions: dict[int, Decision] = {}
         for gate, places in ((gates.question, plain), (gates.answer, drafted)):
             if gate is not None and places:

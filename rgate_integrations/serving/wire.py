@@ -7,6 +7,8 @@ A System One request has a *state* and typed *questions* by name; the answer has
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +16,76 @@ from pydantic import BaseModel, ConfigDict, Field
 from rgate_integrations.claims.plan import QueryPlan
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.serving.conversation import Asked, question_in
+
+QUESTION_KEYS = ("question", "input", "query", "messages")
+_SPEAKERS = ("user", "assistant")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question and what was said before it.
+
+    Attributes:
+        question: The question.
+        history: The earlier turns, oldest first, as gates read them: ``user: …`` and ``assistant: …``.
+        place: Place of its message among the messages; -1 where there are none.
+    """
+
+    question: str
+    history: tuple[str, ...] = ()
+    place: int = -1
+
+    @property
+    def search_text(self) -> str:
+        """What to search for: of a question that follows on others, also the last thing that the user said."""
+        said = [turn for turn in self.history if turn.startswith("user: ")]
+        return f"{said[-1].removeprefix('user: ')}\n{self.question}" if said else self.question
+
+
+def question_in(state: object) -> Asked | None:
+    """Return the question in a text, in a mapping under one of `QUESTION_KEYS`, or in messages; None without any."""
+    if isinstance(state, str):
+        return Asked(state)
+    if isinstance(state, Mapping):
+        for key in QUESTION_KEYS:
+            if key in state:
+                return question_in(state[key])
+        return None
+    return question_in_messages(state)
+
+
+def question_in_messages(messages: object) -> Asked | None:
+    """Return the question of a conversation: its last message, if that is the user's and is text alone."""
+    if not isinstance(messages, list) or not messages:
+        return None
+    last = messages[-1]
+    question = _text(last) if isinstance(last, Mapping) and last.get("role") == "user" else None
+    if question is None:
+        return None
+    turns = []
+    for message in messages[:-1]:
+        # System messages and the results of tools were not said by anybody.
+        if isinstance(message, Mapping) and message.get("role") in _SPEAKERS:
+            text = _text(message)
+            if text:
+                turns.append(f"{message['role']}: {text}")
+    return Asked(question, tuple(turns), place=len(messages) - 1)
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """Return the text of a message; None where it is, or holds, something else, such as an image."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        return None
+    texts = []
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            return None
+        texts.append(part["text"])
+    return "\n".join(texts)
+
 
 MOST_QUESTIONS = 256
 """Questions of one request."""
@@ -110,7 +181,7 @@ class SystemOneRequest(BaseModel):
         """
         for name, question in self.questions.items():
             is_known = question.type == "noul" and name == KNOWN
-            is_route = question.type == "choice" and _routes(question.criteria)
+            is_route = question.type == "choice" and _is_route(question.criteria)
             if not (is_known or is_route):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
@@ -120,6 +191,21 @@ class SystemOneRequest(BaseModel):
         if asked is None or not asked.question.strip():
             raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
         return asked
+
+
+def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
+    """Return what a decision says as clients and metrics have it."""
+    return "retrieve" if decision.retrieve else "direct"
+
+
+def likeliest_kind(decision: Decision) -> str:
+    """Return the likeliest kind of request; empty for gates that tell none.
+
+    The default gate has a signal for each kind, and one for what the LLM knows.
+    """
+    kinds = dict(decision.signals)
+    kinds.pop("known", None)
+    return max(kinds, key=kinds.__getitem__, default="")
 
 
 class NoulAnswer(BaseModel):
@@ -157,7 +243,7 @@ class SystemOneResponse(BaseModel):
         """Return the answers that a decision gives."""
         known = decision.p_known
         choice = ChoiceAnswer(
-            choice="retrieve" if decision.retrieve else "direct",
+            choice=way_of(decision),
             probabilities={"retrieve": 1 - known, "direct": known},
             confidence=1 - known if decision.retrieve else known,
         )
@@ -182,5 +268,5 @@ class ProblemResponse(BaseModel):
     error: Problem
 
 
-def _routes(criteria: object) -> bool:
+def _is_route(criteria: object) -> bool:
     return isinstance(criteria, dict) and sorted(criteria) == sorted(ROUTES)

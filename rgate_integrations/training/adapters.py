@@ -20,10 +20,8 @@ from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.training.examples import DataFile, Example, check_labels
 from rgate_integrations.training.linear import auc_by_set, fold_metrics, question_folds
-from rgate_integrations.training.options import TrainingOptions
-from rgate_integrations.training.own import SampledLabel, drafts_for
-from rgate_integrations.training.pairs import pairs_for, verdict_prompt
-from rgate_integrations.training.trainer import RECIPES, Recipe, fine_tune
+from rgate_integrations.training.own import SampledLabel, TrainingOptions, drafts_for
+from rgate_integrations.training.trainer import RECIPES, Recipe, fine_tune, pairs_for, verdict_prompt
 from rgate_integrations.tuning.collection import Progress, silent
 
 ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")

@@ -13,8 +13,7 @@ import numpy as np
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
-from rgate_integrations.runtime.text import normalise
-from rgate_integrations.training.labels import match_ratio
+from rgate_integrations.runtime.text import matching_ratio, normalise
 
 LABEL = "closed_book_correct"
 MATCH_RATIO = "match_ratio"
@@ -165,3 +164,11 @@ def _example(record: Record, path: Path, label: str, targets: Mapping[str, float
         gold=gold,
         context=record.optional_text("context"),
     )
+
+
+def match_ratio(text: str, gold: Sequence[str], threshold: float = 0.5) -> bool:
+    """Label by SlimPLM's matching ratio (section 3.2): more than ``threshold`` of the gold answers are contained.
+
+    Containment is on token boundaries; the published code's substring match finds the answer "no" in "know".
+    """
+    return matching_ratio(text, gold) > threshold

@@ -1,18 +1,23 @@
-"""What a model says itself, for a training: its drafts, and labels of its own answers."""
+"""What every training has in common: its options; and what a model says itself: drafts, and labels of its answers."""
 
 from __future__ import annotations
 
+import platform
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
+from rgate_integrations.gates.papers.boundary import Normalisation, certainty
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
+from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate, answering
 from rgate_integrations.runtime.records import read_records
-from rgate_integrations.training.examples import DataFile, Example, read_examples
-from rgate_integrations.training.labels import sampled_accuracy, sampled_certainty
+from rgate_integrations.runtime.text import comparable, is_correct
+from rgate_integrations.training.examples import LABEL, DataFile, Example, read_examples
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import Progress, cached_answers, silent
 from rgate_integrations.tuning.questions import Question
@@ -96,6 +101,22 @@ def read_own(
     return read_examples(paths, label, targets)
 
 
+def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
+    """Return the share of sampled answers that are right (KBM, section 2.2): the accuracy label, in [0, 1]."""
+    if not samples:
+        return 0.0
+    return sum(is_correct(sample, gold) for sample in samples) / len(samples)
+
+
+def sampled_certainty(samples: Sequence[str], normalisation: Normalisation = "distinct") -> float:
+    """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
+
+    Raises:
+        EvidenceError: All samples are empty.
+    """
+    return certainty(list(Counter(comparable(samples)).values()), normalisation)
+
+
 DraftKind = Literal["proxy", "recorded", "none"]
 """Whose drafts are read: the proxy's own, what the LLM is recorded to have written, or none: the question alone."""
 
@@ -152,3 +173,67 @@ def recorded_draft(proxy: Proxy, text: str, tokens: int) -> Draft:
     """Return the first tokens of a recorded text, counted by the proxy's tokenizer."""
     head = proxy.truncate(text, tokens)
     return Draft(text=(head or text).strip(), source="recorded", finished=head is None)
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What a gate is trained to read, how it is tested, and how it is described.
+
+    Attributes:
+        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` what the LLM wrote, ``"none"`` the question
+            alone.
+        tokens: Draft tokens to read.
+        folds: Folds of the cross-validation. None is 5 for a probe, which is calibrated on them, and 0 (no
+            cross-validation) for a gate that is fine-tuned.
+        seed: Seed of everything.
+        label: Name of the label.
+        labelled_by: What made the labels, for the model card; empty if the data came with them.
+        llm: Name of the LLM whose answers were labelled.
+        licence: Licence of the weights.
+        system: System turn of the prompt that the answers are written under (probes only); None is that of `ANSWER`.
+    """
+
+    draft: DraftKind = "proxy"
+    tokens: int = 32
+    folds: int | None = None
+    seed: int = 0
+    label: str = LABEL
+    labelled_by: str = ""
+    llm: str = "the LLM of the training data"
+    licence: str = "that of the training data"
+    system: str | None = None
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """The prompt that the question stands in, and that drafts are written for."""
+        return answering(self.system)
+
+    def provenance(
+        self,
+        files: Sequence[DataFile],
+        *,
+        folds: int,
+        recipe: str,
+        metrics: dict[str, Any],
+        packages: Sequence[str],
+    ) -> dict[str, Any]:
+        """Return where a trained gate comes from, as JSON values.
+
+        Args:
+            files: What it was trained on.
+            folds: Folds of the cross-validation.
+            recipe: How it was trained, in words or JSON.
+            metrics: What the cross-validation found.
+            packages: The packages whose versions matter.
+        """
+        versions = {name: version(name) for name in packages}
+        return {
+            "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
+            "seed": self.seed,
+            "folds": folds,
+            "recipe": recipe,
+            "data": [file.as_provenance() for file in files],
+            "metrics": metrics,
+            "versions": versions | {"python": platform.python_version()},
+            "licence": self.licence,
+        }

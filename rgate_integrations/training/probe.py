@@ -23,8 +23,7 @@ from rgate_integrations.training.linear import (
     fold_metrics,
     question_folds,
 )
-from rgate_integrations.training.options import TrainingOptions
-from rgate_integrations.training.own import DraftKind, drafts_for
+from rgate_integrations.training.own import DraftKind, TrainingOptions, drafts_for
 from rgate_integrations.tuning.collection import Progress, silent
 
 _CHUNK = 256

@@ -88,7 +88,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
         "ece": round(expected_calibration_error(p[choose], known), 4),
         "draft": draft,
-        "data": [_origin(file) for file in files],
+        "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
     }
     calibrated = CalibratedGate(
         inner=gate.gate,
@@ -98,11 +98,6 @@ def calibrate(
         fingerprint=_fingerprint(gate, judged),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
-
-
-def _origin(file: PairedFile) -> dict[str, Any]:
-    """Return which data a threshold was chosen on, as JSON values."""
-    return {"name": file.name, "sha256": file.sha256, "n": len(file.records)}
 
 
 def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:

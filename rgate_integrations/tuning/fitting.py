@@ -156,13 +156,21 @@ def fit_gate(
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag, seed)
     if not choice.guaranteed:
-        enough = _how_many(policy, p, known, rag, seed)
-        choice = replace(choice, guarantee=f"{choice.guarantee} {enough}")
+        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag, seed)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
-    quality = {"auc": after, "auc_before": before, "ece": expected_calibration_error(p, known)}
-    provenance = provenance_of(policy, choice, p, seed) | _provenance(labels, known, quality)
-    provenance |= {"shrinkage": correction.strength, "folds": folds, **(facts or {})}
+    provenance = provenance_of(policy, choice, p, seed) | {
+        "labels": labels.kind,
+        "samples": max(each.samples for each in labels.answered),
+        "unlabelled": labels.unknown,
+        "known": round(float(known.mean()), 4),
+        "auc": round(after, 4),
+        "auc_before": round(before, 4),
+        "ece": round(expected_calibration_error(p, known), 4),
+        "shrinkage": correction.strength,
+        "folds": folds,
+        **(facts or {}),
+    }
     artifact = _fold(
         correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
     )
@@ -193,19 +201,6 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
             places.append(place)
             features.append(features_of(each.direct.head(tokens)))
     return np.array(places, dtype=int), np.array(features)
-
-
-def _provenance(labels: Labels, known: BoolArray, quality: dict[str, float]) -> dict[str, Any]:
-    """Return what a gate was fitted to and how good it is, as JSON values."""
-    facts: dict[str, Any] = {
-        "labels": labels.kind,
-        "samples": max(each.samples for each in labels.answered),
-        "unlabelled": labels.unknown,
-        "known": round(float(known.mean()), 4),
-    }
-    for name, value in quality.items():
-        facts[name] = round(value, 4)
-    return facts
 
 
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray, seed: int) -> str:

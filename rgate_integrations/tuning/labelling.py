@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -15,8 +16,9 @@ from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
-from rgate_integrations.training.labels import JUDGE, refuses, verdict
+from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import (
     JUDGE_ARM,
     SAMPLE,
@@ -28,6 +30,17 @@ from rgate_integrations.tuning.collection import (
     silent,
 )
 
+JUDGE = PromptTemplate(
+    name="answer-judge",
+    version=1,
+    user=(
+        "Question: {question}\nReference answers: {gold}\nAnswer to judge: {answer}\n\n"
+        "Does the answer to judge agree with one of the reference answers? Reply Yes or No."
+    ),
+    cut="answer",
+)
+"""The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
+
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
 """How answers are labelled; ``"auto"`` is gold where every question has a gold answer, else agreement."""
 
@@ -38,6 +51,18 @@ Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 
 SAME_MEANING = 0.85
 """Cosine similarity from which on two answers say the same."""
+
+_VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
+
+_REFUSALS = (
+    "i do not know",
+    "i don't know",
+    "i cannot",
+    "i can't",
+    "i am not able",
+    "i'm not able",
+    "as an ai",
+)
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
 _VERDICT_TOKENS = 8  # of a judge's reply: it is asked for a word
@@ -108,8 +133,9 @@ def label(
         DataFormatError: Gold answers are needed, and no question has some.
     """
     if kind == "auto":
-        all_gold = answered and all(each.question.gold for each in answered)
-        kind = "gold" if all_gold else "agreement"
+        kind = "agreement"
+        if answered and all(each.question.gold for each in answered):
+            kind = "gold"
     if kind not in LABEL_KINDS:
         raise ConfigurationError(f"Labels {kind!r} are not known.", hint="gold, judge or agreement")
     usable = [each for each in answered if kind == "agreement" or each.question.gold]
@@ -199,41 +225,29 @@ def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | N
 
 
 @dataclass(frozen=True)
-class JudgeArm:
+class JudgeArm(ModelArm):
     """A judge as an arm, so that its verdicts are kept as answers are (IK, section 3.1).
 
     A local model judges by its Yes and No logits, binarised at 0.5; a served one by what it writes.
 
     Attributes:
-        judge: The model.
         values: What it is asked about each question: fields of `JUDGE` by the question's text.
     """
 
-    judge: Proxy
-    values: Mapping[str, Mapping[str, str]]
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        return self.judge.name
-
-    @property
-    def batch(self) -> int:
-        """A server makes its own batches."""
-        return 1 if isinstance(self.judge, ServedProxy) else 16
+    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Model and prompt."""
-        return {"llm": self.judge.name, "weights": self.judge.fingerprint, "prompt": JUDGE.hash}
+        return {"llm": self.llm.name, "weights": self.llm.fingerprint, "prompt": JUDGE.hash}
 
     def answer(self, questions: Sequence[str]) -> list[Draft]:
         """Judge the answers to some questions."""
         values = [self.values[question] for question in questions]
-        if isinstance(self.judge, ServedProxy):
-            return self.judge.generate(JUDGE, values, tokens=_VERDICT_TOKENS)
+        if isinstance(self.llm, ServedProxy):
+            return self.llm.generate(JUDGE, values, tokens=_VERDICT_TOKENS)
         found = []
-        for scores in self.judge.score(JUDGE, values, ("Yes", "No")):
+        for scores in self.llm.score(JUDGE, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
             text = ("Yes" if p >= 0.5 else "No") if 0 <= p <= 1 else ""  # NaN is neither
             found.append(Draft(text=text))
@@ -270,13 +284,27 @@ def ask_judge(
                 found[arm, question.key] = False
                 continue
             asked.append(question)
-            gold = "; ".join(question.gold)
-            values[question.text] = {"question": question.text, "gold": gold, "answer": given.text.strip()}
+            values[question.text] = {
+                "question": question.text,
+                "gold": "; ".join(question.gold),
+                "answer": given.text.strip(),
+            }
         name = f"{JUDGE_ARM} {judge.name} of {arm}"
-        answers.add({name: JudgeArm(judge, values)})
-        report = partial(progress, f"judging {arm}")
-        answers.ask(asked, arms=[name], concurrency=concurrency, report=report)
+        answers.add({name: JudgeArm(judge, values=values)})
+        answers.ask(asked, arms=[name], concurrency=concurrency, report=partial(progress, f"judging {arm}"))
         for question in asked:
             said = answers.answer_of(question, name)
             found[arm, question.key] = None if said is None else verdict(said.text)
     return found
+
+
+def refuses(answer: str) -> bool:
+    """Whether an answer is a refusal, such as "I do not know", or nothing at all."""
+    text = answer.strip().lower()
+    return not text or text.startswith(_REFUSALS)
+
+
+def verdict(reply: str) -> bool | None:
+    """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
+    found = _VERDICT.match(reply)
+    return found[1].lower() == "yes" if found else None

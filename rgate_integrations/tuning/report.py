@@ -79,17 +79,18 @@ def report_page(results: Sequence[Mapping[str, Any]], *, texts: bool = True) -> 
             right = [int(bool(question["closed_book_correct"])), int(bool(question["rag_correct"]))]
             rows.append([question["p_known"], *right, question["dataset"], text, draft])
         notes, threshold = result.get("notes"), result.get("threshold")
-        about = {
-            "gate": result["gate"],
-            "draft": result.get("draft", ""),
-            "threshold": 0.5 if threshold is None else threshold,
-            "break_even": result.get("break_even"),
-            "notes": list(map(str, notes))
-            if isinstance(notes, list)
-            else [],  # a file may hold something else
-            "questions": rows,
-        }
-        shown.append(about)
+        shown.append(
+            {
+                "gate": result["gate"],
+                "draft": result.get("draft", ""),
+                "threshold": 0.5 if threshold is None else threshold,
+                "break_even": result.get("break_even"),
+                "notes": list(map(str, notes))
+                if isinstance(notes, list)
+                else [],  # a file may hold something else
+                "questions": rows,
+            }
+        )
     # "<" would end the script element, whatever a model wrote
     data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
@@ -217,17 +218,18 @@ def write_page(
         rows = []
         for place, score in zip(places, scores, strict=True):
             answered = labels.answered[place]
-            row = {
-                "question": answered.question.text,
-                "dataset": answered.question.dataset or "all questions",
-                "draft": answered.direct.text,
-                "p_known": round(float(score), 5),
-                "closed_book_correct": labels.known[place],
-                "rag_correct": labels.rag[place],
-            }
-            rows.append(row)
-        about = [labels.description, *said]
-        results.append({"gate": gate, "threshold": threshold, "questions": rows, "notes": about})
+            rows.append(
+                {
+                    "question": answered.question.text,
+                    "dataset": answered.question.dataset or "all questions",
+                    "draft": answered.direct.text,
+                    "p_known": round(float(score), 5),
+                    "closed_book_correct": labels.known[place],
+                    "rag_correct": labels.rag[place],
+                }
+            )
+        notes_shown = [labels.description, *said]
+        results.append({"gate": gate, "threshold": threshold, "questions": rows, "notes": notes_shown})
     return report_page(results)
 
 

@@ -16,7 +16,6 @@ from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, write_folder
 from rgate_integrations.runtime.locks import locked
-from rgate_integrations.training.labels import JUDGE
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
 from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
 from rgate_integrations.tuning.fitting import (
@@ -25,7 +24,7 @@ from rgate_integrations.tuning.fitting import (
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, ask_judge, label
 from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.policies import MaxLoss, Policy
 from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
@@ -185,8 +184,9 @@ def tune(
         answers = Answers(kept, arms)
         if before is not None:
             before(_plan(asked, answers))
-        report = partial(progress, "asking the LLM")
-        failed = answers.ask(asked, concurrency=options.concurrency, report=report)
+        failed = answers.ask(
+            asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
+        )
         labels = _label(answers, options, progress)
         return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
 
@@ -262,8 +262,7 @@ def _fit_and_write(
     progress("fitting", 1, 2)
     begun = fit(tokens=options.tokens)
     progress("fitting", 2, 2)
-    if question is None:
-        raise AssertionError("labels were checked")
+    assert question is not None  # noqa: S101  labels were checked
     notes = write_notes(labels, question, begun)
     files = tuned_files(question.artifact, options.prior)
     if begun is not None:

@@ -51,9 +51,8 @@ class ByText:
 def serve(port: int) -> None:
     """Serve `ByText` until killed."""
     from rgate_integrations.serving.app import make_app
-    from rgate_integrations.serving.metrics import Metrics
     from rgate_integrations.serving.server import make_server
-    from rgate_integrations.serving.service import DecisionService
+    from rgate_integrations.serving.service import DecisionService, Metrics
 
     make_server(make_app(DecisionService(ByText(), Metrics())), "127.0.0.1", port).run()
 
