@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import typer
@@ -122,8 +121,6 @@ def test_what_is_not_downloaded_is_said(tmp_path, monkeypatch, scripted):
 @pytest.mark.parametrize(("gate", "opened"), [("constant:never", 0), ("constant:always", 1)])
 def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, scripted, gate, opened):
     """It built one of 10,033 passages first, for "What is the capital of France?" too."""
-    from rgate_integrations.cli import options
-
     found = []
 
     class Index:
@@ -134,12 +131,12 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
         found.append(folder)
         return Index()
 
-    monkeypatch.setattr(options, "open_index", open_index)
+    monkeypatch.setattr("rgate_integrations.cli.ask.open_index", open_index)
     monkeypatch.setattr("rgate_integrations.cli.ask.open_llm", lambda *given: scripted)
     done = rgate("ask", "--gate", gate, "who?", "what?")
     assert (done.exit_code, len(found)) == (0, opened), done.output
-    with pytest.raises(IndexNotFoundError):
-        options.LaterIndex(Path("no-such-folder"))
+    missing = rgate("ask", "--index", "no-such-folder", "who?")
+    assert isinstance(missing.exception, IndexNotFoundError)
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,19 +20,23 @@ from rgate_integrations.cli.options import (
     AsJson,
     GateName,
     IndexFolder,
-    LaterIndex,
     LLMName,
     PassageCount,
     ProxyName,
     QuestionArguments,
     ThresholdOption,
+    open_index,
     open_llm,
 )
 from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
+from rgate_integrations.errors import IndexNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rgate_integrations.decision import Decision
     from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.index import PassageIndex
     from rgate_integrations.index.retriever import Hit
     from rgate_integrations.models.base import Proxy
 
@@ -66,7 +71,10 @@ def ask(
     from rgate_integrations.engine.loading import load_gate
 
     console, notices = Terminal(), Terminal(stderr=True)
-    searched = LaterIndex(index)
+    if index is not None and not index.exists():
+        raise IndexNotFoundError(f"There is no folder {str(index)!r}.", hint="rgate index build makes one.")
+    # Opened by the first search: the demo's index is built then, which takes minutes.
+    searched = cache(partial(open_index, index))
     loaded = load_gate(gate, proxy=proxy)
     with notices.status("loading models"):
         answering = open_llm(llm, loaded.get_proxy(), notices)
@@ -107,7 +115,7 @@ def _answer(
     question: str,
     gate: DecisionEngine,
     llm: Proxy,
-    index: LaterIndex,
+    index: Callable[[], PassageIndex],
     *,
     k: int,
     threshold: float | None,
@@ -136,7 +144,7 @@ def _answer(
         (plan,) = plan_queries([decision])
         answered.queries = [query.text for query in plan.queries]
         start = time.perf_counter()
-        answered.hits = fuse(index.search(answered.queries, k), key=passage_id, k=k)
+        answered.hits = fuse(index().search(answered.queries, k), key=passage_id, k=k)
         answered.times["search"] = _milliseconds(start)
     start = time.perf_counter()
     (answered.answer,) = answer_all(llm, [decision], [[hit.passage for hit in answered.hits]])

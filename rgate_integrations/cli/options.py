@@ -20,7 +20,6 @@ from rgate_integrations.runtime.locks import locked
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
-    from rgate_integrations.index.retriever import Hit
     from rgate_integrations.models.base import Proxy
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
@@ -113,31 +112,6 @@ def numbers(text: str, names: tuple[str, ...], *, needed: tuple[str, ...] = ()) 
 CORPUS = "encyclopedia-leads"
 KEY = "RGATE_API_KEY"
 """The environment variable that has the key of the LLM's server."""
-
-
-class LaterIndex:
-    """An index that is opened by the first search: the demo's is built then, which takes minutes.
-
-    Args:
-        folder: Its folder; the demo's corpus when None.
-
-    Raises:
-        IndexNotFoundError: There is no such folder.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        if folder is not None and not folder.exists():
-            raise IndexNotFoundError(
-                f"There is no folder {str(folder)!r}.", hint="rgate index build makes one."
-            )
-        self._folder = folder
-        self._index: PassageIndex | None = None
-
-    def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Search, and open the index before the first search."""
-        if self._index is None:
-            self._index = open_index(self._folder)
-        return self._index.search(queries, k)
 
 
 def open_llm(name: str, proxy: Proxy, notices: Terminal) -> Proxy:

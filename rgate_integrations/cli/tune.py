@@ -68,7 +68,7 @@ def tune(
     notices, bar = Terminal(stderr=True), training_bar()
     options = TuneOptions(
         policy=_policy(max_loss, budget, confidence),
-        labels=_label_kind(labels, judge),
+        labels=_label_kind(labels),
         judge=None if judge is None else _judge(judge, concurrency),
         sample=max_questions,
         embedder=_embedder(notices),
@@ -158,11 +158,9 @@ def _policy(max_loss: float | None, budget: float | None, confidence: float) -> 
     return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
 
 
-def _label_kind(labels: str, judge: str | None) -> LabelKind:
+def _label_kind(labels: str) -> LabelKind:
     from rgate_integrations.tuning.labelling import LABEL_KINDS
 
-    if labels == "auto" and judge is not None:
-        return "judge"
     for kind in LABEL_KINDS:
         if kind == labels:
             return kind

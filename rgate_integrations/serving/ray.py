@@ -126,9 +126,8 @@ def gate_files(
     def start(worker: Any, path: Path) -> Any:
         return worker.run.remote(str(path), str(results[path]))
 
-    done = len(paths) - len(missing)
-    for _ in pool.map_unordered(start, missing):
-        done += 1
+    there = len(paths) - len(missing)
+    for done, _ in enumerate(pool.map_unordered(start, missing), start=there + 1):
         if report is not None:
             report(done, len(paths))
     return list(results.values())

@@ -43,8 +43,7 @@ class Metrics:
     """
 
     def __init__(self, gate_folder: str = "") -> None:
-        registry = CollectorRegistry()
-        self._registry = registry
+        registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
         )

@@ -189,7 +189,6 @@ class TrainingOptions:
         label: Name of the label.
         labelled_by: What made the labels, for the model card; empty if the data came with them.
         llm: Name of the LLM whose answers were labelled.
-        licence: Licence of the weights.
         system: System turn of the prompt that the answers are written under (probes only); None is that of `ANSWER`.
     """
 
@@ -200,7 +199,6 @@ class TrainingOptions:
     label: str = LABEL
     labelled_by: str = ""
     llm: str = "the LLM of the training data"
-    licence: str = "that of the training data"
     system: str | None = None
 
     @property
@@ -235,5 +233,5 @@ class TrainingOptions:
             "data": [file.as_provenance() for file in files],
             "metrics": metrics,
             "versions": versions | {"python": platform.python_version()},
-            "licence": self.licence,
+            "licence": "that of the training data",
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -116,7 +117,7 @@ def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> 
         if isinstance(value, float):
             numbers[name] = round(value, 4) + 0.0  # the sum turns -0.0 into 0.0
     n = len(p)
-    draws: dict[str, list[float]] = {name: [] for name in _WITH_INTERVAL}
+    draws: defaultdict[str, list[float]] = defaultdict(list)
     rng = np.random.default_rng(seed)
     for _ in range(samples):
         pick = rng.integers(0, n, n)
@@ -131,7 +132,7 @@ def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> 
         **numbers,
         "failed": sum(d.error is not None for d in judged.decisions),
         "curve": [[round(i * 0.05, 2), round(float(value), 4)] for i, value in enumerate(accuracies)],
-        "intervals": {name: _interval(values) for name, values in draws.items() if values},
+        "intervals": {name: _interval(draws[name]) for name in _WITH_INTERVAL if name in draws},
     }
 
 
