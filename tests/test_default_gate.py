@@ -107,9 +107,8 @@ def test_white_space_and_company_change_no_decision(gate):
 
 
 def test_a_stronger_llm_knows_more(gate):
-    asked = ["Which river flows through the city of Bern?", "Who directed the film Vertigo?"]
-    own = gate.decide_batch(asked)
-    strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(asked)
+    own = gate.decide_batch(FACTS)
+    strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(FACTS)
     assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
 
 
@@ -125,7 +124,8 @@ def test_what_was_offered_is_looked_up_when_the_user_accepts(gate, reply):
 
 
 def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):
-    decisions = gate.with_options(ability=Ability("gpt-9", 4.0, 0.5, "a test")).decide_batch(NEWS)
+    asked = [*NEWS, *(question.lower().rstrip("?") for question in NEWS)]
+    decisions = gate.with_options(ability=Ability("gpt-9", 4.0, 0.5, "a test")).decide_batch(asked)
     assert [d.question for d in decisions if not d.retrieve] == []
     facts = gate.with_options(llm_name="gpt-4o").decide_batch(FACTS)
     assert [d.question for d in facts if d.retrieve or "news" in d.reason] == []
