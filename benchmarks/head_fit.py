@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.training.linear import ridge_logistic
+from rgate_integrations.tuning.training.linear import ridge_logistic
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 

@@ -18,8 +18,8 @@ from base import CONSOLE, SETS, argument_parser, print_table, read_answers, read
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, save_utility_model
-from rgate_integrations.evidence.search import FEATURES, READ, FoundPassage, search_features
+from rgate_integrations.gates.artifacts.passage_utility import PassageUtilityModel, save_utility_model
+from rgate_integrations.gates.evidence.search import FEATURES, READ, FoundPassage, search_features
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.models.download import PASSAGES, cached_path

@@ -17,9 +17,9 @@ from holds import read_corpora
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst, is_never_known
-from rgate_integrations.artifacts.passage_utility import read_utility_model
 from rgate_integrations.engine.loading import DEFAULT_GATES
-from rgate_integrations.evidence.search import FoundPassage, search_features
+from rgate_integrations.gates.artifacts.passage_utility import read_utility_model
+from rgate_integrations.gates.evidence.search import FoundPassage, search_features
 from rgate_integrations.index import Passage
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.text import is_correct

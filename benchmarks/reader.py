@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from rgate_integrations import load_gate
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 
-BEGUN = "answer:default-heads,default-answer"
+BEGUN = "answer:default,default-answer"
 WORDS = (6, 24, 48)  # about 8, 32 and 64 tokens
 
 

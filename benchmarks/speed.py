@@ -45,7 +45,7 @@ BATCH = 64
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("gates", nargs="*", metavar="GATE", default=["default-heads"])
+    parser.add_argument("gates", nargs="*", metavar="GATE", default=["default"])
     gates = parser.parse_args().gates
     passages = list(read_passages(download("encyclopedia-leads") / PASSAGES))
     asked = [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]

@@ -35,7 +35,7 @@ from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correc
 from rgate_integrations.tuning.policies import MaxLoss
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
-SHIPPED = "default-heads"
+SHIPPED = "default"
 SIZES, DRAWS, MOST, LOSS = (100, 300, 1_000), 20, 3_000, 0.02
 EVOUNA, WACK = "more/evouna_nq_triviaqa.jsonl.gz", "more/wack_base_models.jsonl.gz"
 SOURCES = (

@@ -9,7 +9,7 @@
 import matplotlib.pyplot as plt
 
 from rgate_integrations import load_gate
-from rgate_integrations.claims import plan_queries
+from rgate_integrations.answering.claims import plan_queries
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 
 # %% [markdown]

@@ -15,7 +15,7 @@ from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Wor
 from llama_index_engine import TEXTS, SmallEmbedding, SmallLLM
 
 from rgate_integrations import DecisionEngine, load_gate
-from rgate_integrations.claims import QueryPlan, plan_queries
+from rgate_integrations.answering.claims import QueryPlan, plan_queries
 from rgate_integrations.index import fuse
 
 

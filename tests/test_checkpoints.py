@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.training.target_trainer import Row, prepare, seal
-from rgate_integrations.training.trainer import Recipe, Run
+from rgate_integrations.tuning.training.target_trainer import Row, prepare, seal
+from rgate_integrations.tuning.training.trainer import Recipe, Run
 
 RECIPE = Recipe(epochs=4, learning_rate=2e-3, batch_size=4)
 FILES = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rgate_integrations import Decision, Draft
-from rgate_integrations.claims import ModelRewriter, plan_queries
-from rgate_integrations.claims.format import Claim, parse_claims, print_claims, without_tags
-from rgate_integrations.claims.rewriter import sentence_claims, split_sentences, subject
+from rgate_integrations.answering.claims import ModelRewriter, plan_queries
+from rgate_integrations.answering.claims.format import Claim, parse_claims, print_claims, without_tags
+from rgate_integrations.answering.claims.rewriter import sentence_claims, split_sentences, subject
 from tests.scripted_proxy import ScriptedProxy
 
 TAGS = st.sampled_from(

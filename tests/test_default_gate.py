@@ -148,7 +148,7 @@ def test_a_task_that_was_begun_goes_on():
 def test_question_and_begun_answer_are_weighed_by_the_kind_of_the_request(smollm2):
     asked = ["Who wrote Romeo and Juliet?", "What  does our\ntravel policy say?"]
     drafts = [Draft(text="Romeo and Juliet was written by"), Draft(text="Hotels may cost up to")]
-    question, answer = [load_gate(name, proxy=smollm2) for name in ("default-heads", "default-answer")]
+    question, answer = [load_gate(name, proxy=smollm2) for name in ("default", "default-answer")]
     expected = []
     for of_question, of_answer in zip(
         question.decide_batch(asked), answer.decide_batch(asked, drafts=drafts), strict=True

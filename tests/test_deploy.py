@@ -103,4 +103,4 @@ def test_a_wrong_option_is_an_error_before_a_replica_starts():
     from rgate_integrations.serving.ray_serve import application
 
     with pytest.raises(ValidationError, match="gat\n"):
-        application({"gat": "default-heads"})
+        application({"gat": "default"})

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.folder import tuned_files
-from rgate_integrations.artifacts.tuned import TunedArtifact
+from rgate_integrations.gates.artifacts.folder import tuned_files
+from rgate_integrations.gates.artifacts.tuned import TunedArtifact
 from rgate_integrations.gates.tuned import FEATURES
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.files import write_folder
@@ -72,7 +72,7 @@ def tune_a_gate(folder):
             threshold=0.5,
             provenance={"data": []},
         )
-        write_folder(folder / name, tuned_files(artifact, "default-heads"))
+        write_folder(folder / name, tuned_files(artifact, "default"))
 
 
 @pytest.mark.model

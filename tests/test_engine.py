@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision, Gate, load_gate
-from rgate_integrations.artifacts.folder import save_gate
-from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates import Score
+from rgate_integrations.gates.artifacts.folder import save_gate
+from rgate_integrations.gates.artifacts.probe import EarlyExit, ProbeArtifact
+from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.tuning import Budget, calibrate
 from rgate_integrations.tuning.paired import Paired, PairedFile
 from tests.scripted_proxy import ScriptedProxy

@@ -10,9 +10,9 @@ import pytest
 from rgate_integrations import Draft, Gate, load_gate
 from rgate_integrations.engine.evaluation import shorten
 from rgate_integrations.errors import EvidenceError, ModelLoadError
-from rgate_integrations.evidence import DraftSpec
-from rgate_integrations.evidence.base import Context, Inputs, MadeBy, Sources
 from rgate_integrations.gates import Score
+from rgate_integrations.gates.evidence import DraftSpec
+from rgate_integrations.gates.evidence.base import Context, Inputs, MadeBy, Sources
 from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.papers.token_probability import PerplexityGate
 from rgate_integrations.gates.scoring import ScoreSpec

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision, list_gates, load_gate
-from rgate_integrations.artifacts.folder import save_gate, tuned_files
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
-from rgate_integrations.artifacts.probe import ProbeArtifact
-from rgate_integrations.artifacts.tuned import TunedArtifact
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
-from rgate_integrations.evidence.base import expand_specs
+from rgate_integrations.gates.artifacts.folder import save_gate, tuned_files
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts.tuned import TunedArtifact
+from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.runtime.files import write_folder

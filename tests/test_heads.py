@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.artifacts.folder import read_gate, save_gate
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates, PooledLayer
 from rgate_integrations.models.segments import LAYOUT
@@ -130,7 +130,7 @@ def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
     with pytest.raises(ConfigurationError, match="does not know the kind"):
         load_gate("answer:ik,token_probability", proxy=ScriptedProxy())
     with pytest.raises(ConfigurationError, match="does not name two gates"):
-        load_gate("answer:default-heads", proxy=ScriptedProxy())
+        load_gate("answer:default", proxy=ScriptedProxy())
 
 
 def test_an_abler_llm_knows_more(artifact, tmp_path):

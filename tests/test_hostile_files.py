@@ -13,27 +13,27 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.folder import read_gate, save_adapter, save_gate, tuned_files
-from rgate_integrations.artifacts.gate_file import SavedGate
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
-from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
-from rgate_integrations.artifacts.tuned import TunedArtifact
 from rgate_integrations.cli.evaluate import monitor
 from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
-from rgate_integrations.evidence.neighbours import LabelledQuestions
+from rgate_integrations.gates.artifacts.folder import read_gate, save_adapter, save_gate, tuned_files
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts.probe import EarlyExit, ProbeArtifact
+from rgate_integrations.gates.artifacts.tuned import TunedArtifact
+from rgate_integrations.gates.evidence.neighbours import LabelledQuestions
 from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.gates.registry import gate_from_config, saved_gate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import cached_path
 from rgate_integrations.runtime.files import write_folder
-from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.trainer import pairs_for, rewriter_pairs
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.paired import read_paired
 from rgate_integrations.tuning.questions import Question, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
+from rgate_integrations.tuning.training.examples import read_examples
+from rgate_integrations.tuning.training.trainer import pairs_for, rewriter_pairs
 from tests.scripted_proxy import ScriptedProxy
 
 FUZZ = settings(

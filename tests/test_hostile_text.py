@@ -12,7 +12,7 @@ from llama_index.core.tools import ToolMetadata
 from typer.testing import CliRunner
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.claims import plan_queries
+from rgate_integrations.answering.claims import plan_queries
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import RGateError
@@ -46,7 +46,7 @@ def hostile(name):
 ENTRANCES = {
     "decide": lambda text: load_gate(timeout=DEADLINE).decide(text),
     "history": lambda text: load_gate(timeout=DEADLINE).decide("And he?", history=[f"user: {text}"]),
-    "draft": lambda text: load_gate("answer:default-heads,default-answer", timeout=DEADLINE).decide(
+    "draft": lambda text: load_gate("answer:default,default-answer", timeout=DEADLINE).decide(
         "Who wrote Hamlet?", draft=text
     ),
     "rules": lambda text: load_gate("constant:never", always=["Who is our landlord?"]).decide(text),

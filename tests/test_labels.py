@@ -7,12 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rgate_integrations import Draft
-from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
+from rgate_integrations.gates.artifacts.folder import read_gate
 from rgate_integrations.models.base import TargetScores
-from rgate_integrations.training.examples import match_ratio, read_examples
-from rgate_integrations.training.own import read_own, sampled_accuracy, sampled_certainty, to_be_sampled
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.collection import STOP_AFTER, Answered
 from rgate_integrations.tuning.labelling import agreeing, label, verdict
@@ -20,6 +18,13 @@ from rgate_integrations.tuning.questions import (
     Question,
     read_questions,
     sample_questions,
+)
+from rgate_integrations.tuning.training.examples import match_ratio, read_examples
+from rgate_integrations.tuning.training.own import (
+    read_own,
+    sampled_accuracy,
+    sampled_certainty,
+    to_be_sampled,
 )
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy

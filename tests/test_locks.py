@@ -11,8 +11,8 @@ import pytest
 from rgate_integrations.cli.train import train
 from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.runtime.locks import locked
-from rgate_integrations.training.own import cached_drafts
 from rgate_integrations.tuning import collect
+from rgate_integrations.tuning.training.own import cached_drafts
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 

@@ -13,15 +13,15 @@ from rgate_integrations.answering.look_first import (
     decide_with_passages,
     p_helps_of,
 )
-from rgate_integrations.artifacts.passage_utility import (
+from rgate_integrations.decision import Failure
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.gates.artifacts.passage_utility import (
     PassageUtilityModel,
     read_utility_model,
     save_utility_model,
 )
-from rgate_integrations.decision import Failure
-from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
-from rgate_integrations.evidence.search import (
+from rgate_integrations.gates.evidence.search import (
     FEATURES,
     READ,
     FoundPassage,

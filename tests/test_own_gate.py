@@ -9,8 +9,8 @@ import pytest
 
 from rgate_integrations import Gate, load_gate
 from rgate_integrations.engine.gate_like import resolve_gate
-from rgate_integrations.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates import Score
+from rgate_integrations.gates.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
 
 
 class Hedging(Gate):

@@ -23,7 +23,7 @@ from rgate_integrations.models.reader import FINGERPRINT, READER, STATES, Reader
 from rgate_integrations.models.reader_file import TOKENIZER, WEIGHTS, offsets, quantised_weight
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
 
-BEGUN = "answer:default-heads,default-answer"
+BEGUN = "answer:default,default-answer"
 LAYERS = (
     PooledLayer(14, "question", "mean"),
     PooledLayer(18, "all", "last"),

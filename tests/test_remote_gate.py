@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from rgate_integrations import Decision, Draft, load_gate
-from rgate_integrations.artifacts.folder import save_gate
-from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
+from rgate_integrations.gates.artifacts.folder import save_gate
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from tests.http_servers import Blocking, Words, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
 

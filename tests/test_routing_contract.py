@@ -135,8 +135,8 @@ def strategy_of(framework, gate, **options):
 def test_the_default_gates_are_those_for_begun_answers(framework):
     strategy, judge, question_gate = strategy_of(framework, None)
     assert strategy.answer_first == AnswerFirst()
-    assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default-heads", "default-answer")
-    assert question_gate.gate.artifact == "default-heads"
+    assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default", "default-answer")
+    assert question_gate.gate.artifact == "default"
 
 
 def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(framework):

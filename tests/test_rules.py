@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.evidence.base import Inputs
 from rgate_integrations.gates import rules as rules_module
+from rgate_integrations.gates.evidence.base import Inputs
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.models.reader import READS
 from tests.scripted_proxy import ScriptedProxy

@@ -10,9 +10,9 @@ import pytest
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
 from rgate_integrations.gates.papers.adapt import RET
-from rgate_integrations.training.adapters import AdapterOptions, train_adapter
-from rgate_integrations.training.examples import Example, read_examples
-from rgate_integrations.training.trainer import Recipe, pairs_for, rewriter_pairs
+from rgate_integrations.tuning.training.adapters import AdapterOptions, train_adapter
+from rgate_integrations.tuning.training.examples import Example, read_examples
+from rgate_integrations.tuning.training.trainer import Recipe, pairs_for, rewriter_pairs
 
 
 def example(question="who?", known=True, **more):
@@ -96,9 +96,9 @@ def assert_told_apart(gate):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rgate_integrations.training.adapters import AdapterOptions, train_adapter
-from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.trainer import Recipe
+from rgate_integrations.tuning.training.adapters import AdapterOptions, train_adapter
+from rgate_integrations.tuning.training.examples import read_examples
+from rgate_integrations.tuning.training.trainer import Recipe
 
 def progress(what, done, total):
     if what.startswith("training") and done == 5:

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.gates.artifacts.folder import read_gate
 from rgate_integrations.models.base import middle_layers
-from rgate_integrations.training.examples import read_examples
-from rgate_integrations.training.linear import cross_validate, fit_probe
-from rgate_integrations.training.own import cached_drafts
+from rgate_integrations.tuning.training.examples import read_examples
+from rgate_integrations.tuning.training.linear import cross_validate, fit_probe
+from rgate_integrations.tuning.training.own import cached_drafts
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -179,7 +179,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     from rgate_integrations.cli.main import app
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.prompts import answering
-    from rgate_integrations.training.own import ANSWER_TOKENS, read_own
+    from rgate_integrations.tuning.training.own import ANSWER_TOKENS, read_own
 
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     questions = [f"What is {i} plus {i}?" for i in range(12)]

@@ -8,9 +8,9 @@ from rgate_integrations.errors import (
     EvidenceError,
 )
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.training.linear import ridge_logistic
 from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.training.linear import ridge_logistic
 
 
 def simulated(n, rng, directions=6):

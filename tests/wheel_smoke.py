@@ -29,8 +29,8 @@ def command(*arguments, stdin=""):
 def core():
     """Guides: the commands, and a gate of your own. Without an extra, its absence is said by the wheel's name."""
     from rgate_integrations import Gate, list_gates, load_gate
-    from rgate_integrations.artifacts.folder import shipped
     from rgate_integrations.gates import Score
+    from rgate_integrations.gates.artifacts.folder import shipped
 
     class Short(Gate):
         @property
@@ -43,7 +43,7 @@ def core():
     assert load_gate(Short()).decide(QUESTION).retrieve is False
     assert load_gate(KNOWN).decide(QUESTION).retrieve is False
     assert {"heads", "ik", "slimplm", "adapt", "boundary"} <= {each.name for each in list_gates()}
-    assert {"default-heads", "default-answer"} <= set(shipped())
+    assert {"default", "default-answer"} <= set(shipped())
     assert command("--version").startswith("rgate ")
     assert "skip" in command("decide", "--gate", KNOWN, stdin=f"{QUESTION}\n")
     unread = load_gate(timeout=60).decide(

@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.artifacts.passage_utility import PassageUtilityModel, read_utility_model
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.search import FEATURES, FoundPassage, search_features
+from rgate_integrations.gates.artifacts.passage_utility import PassageUtilityModel, read_utility_model
+from rgate_integrations.gates.evidence.search import FEATURES, FoundPassage, search_features
 
 _log = logging.getLogger("rgate_integrations")
 

@@ -122,8 +122,8 @@ def _answer(
     answer_first: bool,
 ) -> Answered:
     """Decide, search if needed, and answer. What the LLM began is the beginning of its answer."""
+    from rgate_integrations.answering.claims import plan_queries
     from rgate_integrations.answering.requests import AnswerRequest, answer_all, write_answers
-    from rgate_integrations.claims import plan_queries
     from rgate_integrations.errors import InvalidQuestionError
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id

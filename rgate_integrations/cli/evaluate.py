@@ -221,7 +221,7 @@ def monitor(
     gate: Annotated[Path, typer.Option(help="Folder of the calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
-    from rgate_integrations.artifacts.folder import read_gate
+    from rgate_integrations.gates.artifacts.folder import read_gate
     from rgate_integrations.tuning.evaluation import measure_drift
 
     saved = read_gate(str(gate))
@@ -280,7 +280,7 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
     """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
-    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.gates.artifacts.folder import save_gate
     from rgate_integrations.gates.probability import Method
     from rgate_integrations.gates.registry import loadable, saved_gate
     from rgate_integrations.tuning import calibrate as calibrate_threshold

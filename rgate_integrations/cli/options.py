@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rgate_integrations.models.base import Proxy
 
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
-DEFAULT_GATE = "default-heads"  # as in loading.py, which imports too much for a quick --help
+DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick --help
 
 QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; standard input if none.")]
 GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
@@ -66,12 +66,12 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
         ConfigurationError: The gate reads a draft, and there is to be none.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
-    from rgate_integrations.evidence.base import expand_specs
-    from rgate_integrations.evidence.draft import DraftSpec
-    from rgate_integrations.training.own import valid_draft_kind
+    from rgate_integrations.gates.evidence.base import expand_specs
+    from rgate_integrations.gates.evidence.draft import DraftSpec
+    from rgate_integrations.tuning.training.own import valid_draft_kind
 
     valid_draft_kind(draft)
-    if name == DEFAULT_GATE or (name == "default" and draft != "proxy"):
+    if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
     gate = load_gate(name, proxy=proxy)
     if draft != "none":

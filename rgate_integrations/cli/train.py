@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.locks import locked
 
 if TYPE_CHECKING:
-    from rgate_integrations.training.adapters import AdapterOptions
+    from rgate_integrations.tuning.training.adapters import AdapterOptions
 
 GATES = ("probe", "ik", "slimplm", "adapt", "boundary", "rewriter")
 _LLM = "the LLM of the data"
@@ -55,8 +55,8 @@ def train(
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
-    from rgate_integrations.training.adapters import AdapterOptions
-    from rgate_integrations.training.trainer import RECIPES
+    from rgate_integrations.tuning.training.adapters import AdapterOptions
+    from rgate_integrations.tuning.training.trainer import RECIPES
 
     _check(gate, draft, own=own, system=system)
     recipe = RECIPES.get(gate)  # a probe has none
@@ -77,7 +77,7 @@ def train(
 
 
 def _check(gate: str, draft: str, *, own: bool, system: str | None) -> None:
-    from rgate_integrations.training.own import valid_draft_kind
+    from rgate_integrations.tuning.training.own import valid_draft_kind
 
     valid_draft_kind(draft)
     if gate not in GATES:
@@ -99,13 +99,13 @@ def _train(
     own: bool,
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
-    from rgate_integrations.artifacts.folder import save_gate
+    from rgate_integrations.gates.artifacts.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
-    from rgate_integrations.training.adapters import train_adapter
-    from rgate_integrations.training.examples import read_examples
-    from rgate_integrations.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
-    from rgate_integrations.training.probe import train_probe
-    from rgate_integrations.training.trainer import RECIPES, fine_tune, rewriter_pairs
+    from rgate_integrations.tuning.training.adapters import train_adapter
+    from rgate_integrations.tuning.training.examples import read_examples
+    from rgate_integrations.tuning.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
+    from rgate_integrations.tuning.training.probe import train_probe
+    from rgate_integrations.tuning.training.trainer import RECIPES, fine_tune, rewriter_pairs
 
     if gate == "rewriter":
         recipe, pairs = options.recipe or RECIPES[gate], rewriter_pairs(paths)

@@ -18,8 +18,8 @@ from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
 from rgate_integrations.engine.requests import Request, check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Drafter, Inputs, Sources, expand_specs
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.evidence.base import Drafter, Inputs, Sources, expand_specs
 from rgate_integrations.gates.rules import RuledGate, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.flow import Call, Flow, arun, run

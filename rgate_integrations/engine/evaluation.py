@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rgate_integrations.decision import Cost
-from rgate_integrations.evidence.base import Context, Inputs, Sources, expand_specs
 from rgate_integrations.gates.base import Gate, Score
+from rgate_integrations.gates.evidence.base import Context, Inputs, Sources, expand_specs
 from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.models.segments import segments
 

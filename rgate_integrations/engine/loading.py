@@ -6,13 +6,13 @@ from typing import Any
 
 from rgate_integrations.engine.decision_engine import DecisionEngine, OnError
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Drafter
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.evidence.base import Drafter
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.models.base import Proxy
 
-DEFAULT_GATE = "default-heads"
+DEFAULT_GATE = "default"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
 DEFAULT_GATES = {
     "proxy": DEFAULT_GATE,
@@ -42,7 +42,7 @@ def load_gate(
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
-            of a decision server (``rgate serve``); or a gate of your own. None is ``"default-heads"``, the shipped
+            of a decision server (``rgate serve``); or a gate of your own. None is ``"default"``, the shipped
             default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts of gates with ``source="llm"``. If it has a name, its knowledge is judged.

@@ -11,7 +11,7 @@ from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
-from rgate_integrations.evidence.base import Inputs
+from rgate_integrations.gates.evidence.base import Inputs
 
 
 @dataclass(frozen=True)

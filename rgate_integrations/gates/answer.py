@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self, cast
 from pydantic import Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
@@ -17,7 +17,7 @@ from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 
 
 def _shipped_question() -> Gate:
-    return HeadsGate.model_validate({"artifact": "default-heads"})
+    return HeadsGate.model_validate({"artifact": "default"})
 
 
 def _shipped_answer() -> Gate:
@@ -68,7 +68,7 @@ class AnswerGate(GateOfGates):
         if not isinstance(self.question, HeadsGate):
             raise ConfigurationError(
                 f"The gate {self.question.name!r} does not know the kind of a request.",
-                hint="question= takes heads, such as default-heads.",
+                hint="question= takes heads, such as the default gate.",
             )
         return self
 

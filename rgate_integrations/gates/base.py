@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Evidence, EvidenceSpec, Inputs
+from rgate_integrations.gates.evidence.base import Evidence, EvidenceSpec, Inputs
 
 CostClass = Literal["none", "one pass", "draft", "draft + judgment", "several samples", "search"]
 Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.papers.ik import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from rgate_integrations.evidence.base import Evidence
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
 
 
 class ConstantGate(Gate):

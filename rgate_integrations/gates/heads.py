@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, SkipValidation
 
-from rgate_integrations.artifacts.heads import HeadsArtifact, Kind
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.segments import ReadRequest, RequestSpec
 from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind
 from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.segments import ReadRequest, RequestSpec
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 

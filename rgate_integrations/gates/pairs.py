@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rgate_integrations.artifacts.folder import CONFIG, saved_folder
-from rgate_integrations.artifacts.tuned import ANSWER_FIRST
-from rgate_integrations.evidence.base import expand_specs
-from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.answer import AnswerGate
+from rgate_integrations.gates.artifacts.folder import CONFIG, saved_folder
+from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.constant import ConstantGate
+from rgate_integrations.gates.evidence.base import expand_specs
+from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.remote import RemoteGate

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, SkipValidation
 
-from rgate_integrations.artifacts.probe import ProbeArtifact
-from rgate_integrations.evidence.base import Evidence, Inputs
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.model_outputs import HiddenSpec
+from rgate_integrations.gates.artifacts.probe import ProbeArtifact
 from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence, Inputs
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
 from rgate_integrations.gates.probability import sigmoid
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.prompts import PromptTemplate, answering

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.artifacts.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
-from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
+from rgate_integrations.gates.artifacts.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
 from rgate_integrations.runtime.files import existing_folder
@@ -110,7 +110,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
 
 
 def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
-    """Return a gate as `rgate_integrations.artifacts.folder.save_gate` takes it: its name and parameters.
+    """Return a gate as `rgate_integrations.gates.artifacts.folder.save_gate` takes it: its name and parameters.
 
     Args:
         gate: The gate, such as a calibrated one.

@@ -10,8 +10,8 @@ from pydantic import Field, SecretStr
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
 from rgate_integrations.models.decision_server import DecisionServer
 
 

@@ -20,9 +20,16 @@ import numpy as np
 from pydantic import Field, SkipValidation, TypeAdapter
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece, expand_specs
-from rgate_integrations.evidence.segments import RequestSpec
 from rgate_integrations.gates.base import Score, Specs
+from rgate_integrations.gates.evidence.base import (
+    Context,
+    Evidence,
+    EvidenceSpec,
+    Inputs,
+    Piece,
+    expand_specs,
+)
+from rgate_integrations.gates.evidence.segments import RequestSpec
 from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.reader import READS

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import PlainSerializer, model_validator
 
 from rgate_integrations.errors import ScoreError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 
 _ROUNDING = 1e-6
 

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.artifacts.folder import read_gate
-from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.evidence.base import Evidence, EvidenceSpec, MadeBy, expand_specs
+from rgate_integrations.gates.artifacts.folder import read_gate
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.evidence.base import Evidence, EvidenceSpec, MadeBy, expand_specs
 from rgate_integrations.runtime.arrays import Float32Array
 
 

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field, SkipValidation
 
-from rgate_integrations.artifacts.folder import saved_folder
-from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.model_outputs import HiddenSpec
+from rgate_integrations.gates.artifacts.folder import saved_folder
+from rgate_integrations.gates.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.gates.trained import TrainedGate

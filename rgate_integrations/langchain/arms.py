@@ -24,7 +24,7 @@ from langchain_core.runnables.config import patch_config
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.langchain.buffering import CancelledRun
 from rgate_integrations.langchain.chat_models import parts_of, with_logprobs
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch, only

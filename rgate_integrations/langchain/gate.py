@@ -38,7 +38,7 @@ class RetrievalGate(GateRunnable):
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it writes its first tokens, and the gate judges them; by far the strongest
-            evidence. The default is then ``answer:default-heads,default-answer``. On skip the draft is in the
+            evidence. The default is then ``answer:default,default-answer``. On skip the draft is in the
             decision and, for the direct arm of a router, in ``config["metadata"]["rgate_draft"]``. When it writes
             none, the gate has nothing to judge and retrieves. Its drafting runs have the tags ``nostream``,
             which LangGraph hides, and ``rgate_draft``. The draft is a call of its own for every question, and a

@@ -12,9 +12,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
 from pydantic import ConfigDict, Field, SkipValidation, field_validator
 
-from rgate_integrations.claims import QueryPlan
-from rgate_integrations.claims.plan import Query, planning
-from rgate_integrations.claims.rewriter import Rewriter
+from rgate_integrations.answering.claims import QueryPlan
+from rgate_integrations.answering.claims.plan import Query, planning
+from rgate_integrations.answering.claims.rewriter import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError

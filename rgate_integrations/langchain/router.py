@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, SkipValidation
 
 from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, added_up
 from rgate_integrations.langchain.arms import ArmRun, Arms, ArmSearch, arm_config
 from rgate_integrations.langchain.decision_context import announcing, bind

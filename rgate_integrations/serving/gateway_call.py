@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx
 
+from rgate_integrations.answering.claims.plan import planning
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer, TokenStream
 from rgate_integrations.answering.routing import Outcomes, RoutedCall, Strategy
-from rgate_integrations.claims.plan import planning
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.runtime.files import parse_json

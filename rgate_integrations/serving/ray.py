@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.folder import CONFIG
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.gates.artifacts.folder import CONFIG
 from rgate_integrations.runtime.files import json_line, json_text, write_atomically
 from rgate_integrations.runtime.records import read_records
 

@@ -13,7 +13,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
-from rgate_integrations.artifacts.folder import read_gate
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import (
     GateLike,
@@ -23,7 +22,8 @@ from rgate_integrations.engine.gate_like import (
     for_llm,
 )
 from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError
-from rgate_integrations.evidence.search import FoundPassage
+from rgate_integrations.gates.artifacts.folder import read_gate
+from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.runtime.flow import Flow, arun
 from rgate_integrations.runtime.records import Record
 from rgate_integrations.serving.wire import Asked, DecideItem, likeliest_kind, way_of

@@ -22,11 +22,11 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import existing_folder, parse_json
 from rgate_integrations.runtime.locks import locked
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.training.linear import ridge_logistic
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.collection import Answers, Progress, silent
 from rgate_integrations.tuning.paired import answers_file
 from rgate_integrations.tuning.questions import Question
+from rgate_integrations.tuning.training.linear import ridge_logistic
 
 ANSWER_TOKENS = 64
 LEAST_ANSWERS = 20

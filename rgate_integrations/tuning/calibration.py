@@ -11,14 +11,14 @@ import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.evidence.base import expand_specs
 from rgate_integrations.gates.calibrated import CalibratedGate
+from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.training.own import DraftKind
 from rgate_integrations.tuning.evaluation import JudgedQuestions, expected_calibration_error, judge
 from rgate_integrations.tuning.paired import PairedFile
 from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
+from rgate_integrations.tuning.training.own import DraftKind
 
 LEAST = 20
 

@@ -18,8 +18,8 @@ from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.runtime.flow import run
-from rgate_integrations.training.own import DraftKind, valid_draft_kind
 from rgate_integrations.tuning.paired import Paired
+from rgate_integrations.tuning.training.own import DraftKind, valid_draft_kind
 
 _CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")

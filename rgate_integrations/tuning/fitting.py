@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.artifacts.tuned import TunedArtifact
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.gates.artifacts.tuned import TunedArtifact
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
-from rgate_integrations.training.linear import question_folds, ridge_logistic
 from rgate_integrations.tuning.collection import Progress
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 from rgate_integrations.tuning.labelling import Labels
 from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
+from rgate_integrations.tuning.training.linear import question_folds, ridge_logistic
 
 LEAST = 20
 """Fewer labelled questions are not fitted to."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rgate_integrations.artifacts.card import plain
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.gates.artifacts.card import plain
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.artifacts.folder import read_gate, tuned_files
-from rgate_integrations.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.artifacts.folder import read_gate, tuned_files
+from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, write_folder

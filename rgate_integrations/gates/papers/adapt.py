@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.model_outputs import CompletionSpec, TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, TargetsSpec
 from rgate_integrations.gates.papers.verdict_gate import AdapterGate
 from rgate_integrations.prompts import PromptTemplate
 

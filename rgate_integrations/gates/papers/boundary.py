@@ -10,9 +10,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.model_outputs import SamplesSpec, TargetsSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.model_outputs import SamplesSpec, TargetsSpec
 from rgate_integrations.gates.papers.verdict_gate import AdapterGate, ik_score
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.text import comparable

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.neighbours import NeighboursSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.neighbours import NeighboursSpec
 
 
 class NeighboursGate(Gate):

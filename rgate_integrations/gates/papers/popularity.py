@@ -8,8 +8,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 
 
 class PopularityGate(Gate):

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rgate_integrations.errors import ScoreError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.model_outputs import CompletionSpec
 from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec
 from rgate_integrations.gates.papers.verdict_gate import VerdictGate
 from rgate_integrations.prompts import PromptTemplate
 

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from rgate_integrations.decision import Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Evidence
-from rgate_integrations.evidence.draft import DraftSpec
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.draft import DraftSpec
 
 
 class DraftTokensGate(Gate):

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.artifacts.folder import CONFIG, read_gate
-from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.decision import DraftSource
-from rgate_integrations.evidence.base import Evidence, EvidenceSpec
-from rgate_integrations.evidence.draft import DraftSpec
-from rgate_integrations.evidence.model_outputs import TargetsSpec
+from rgate_integrations.gates.artifacts.folder import CONFIG, read_gate
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence, EvidenceSpec
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import TargetsSpec
 from rgate_integrations.gates.trained import check_model
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.files import existing_folder

@@ -17,10 +17,10 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate, answering
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import comparable, is_correct
-from rgate_integrations.training.examples import LABEL, DataFile, Example, read_examples
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import Progress, cached_answers, silent
 from rgate_integrations.tuning.questions import Question
+from rgate_integrations.tuning.training.examples import LABEL, DataFile, Example, read_examples
 
 SampledLabel = Literal["accuracy", "certainty"]
 """``accuracy``: the share of right answers, which needs gold answers; ``certainty``: their agreement."""

@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.artifacts.gate_file import STRICT, Count, Finite, SavedGate, Weights, check_shape
+from rgate_integrations.gates.artifacts.gate_file import (
+    STRICT,
+    Count,
+    Finite,
+    SavedGate,
+    Weights,
+    check_shape,
+)
 from rgate_integrations.models.base import PooledLayer
 
 PRIOR = "prior"

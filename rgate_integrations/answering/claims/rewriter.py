@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rgate_integrations.claims.format import Claim, parse_claims, without_tags
+from rgate_integrations.answering.claims.format import Claim, parse_claims, without_tags
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate

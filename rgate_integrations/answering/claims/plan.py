@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain, islice
 
-from rgate_integrations.claims.format import Claim
-from rgate_integrations.claims.rewriter import Rewriter, rewrite_by_sentence
+from rgate_integrations.answering.claims.format import Claim
+from rgate_integrations.answering.claims.rewriter import Rewriter, rewrite_by_sentence
 from rgate_integrations.decision import Decision, Draft, Frozen
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import Call, Flow, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from rgate_integrations.artifacts.gate_file import SavedGate
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 
 
 def model_card(gate: SavedGate, name: str) -> str:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
-from rgate_integrations.evidence.draft import DraftSpec, questions_as_values, quoted_values
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.draft import DraftSpec, questions_as_values, quoted_values
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array

@@ -10,18 +10,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rgate_integrations.artifacts.card import model_card
-from rgate_integrations.artifacts.gate_file import (
+from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.artifacts.card import model_card
+from rgate_integrations.gates.artifacts.gate_file import (
     SavedGate,
     put_arrays,
     read_tensors,
     tensor_bytes,
     without_arrays,
 )
-from rgate_integrations.artifacts.heads import HeadsArtifact
-from rgate_integrations.artifacts.probe import ProbeArtifact
-from rgate_integrations.artifacts.tuned import PRIOR, TunedArtifact
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.artifacts.heads import HeadsArtifact
+from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.runtime.files import (
     existing_folder,
     json_text,
@@ -35,7 +35,7 @@ CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
 ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
-_SHIPPED = Path(__file__).parent.parent / "weights"
+_SHIPPED = Path(__file__).parents[2] / "weights"
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,

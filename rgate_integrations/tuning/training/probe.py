@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rgate_integrations.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.training.examples import DataFile, Example, check_labels
-from rgate_integrations.training.linear import (
+from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.training.examples import DataFile, Example, check_labels
+from rgate_integrations.tuning.training.linear import (
     COMPONENTS,
     REGULARISATION,
     LinearProbe,
@@ -23,8 +24,7 @@ from rgate_integrations.training.linear import (
     fold_metrics,
     question_folds,
 )
-from rgate_integrations.training.own import DraftKind, TrainingOptions, drafts_for
-from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.training.own import DraftKind, TrainingOptions, drafts_for
 
 _CHUNK = 256
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {

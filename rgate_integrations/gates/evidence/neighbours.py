@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.runtime.records import read_records
 
 

@@ -8,8 +8,15 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.artifacts.gate_file import STRICT, Count, Finite, SavedGate, Weights, check_shape
 from rgate_integrations.decision import DraftSource
+from rgate_integrations.gates.artifacts.gate_file import (
+    STRICT,
+    Count,
+    Finite,
+    SavedGate,
+    Weights,
+    check_shape,
+)
 from rgate_integrations.models.base import PooledLayer
 
 _LEAST_LOGPROB = -20.0  # some servers write -9999 for "never"

@@ -97,7 +97,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     Raises:
         ModelLoadError: There is none, or its file cannot be read or is of a newer version.
     """
-    shipped = Path(__file__).parent.parent / "weights" / name
+    shipped = Path(__file__).parents[2] / "weights" / name
     folder = shipped if name == DEFAULT else existing_folder(name)
     try:
         return PassageUtilityModel.model_validate_json((folder / _FILE).read_bytes())

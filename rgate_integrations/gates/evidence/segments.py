@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Inputs, Piece
-from rgate_integrations.evidence.model_outputs import HiddenSpec
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, PromptTemplate

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rgate_integrations.artifacts.folder import ADAPTER
-from rgate_integrations.claims.format import Claim, parse_claims, print_claims
-from rgate_integrations.claims.rewriter import REWRITE
+from rgate_integrations.answering.claims.format import Claim, parse_claims, print_claims
+from rgate_integrations.answering.claims.rewriter import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.gates.artifacts.folder import ADAPTER
 from rgate_integrations.gates.papers.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_QUESTION
@@ -25,12 +25,12 @@ from rgate_integrations.models.download import resolve_model
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.files import check_replaceable, rename_folder
 from rgate_integrations.runtime.records import Record, read_records
-from rgate_integrations.training.examples import Example
-from rgate_integrations.training.target_trainer import prepare
 from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.training.examples import Example
+from rgate_integrations.tuning.training.target_trainer import prepare
 
 if TYPE_CHECKING:
-    from rgate_integrations.training.target_trainer import Row
+    from rgate_integrations.tuning.training.target_trainer import Row
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def fine_tune(
     """
     _check_dependencies()
     from rgate_integrations.models.local import LocalProxy
-    from rgate_integrations.training.target_trainer import Row, train_on_targets
+    from rgate_integrations.tuning.training.target_trainer import Row, train_on_targets
 
     if not pairs:
         raise ConfigurationError("There is nothing to train on.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.artifacts.gate_file import STRICT, Finite, SavedGate, Weights, check_shape
+from rgate_integrations.gates.artifacts.gate_file import STRICT, Finite, SavedGate, Weights, check_shape
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.runtime.arrays import Float64Array

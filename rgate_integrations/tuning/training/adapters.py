@@ -12,17 +12,17 @@ from typing import Any, get_args
 import numpy as np
 
 from rgate_integrations import load_gate
-from rgate_integrations.artifacts.folder import save_adapter
-from rgate_integrations.artifacts.gate_file import SavedGate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.artifacts.folder import save_adapter
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
-from rgate_integrations.training.examples import DataFile, Example, check_labels
-from rgate_integrations.training.linear import auc_by_set, fold_metrics, question_folds
-from rgate_integrations.training.own import SampledLabel, TrainingOptions, drafts_for
-from rgate_integrations.training.trainer import RECIPES, Recipe, fine_tune, pairs_for, verdict_prompt
 from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.training.examples import DataFile, Example, check_labels
+from rgate_integrations.tuning.training.linear import auc_by_set, fold_metrics, question_folds
+from rgate_integrations.tuning.training.own import SampledLabel, TrainingOptions, drafts_for
+from rgate_integrations.tuning.training.trainer import RECIPES, Recipe, fine_tune, pairs_for, verdict_prompt
 
 ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
 _READ_DRAFTS = ("ik", "slimplm")
