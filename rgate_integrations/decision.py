@@ -57,8 +57,6 @@ class Draft(Frozen):
         finished: Whether the answer ended by itself; False means that it was cut at a token limit.
         source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (given by the caller).
         model: Name of the model that wrote it; empty when unknown.
-        scored_by: Name of the model whose `logprobs` they are, when the writer gave none and another model read
-            the text; empty otherwise.
         prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
         response_id: Id of the response that it is the beginning of, where a local LLM keeps its hidden states while
             it is judged; empty otherwise.
@@ -71,7 +69,6 @@ class Draft(Frozen):
     finished: bool = True
     source: DraftSource = "recorded"
     model: str = ""
-    scored_by: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
     response_id: str = ""
 

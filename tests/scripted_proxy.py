@@ -2,13 +2,11 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.base import HiddenStates, Proxy, TargetScores, Values
-from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.models.base import HiddenStates, Proxy, TargetScores
 
 
 class ScriptedProxy(Proxy):
@@ -42,24 +40,6 @@ class ScriptedProxy(Proxy):
             TargetScores(tuple(self._logprob(f"{self._key(prompt, v)}|{t}|{adapter}", v) for t in targets), 7)
             for v in values
         ]
-
-    def score_text(self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]):
-        self._called("score_text", values)
-        read = []
-        for v, d in zip(values, drafts, strict=True):
-            tokens = tuple(f" {word}" for word in d.text.split())
-            logprobs = tuple(self._logprob(f"{v['question']}{t}", v) for t in tokens)
-            read.append(
-                d.model_copy(
-                    update={
-                        "token_ids": tuple(range(len(tokens))),
-                        "tokens": tokens,
-                        "logprobs": logprobs,
-                        "scored_by": self.name,
-                    }
-                )
-            )
-        return read
 
     def hidden(self, prompt, values, drafts, layers):
         self._called("hidden", values)
@@ -95,8 +75,7 @@ class ScriptedProxy(Proxy):
             else f"Answer {hashlib.sha256(key.encode()).hexdigest()[:6]} is it."
         )
         words = [f" {w}" if i else w for i, w in enumerate(text.split())][:tokens]
-        nan = "NAN" in values["question"]
-        logprobs = None if nan else tuple(-2 * self._unit(f"{key}{w}") for w in words)
+        logprobs = tuple(-2 * self._unit(f"{key}{w}") for w in words)
         return Draft(
             text="".join(words),
             token_ids=tuple(range(len(words))),

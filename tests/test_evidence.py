@@ -29,13 +29,11 @@ def test_a_given_draft_is_used_as_it_is(scripted):
     assert (d.draft, d.cost.model_calls) == (given, 0)
 
 
-def test_a_text_without_logprobs_is_cut_and_read_by_the_proxy_and_says_so(scripted):
-    gate = load_gate("token_probability", tokens=2, proxy=scripted)
-    (d,) = gate.decide_batch(["who?"], drafts=["one two three four"])
-    assert scripted.calls == ["score_text"]
-    assert (d.draft.text, len(d.draft.logprobs), d.draft.source) == ("one two", 2, "recorded")
-    assert (d.draft.scored_by, d.cost.model_calls) == ("scripted", 1)
-    assert "as read by scripted; its source gave none" in d.reason
+@pytest.mark.parametrize("gate", ["token_probability", "perplexity"])
+def test_a_draft_without_logprobs_is_not_judged_by_another_models(scripted, gate):
+    (d,) = load_gate(gate, proxy=scripted).decide_batch(["who?"], drafts=["one two three four"])
+    assert (d.retrieve, d.error.type, scripted.calls) == (True, "EvidenceError", [])
+    assert "logprobs=True" in d.error.hint
 
 
 def test_who_counts_the_tokens_of_a_given_draft_made_nothing(scripted):
@@ -47,7 +45,7 @@ def test_who_counts_the_tokens_of_a_given_draft_made_nothing(scripted):
 
 
 def test_which_model_made_a_piece_does_not_depend_on_the_batch(scripted):
-    draft = DraftSpec(logprobs=True)
+    draft = DraftSpec()
     given = Draft(text="Paris", tokens=("Paris",), logprobs=(-0.1,))
     context = Context([Inputs("who?", given), Inputs("what?")], Sources(lambda: scripted, None, {}), [draft])
     own, written = context.evidence([draft])

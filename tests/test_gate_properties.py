@@ -152,19 +152,10 @@ class TestEveryGate:
             decided(gate.with_options(on_error="raise"), ["RAISE this"])
 
 
-READS_SCORES = [
-    "ik",
-    "slimplm",
-    "adapt",
-    "prompt",
-    "self_eval",
-    "calibrated",
-    "ik-question",
-    "token_probability",
-]
+READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]
 
 
-@pytest.mark.parametrize("case", [*READS_SCORES, "token_probability-mean", "perplexity"])
+@pytest.mark.parametrize("case", READS_SCORES)
 def test_nan_retrieves_with_that_reason(make, case):
     bad, good = make(case).decide_batch(["NAN please", "who?"])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "ScoreError", None)

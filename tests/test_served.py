@@ -157,8 +157,6 @@ def test_what_a_server_cannot_do_retrieves_and_says_so(fake):
     decision = load_gate("default", proxy=fake(answer())).decide("who?")
     assert decision.retrieve
     assert "hidden states" in decision.error.message
-    with pytest.raises(EvidenceError, match="token by token"):
-        fake(answer()).score_text(ANSWER, [], [])
     with pytest.raises(ServerError, match="could not be used"):
         ServedProxy("http://127.0.0.1:9/v1", "m", retries=0).generate(ANSWER, VALUES[:1], tokens=1)
     with pytest.raises(ConfigurationError, match="is no URL"):

@@ -76,4 +76,4 @@ def test_features_of_log_probabilities_by_hand():
     assert found == pytest.approx([-1.0, -8.0, -20.0, -24.0, np.log(3)])
     assert features_of(Draft(text="", logprobs=())) == pytest.approx([-20.0, -20.0, -20.0, -20.0, 0.0])
     with pytest.raises(EvidenceError):
-        features_of(Draft(text="x", logprobs=(-1.0,), scored_by="the proxy"))
+        features_of(Draft(text="x"))

@@ -97,8 +97,7 @@ class ProbeGate(TrainedGate):
         logit = trained.slope * logit + trained.intercept
         if self._draft is not None:
             draft, read = evidence[self._draft], "question and draft"
-            # What another model thinks of the draft (`scored_by`) is not what its writer thought.
-            if trained.logprobs is not None and draft.logprobs and not draft.scored_by:
+            if trained.logprobs is not None and draft.logprobs:
                 logit = trained.logprobs.logit(logit, draft.logprobs)
                 read = "question, draft and its log-probabilities"
         p = sigmoid(logit)

@@ -110,9 +110,9 @@ def features_of(draft: Draft) -> Float64Array:
     number of tokens. An answer that says nothing has those of the least likely token.
 
     Raises:
-        EvidenceError: It has no log-probabilities of its own.
+        EvidenceError: It has no log-probabilities.
     """
-    if draft.logprobs is None or draft.scored_by:
+    if draft.logprobs is None:
         raise EvidenceError(
             "The begun answer has no log-probabilities, which this gate reads.",
             hint="Ask the server for them (LangChain: logprobs=True), or use the gate for the question alone.",

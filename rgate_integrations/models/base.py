@@ -220,17 +220,6 @@ class Proxy(ABC):
         """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
 
     @abstractmethod
-    def score_text(
-        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
-    ) -> list[Draft]:
-        """Read given texts as continuations of prompts, token by token.
-
-        Returns:
-            The drafts in this model's own tokens, with its log-probabilities, and `scored_by`
-            set to its name.
-        """
-
-    @abstractmethod
     def hidden(
         self,
         prompt: PromptTemplate,

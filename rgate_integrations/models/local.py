@@ -158,28 +158,6 @@ class LocalProxy(Proxy):
             scores = runner.score(rows, continuations)
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
-    def score_text(
-        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
-    ) -> list[Draft]:
-        """Read given texts token by token; see `Proxy.score_text`."""
-        rows = self._encode(prompt, values, drafts)
-        with self.using() as runner:
-            found = runner.score_text(rows)
-        results = []
-        for row, draft, logprobs in zip(rows, drafts, found, strict=True):
-            results.append(
-                draft.model_copy(
-                    update={
-                        "token_ids": row.text,
-                        "tokens": tuple(self.encoder.token_texts(row.text)),
-                        "logprobs": logprobs,
-                        "scored_by": self.name,
-                        "prompt_tokens": len(row.ids),
-                    }
-                )
-            )
-        return results
-
     def hidden(
         self,
         prompt: PromptTemplate,
@@ -390,7 +368,7 @@ class LocalProxy(Proxy):
             row = self.encoder.encode(prompt, each)
             draft = drafts[i] if drafts else Draft(text="")
             text: Sequence[int] = ()
-            if self._wrote(draft) or (draft.token_ids and draft.scored_by == self.name):
+            if self._wrote(draft):
                 text = draft.token_ids
             elif draft.text:
                 text = self.encoder.continuation(row, self.encoder.plain(draft.text))

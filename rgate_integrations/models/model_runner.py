@@ -185,22 +185,6 @@ class ModelRunner:
                 scores[:, number] = logprobs[:, range(len(own)), own].sum(dim=-1)
         return list(map(tuple, scores.clamp(max=0.0).tolist()))
 
-    def score_text(self, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
-        """Return the log-probabilities of the texts that continue prompts, one a token."""
-        return self.in_batches(self._score_text, rows)
-
-    def _score_text(self, rows: Sequence[EncodedPrompt]) -> list[tuple[float, ...]]:
-        # A token's probability is read at the token before it, so a text's last token is not read at all.
-        inputs = self._inputs([(*row.ids, *row.text[:-1]) for row in rows])
-        width = max(len(row.text) for row in rows) or 1
-        logits = self.model(**inputs, logits_to_keep=width).logits
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        results = []
-        for place, row in enumerate(rows):
-            own = logprobs[place, range(width - len(row.text), width), list(row.text)]
-            results.append(tuple(own.clamp(max=0.0).tolist()))
-        return results
-
     def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
         """Pool the states of prompts and of the texts that continue them, each to shape (layers, hidden size)."""
         return self.in_batches(partial(self._hidden, layers), rows)

@@ -135,19 +135,6 @@ class ServedProxy(Proxy):
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
         return self._connection.each(partial(self._score, rests), requests)
 
-    def score_text(
-        self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft]
-    ) -> list[Draft]:
-        """Refused: servers do not give the log-probabilities of a given text.
-
-        Raises:
-            EvidenceError: Always.
-        """
-        raise EvidenceError(
-            "A served model cannot read a given text token by token.",
-            hint="Give drafts with log-probabilities, or let the server write them.",
-        )
-
     def hidden(
         self,
         prompt: PromptTemplate,

@@ -196,8 +196,7 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
     """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
     places, features = [], []
     for place, each in enumerate(labels.answered):
-        # Log-probabilities by another model say nothing of what this LLM was sure of.
-        if each.direct.logprobs is not None and not each.direct.scored_by:
+        if each.direct.logprobs is not None:
             places.append(place)
             features.append(features_of(each.direct.head(tokens)))
     return np.array(places, dtype=int), np.array(features)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
@@ -23,24 +22,14 @@ class DraftSpec(EvidenceSpec[Draft]):
         tokens: Maximum number of tokens.
         source: Who writes it: the proxy, the answering LLM, or nobody (``recorded``: it must be given).
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
-        logprobs: Whether the gate reads token log-probabilities. A draft whose source gives none is then read
-            by the proxy, and the proxy's log-probabilities of that text stand in for them (`Draft.scored_by`).
     """
 
     tokens: int = 32
     source: DraftSource = "proxy"
     prompt: PromptTemplate = ANSWER
-    logprobs: bool = False
-
-    @property
-    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """A draft that is read for its log-probabilities is written first."""
-        return (replace(self, logprobs=False),) if self.logprobs else ()
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Take given drafts and write the others; or read those that have no log-probabilities."""
-        if self.logprobs:
-            return self._read(context)
+        """Take given drafts and write the others."""
         pieces: dict[int, Piece[Draft]] = {}
         unwritten = []
         for place, each in enumerate(context.inputs):
@@ -91,20 +80,6 @@ class DraftSpec(EvidenceSpec[Draft]):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
         return context.proxy.generate(self.prompt, questions_as_values(context), tokens=self.tokens)
-
-    def _read(self, context: Context) -> list[Piece[Draft]]:
-        """Let the proxy read drafts whose source gave no log-probabilities."""
-        drafts = context.get(replace(self, logprobs=False))
-        pieces = [Piece(draft) for draft in drafts]
-        bare = [place for place, draft in enumerate(drafts) if draft.logprobs is None]
-        if bare:
-            unread = context.part(bare)  # those that bring their own are not made by the proxy
-            values = questions_as_values(unread)
-            read = unread.proxy.score_text(self.prompt, values, [drafts[place] for place in bare])
-            for place, draft in zip(bare, read, strict=True):
-                cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens + len(draft.tokens))
-                pieces[place] = Piece(draft, cost)
-        return pieces
 
 
 def questions_as_values(context: Context) -> list[dict[str, str]]:

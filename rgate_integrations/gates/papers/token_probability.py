@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
-from rgate_integrations.decision import Draft, DraftSource
+from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
@@ -18,8 +17,7 @@ from rgate_integrations.gates.evidence.draft import DraftSpec
 class DraftTokensGate(Gate):
     """Base of the gates that read the tokens of a draft.
 
-    They work on drafts of any source. When the source gives no log-probabilities, the proxy reads the text and its
-    own stand in for them; the reason says so.
+    They work on drafts of any source that gives log-probabilities.
 
     Attributes:
         tokens: Maximum length of the draft.
@@ -31,23 +29,27 @@ class DraftTokensGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """A draft with log-probabilities."""
-        return (DraftSpec(self.tokens, self.source, logprobs=True),)
+        """The draft."""
+        return (DraftSpec(self.tokens, self.source),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the draft's tokens.
 
         Raises:
-            EvidenceError: The draft is empty, or its source does not give what is read.
+            EvidenceError: The draft is empty, or its source gives no log-probabilities.
         """
         draft = evidence[self.specs[0]]
+        if draft.logprobs is None:
+            raise EvidenceError(
+                "The draft has no log-probabilities, which this gate reads.",
+                hint="Ask its writer for them (LangChain: logprobs=True), or use a gate that judges text.",
+            )
         if not draft.logprobs:
             raise EvidenceError("The draft is empty, so it has no token probabilities.")
-        p, reason = self.certainty(draft, draft.logprobs)
-        reader = f" (as read by {draft.scored_by}; its source gave none)" if draft.scored_by else ""
-        return Score(p, f"{reason}{reader}.", draft)
+        p, reason = self.certainty(draft.logprobs)
+        return Score(p, f"{reason}.", draft)
 
-    def certainty(self, draft: Draft, logprobs: tuple[float, ...]) -> tuple[float, str]:
+    def certainty(self, logprobs: tuple[float, ...]) -> tuple[float, str]:
         """Return P(known), and the beginning of a sentence that says why."""
         raise NotImplementedError
 
@@ -67,10 +69,10 @@ class TokenProbabilityGate(DraftTokensGate):
 
     statistic: Literal["min", "mean", "first"] = "min"
 
-    def certainty(self, draft: Draft, logprobs: tuple[float, ...]) -> tuple[float, str]:
+    def certainty(self, logprobs: tuple[float, ...]) -> tuple[float, str]:
         """Return the statistic of the token probabilities."""
         statistics = {
-            "min": (float(np.min(logprobs)), "weakest token"),  # with NaN among them, NaN
+            "min": (min(logprobs), "weakest token"),
             "mean": (sum(logprobs) / len(logprobs), "average token"),
             "first": (logprobs[0], "first token"),
         }
@@ -84,7 +86,7 @@ class PerplexityGate(DraftTokensGate):
 
     info: ClassVar[GateInfo] = GateInfo("perplexity", "perplexity (LM-Polygraph)", "draft", "no", "draft")
 
-    def certainty(self, draft: Draft, logprobs: tuple[float, ...]) -> tuple[float, str]:
+    def certainty(self, logprobs: tuple[float, ...]) -> tuple[float, str]:
         """Return one over the perplexity."""
         p = math.exp(sum(logprobs) / len(logprobs))
         return p, f"The draft's perplexity is {1 / max(p, 1e-12):.2f}"
