@@ -19,12 +19,33 @@ from typing import Any
 
 import numpy as np
 from base import CONSOLE, OUT, argument_parser, mean_interval, print_table
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from mixture import Question
-from served import Clock, NotRecorded, Record, RecordedChat, Speed, both_arms, open_index, questions, server
-from ways import Ways
+from served import (
+    Clock,
+    K,
+    NotRecorded,
+    Record,
+    RecordedChat,
+    Speed,
+    both_arms,
+    closed_book,
+    open_index,
+    questions,
+    server,
+    with_passages,
+)
 
+from rgate_integrations import load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.engine.loading import DEFAULT_GATES
+from rgate_integrations.index.retriever import Retriever
+from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.prompts import ANSWER_WITH_PASSAGES
 from rgate_integrations.runtime.text import is_correct
+
+HELD = 32
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,30 @@ class Answered:
     total: float
 
 
+def chains(index: Retriever, chat: RecordedChat) -> dict[str, Runnable[Any, Any]]:
+    """Return every way, by name, to answer with a chat model and a search; what only an oracle knows is not in it."""
+    never = RunnableLambda(closed_book) | chat | StrOutputParser()
+    read = {"documents": IndexRetriever(index=index, k=K), "question": RunnablePassthrough()}
+    always = read | RunnableLambda(with_passages) | chat | StrOutputParser()
+    first_look = load_gate(on_error="raise")
+    alone = RetrievalGate(first_look)
+    begun = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise"))
+    # FLARE's trigger (Jiang et al. 2023): the least probable token of a begun answer.
+    weakest = RetrievalGate(load_gate("token_probability", tokens=HELD, on_error="raise"))
+    options = AnswerFirst(tokens=HELD, question_gate=first_look)
+    unlooked = AnswerFirst(tokens=HELD, question_gate=None)
+    arms = {"retrieve": always, "direct": never}
+    return {
+        "never": never,
+        "always": always,
+        "gate, question alone": alone.route(**arms),
+        "look first": alone.route(**arms, look_first=True),
+        "look first, then answer first": begun.route(**arms, look_first=True, answer_first=options),
+        "answer first": begun.route(**arms, answer_first=options),
+        "answer first, FLARE's trigger": weakest.route(**arms, answer_first=unlooked),
+    }
+
+
 def answer(chain: Any, chat: RecordedChat, question: Question) -> Answered:
     """Answer one question in one way."""
     clock: Clock = chat.clock
@@ -72,10 +117,10 @@ def answer(chain: Any, chat: RecordedChat, question: Question) -> Answered:
     )
 
 
-def run(ways: Ways, chat: RecordedChat, asked: list[Question]) -> dict[str, list[Answered]]:
+def run(index: Retriever, chat: RecordedChat, asked: list[Question]) -> dict[str, list[Answered]]:
     """Answer all questions in all ways; a way that lacks calls in the record is left out."""
     found: dict[str, list[Answered]] = {}
-    for name, chain in ways.chains(chat).items():
+    for name, chain in chains(index, chat).items():
         answers = []
         try:
             answer(chain, chat, asked[0])  # loads the models
@@ -140,14 +185,14 @@ def main() -> None:
     if arguments.recorded:
         asked = both_arms(record, asked)
     asked = asked[: arguments.limit]
-    ways = Ways(open_index(data), data)
+    index = open_index(data)
     with server("" if arguments.recorded else arguments.llm) as url:
         chat = RecordedChat(record=record, url=url, clock=Clock())
         if not arguments.recorded:  # the speed is known once everything is in the record
-            run(ways, chat, asked)
+            run(index, chat, asked)
     chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
     CONSOLE.print(f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second.")
-    show(run(ways, chat, asked), f"{arguments.llm}, {len(asked)} questions")
+    show(run(index, chat, asked), f"{arguments.llm}, {len(asked)} questions")
 
 
 if __name__ == "__main__":

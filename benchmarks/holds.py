@@ -33,7 +33,7 @@ TEMPLATES = ("What is {}?", "Who is {}?", "What is {} known for?", "Tell me abou
 SEED, FOLDS, STRENGTH = 0, 5, 0.3
 REQUESTS = 0.3  # weight of a practical request, of which there are many
 READING, DISTRACTION = 0.7, 0.2
-"""Until they are fitted to an LLM's own runs: `benchmarks/look_first.py` prints what they are for some LLMs."""
+"""Until they are fitted to an LLM's own runs."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from base import argument_parser, print_table, read_records
 from templates import FOLDER, read_lines, template_requests
 
 from rgate_integrations.gates import rules
-from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.models.reader import READS
 from rgate_integrations.prompts import ANSWER
@@ -101,16 +100,9 @@ def main() -> None:
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
     scaled = {name: rules.directions_of(states_of(each)) for name, each in texts.items()}
-    embedder = SentenceEmbedder()
-    embedded = {name: embedder.embed(each) for name, each in texts.items()}
     names = list(written)
-    rows = [
-        ["scaled directions", *measured(scaled, names)],
-        ["scaled directions", *measured(scaled, names, rules.ALIKE)],
-        ["embedder", *measured(embedded, names)],
-    ]
-    columns = ["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"]
-    print_table(["compared by", *columns], rows)
+    rows = [measured(scaled, names), measured(scaled, names, rules.ALIKE)]
+    print_table(["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"], rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What a decision server and the gateway cost, on loopback.
 
-    python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--processes 8] [--gateway | --url URL]
+    python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--gateway | --url URL]
 
 Decisions a second and latency of a server (`rgate serve`) with several clients at a time, each request with one
-question; of the same gate in this process, asked by as many tasks; of processes that ask the server or have a gate
-each, and their memory; what is refused past capacity; and what the gateway adds to the time to the first byte where
-it decides nothing. With `--url`, of a server that runs already, such as one on Ray Serve.
+question; of the same gate in this process, asked by as many tasks; what is refused past capacity; and what the
+gateway adds to the time to the first byte where it decides nothing. With `--url`, of a server that runs already, such
+as one on Ray Serve.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from starlette.types import ASGIApp
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
@@ -39,18 +38,6 @@ from rgate_integrations.serving.upstream import Upstream
 Ask = Callable[[str], Awaitable[bool]]
 Timed = tuple[np.ndarray, float, int]
 COMMAND = "from rgate_integrations.cli import main; main()"
-WORKER = """
-import sys, time
-from rgate_integrations import load_gate
-gate = load_gate({gate!r}, timeout=600)
-gate.decide("Who wrote Hamlet?")
-print("ready", flush=True)
-sys.stdin.readline()
-for number in range({requests}):
-    assert gate.decide(f"Who wrote the {{number}}th book about the history of Portugal?").error is None
-print("done", flush=True)
-sys.stdin.read()
-"""
 
 
 def question(number: int) -> str:
@@ -128,46 +115,6 @@ def row(name: str, clients: int, found: Timed) -> None:
     )
 
 
-def memory(pid: int) -> float:
-    """Return the memory that only this process has, in MB: what others share is not counted twice."""
-    with open(f"/proc/{pid}/smaps_rollup") as file:
-        kilobytes = re.findall(r"^Private_\w+:\s+(\d+) kB", file.read(), re.MULTILINE)
-    return sum(map(int, kilobytes)) / 1e3
-
-
-def workers(gate: str, processes: int, requests: int) -> float:
-    """Let processes with a gate each decide at the same time, and print how fast.
-
-    Returns:
-        The memory of one, in MB.
-    """
-    code = WORKER.format(gate=gate, requests=requests // processes)
-    started = []
-    for _ in range(processes):
-        started.append(
-            subprocess.Popen(  # noqa: S603  a fixed command
-                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        )
-    for process in started:
-        process.stdout.readline()
-    began = time.perf_counter()
-    for process in started:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in started:
-        process.stdout.readline()
-    rate = requests // processes * processes / (time.perf_counter() - began)
-    each = float(np.mean([memory(process.pid) for process in started]))
-    for process in started:
-        process.kill()
-    what = "asks the server" if gate.startswith("http") else "has a gate"
-    print(
-        f"{processes} processes, each of which {what}: {rate:.0f} decisions/s, {each:.0f} MB each", flush=True
-    )
-    return each
-
-
 def serve(*options: str) -> tuple[subprocess.Popen, str]:
     """Start the command; returns its process and its URL, when it is ready."""
     process = subprocess.Popen(  # noqa: S603  a fixed command
@@ -180,7 +127,7 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
     return process, url
 
 
-def decisions(clients: Sequence[int], requests: int, processes: int) -> None:
+def decisions(clients: Sequence[int], requests: int) -> None:
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
     for some in clients:
@@ -193,15 +140,6 @@ def decisions(clients: Sequence[int], requests: int, processes: int) -> None:
         server, url = serve("--timeout", "600", "--queue", "16")
         row(name, 64, asyncio.run(over_http(url, 64, requests, patient=patient)))
         server.kill()
-    print()
-    server, url = serve("--timeout", "600")
-    client, gates = workers(url, processes, requests), workers(DEFAULT_GATE, processes, requests)
-    own = memory(server.pid)
-    together = processes * client + own
-    print(
-        f"the server {own:.0f} MB; with its clients {together:.0f} MB in place of {processes * gates:.0f} MB"
-    )
-    server.kill()
 
 
 class Listening:
@@ -224,23 +162,19 @@ def gateway(args: argparse.Namespace) -> None:
     service = DecisionService(load_gate("constant:never", on_error="raise"), Metrics())
     between = Listening(make_app(service, Gateway(service, Upstream(upstream.url))))
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
-    times, cpu = {"alone": [], "gateway": []}, {"alone": 0.0, "gateway": 0.0}
+    times = {"alone": [], "gateway": []}
     with httpx.Client(timeout=60, headers={"x-rgate": "off"}) as client:
         for _ in range(args.requests):
             for name, url in (("alone", upstream.url), ("gateway", between.url)):  # in turns
-                began, busy = time.perf_counter(), time.process_time()
+                began = time.perf_counter()
                 with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
                     chunks = response.iter_raw()
                     next(chunks)
                     times[name].append(time.perf_counter() - began)
                     list(chunks)
-                cpu[name] += time.process_time() - busy
     for name, seconds in times.items():
         p50, p95 = np.quantile(np.array(seconds) * 1e3, [0.5, 0.95])
-        used = (
-            cpu[name] / args.requests * 1e3
-        )  # by client, gateway and upstream, which are all in this process
-        print(f"first byte, {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms; {used:.1f} ms of CPU a request")
+        print(f"first byte, {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
 
 
 if __name__ == "__main__":
@@ -251,7 +185,6 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--gateway", action="store_true", help="the gateway alone")
     parser.add_argument("--url", help="a server that runs already")
-    parser.add_argument("--processes", type=int, default=8)
     parsed = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if not parsed.url:
@@ -263,4 +196,4 @@ if __name__ == "__main__":
         for some in parsed.clients:
             row(parsed.url, some, asyncio.run(over_http(parsed.url, some, parsed.requests)))
     elif not parsed.gateway:
-        decisions(parsed.clients, parsed.requests, parsed.processes)
+        decisions(parsed.clients, parsed.requests)

@@ -2,18 +2,15 @@
 
     python benchmarks/tune.py --data ../shared/data --cache DIR
 
-For 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, two tables, both measured on the rest:
-
-- the question alone: the AUC of P(known) of a gate that is fitted to them alone, of the shipped one, and of the
-  shipped one corrected by them; and how often the guarantee of `MaxLoss` is given, and how often it holds;
-- answer first: the same with the log-probabilities of the answers, where these are recorded.
+For 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, and measured on the rest: the AUC of P(known) of
+a gate that is fitted to them alone, of the shipped one, and of the shipped one corrected by them; and how often the
+guarantee of `MaxLoss` is given, and how often it holds.
 
 ``--cache`` keeps hidden states between runs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +20,8 @@ import numpy as np
 from base import argument_parser, print_table, read_records
 from heads import Kept, key
 
-from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.gates.probability import logits
-from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
@@ -44,7 +39,6 @@ SOURCES = (
     (EVOUNA, "GPT-4"),
     (WACK, "gemma-2-9b"),
 )
-SONGS = "songs_six_llms.dev.jsonl.gz"
 
 
 @dataclass(frozen=True)
@@ -55,20 +49,16 @@ class Recorded:
     prior: Float64Array
     states: Float32Array
     known: BoolArray
-    features: Float64Array
     rag: BoolArray | None = None
 
     def tables(self, fit: Any, seed: int) -> dict[str, Table]:
-        """Return what is fitted from nothing, to the question, and to the begun answer."""
+        """Return what is fitted from nothing, and to the shipped gate."""
         components = Basis.of(self.states[fit], seed)(self.states)
         none = np.zeros((len(self.known), 0))
-        tables = {
+        return {
             "nothing": Table(np.zeros(len(self.known)), components, none, self.known),
             "tuned": Table(self.prior, components, none, self.known),
         }
-        if self.features.shape[1]:
-            tables["answer first"] = Table(self.prior, components, self.features, self.known)
-        return tables
 
 
 def read(file: Path, llm: str) -> list[dict[str, Any]]:
@@ -105,24 +95,7 @@ def recorded(data: Path, cache: Path, name: str, llm: str) -> Recorded:
     right = [(record.get("other_rag") or {}).get("fid", record["rag_correct"]) for record in records]
     known = np.array([record["closed_book_correct"] for record in records], dtype=bool)
     has_rag = all(isinstance(each, bool) for each in right)
-    nothing = np.zeros((len(records), 0))
-    return Recorded(llm, prior, states, known, nothing, np.array(right, dtype=bool) if has_rag else None)
-
-
-def songs(data: Path, cache: Path) -> list[Recorded]:
-    """Return six LLMs whose answers are recorded with the probabilities of their tokens."""
-    records = read_records(data / SONGS)
-    prior, states = read_questions([record["question"].strip() for record in records], cache)
-    found = []
-    for llm in records[0]["answers"]:
-        features, known = [], []
-        for record in records:
-            given = record["answers"][llm]
-            logprobs = tuple(math.log(max(p, 1e-9)) for p in given["token_probs"])
-            features.append(features_of(Draft(text=given["text"], logprobs=logprobs)))
-            known.append(given["correct"])
-        found.append(Recorded(llm, prior, states, np.array(known), np.stack(features)))
-    return found
+    return Recorded(llm, prior, states, known, np.array(right, dtype=bool) if has_rag else None)
 
 
 def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
@@ -169,9 +142,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     arguments = parser.parse_args()
     data, cache = arguments.data, arguments.cache
-    question_alone = [recorded(data, cache, name, llm) for name, llm in SOURCES]
-    show(question_alone, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
-    show(songs(data, cache), ("nothing", "shipped", "tuned", "answer first"))
+    found = [recorded(data, cache, name, llm) for name, llm in SOURCES]
+    show(found, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
 
 
 if __name__ == "__main__":
