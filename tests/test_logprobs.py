@@ -14,7 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.papers.ik import IK_QUESTION
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.models.server import read_completion
+from rgate_integrations.models.served import read_completion
 from rgate_integrations.runtime.logprobs import as_logprob, message_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader
@@ -41,7 +41,7 @@ def test_what_would_pass_for_certainty_is_refused(value):
         Draft(text="a", logprobs=(value,))
     assert read_logprobs([{"token": "a", "logprob": value}]) == ((), ())
     body = json.dumps(answer(tops={"Yes": value, "No": -1.0})).encode()
-    assert read_completion(body) is None
+    assert read_completion(body).likeliest == {}
 
 
 def test_log_probabilities_in_other_spellings():

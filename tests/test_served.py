@@ -33,7 +33,6 @@ def test_a_served_model_agrees_with_the_same_model_here(served, smollm2):
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=0.4)
     samples = proxy.sample(ANSWER, VALUES[:1], n=2, tokens=6, temperature=1.0, seed=3)[0]
     assert all(sample.text for sample in samples)
-    proxy.close()
 
 
 @pytest.mark.model
@@ -49,15 +48,18 @@ def test_gates_decide_with_a_served_model(served, name):
     assert all(d.error is None and 0 <= d.p_known <= 1 and d.cost.model_calls for d in said)
 
 
-def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake):
-    proxy = fake(answer(tops={"Yes": math.log(0.7), " maybe": math.log(0.2)}))
+@pytest.mark.parametrize(
+    ("tops", "of_no"),
+    [
+        # What the listed ones leave over; and no more than the least of those that are listed.
+        ({"Yes": 0.7, " maybe": 0.2}, 0.1),
+        ({"Yes": 0.5, "x": 0.02}, 0.02),
+    ],
+)
+def test_a_target_that_is_not_among_the_likeliest_gets_the_most_it_can_have(fake, tops, of_no):
+    proxy = fake(answer(tops={token: math.log(p) for token, p in tops.items()}))
     (score,) = proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
-    assert score.logprobs == pytest.approx((math.log(0.7), math.log(0.1)))
-    proxy = fake(answer(tops={"Yes": math.log(0.5), "x": math.log(0.02)}))
-    (score,) = proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "No"))
-    assert score.logprobs[1] == pytest.approx(math.log(0.02)), (
-        "no more than the least of those that are listed"
-    )
+    assert score.logprobs == pytest.approx((math.log(tops["Yes"]), math.log(of_no)))
 
 
 def test_targets_are_told_apart_after_their_common_prefix(fake):

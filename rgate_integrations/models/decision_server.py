@@ -88,7 +88,7 @@ class DecisionServer:
             raise missing_dependency("httpx", "served") from error
         if self._client is None:
             # Not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
-            headers = {"accept-encoding": "identity", **self._credentials.headers()}
+            headers = {"accept-encoding": "identity", **self._credentials.headers}
             self._client = httpx.Client(headers=headers)
         headers = {"x-rgate-timeout-ms": str(1e3 * seconds)}
         content = bytearray()

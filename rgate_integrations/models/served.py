@@ -1,26 +1,104 @@
-"""Proxy models behind an OpenAI-compatible server that gives log-probabilities: vLLM, SGLang, llama.cpp."""
+"""Proxy models behind an OpenAI-compatible server that gives log-probabilities: vLLM, SGLang, llama.cpp.
+
+What a server answers comes in either of OpenAI's two shapes. Whatever it is, it is data or refused.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
+import random
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import SecretStr
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
 from rgate_integrations.models.credentials import read_credentials
-from rgate_integrations.models.server import ServerConnection, no_logprobs
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
+from rgate_integrations.runtime.files import parse_json
+from rgate_integrations.runtime.flow import Call, Start
+from rgate_integrations.runtime.logprobs import read_logprobs
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+LONGEST_BODY = 16 << 20
+"""Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
+_BUSY = {408, 429, 500, 502, 503, 504}
+_LONGEST_PAUSE = 60.0  # seconds that a server may ask us to wait
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
-_QUOTED = 40  # characters of a server's token in an error
+_QUOTED = 300  # characters of a server's own words in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a server wrote.
+
+    Attributes:
+        draft: Its text and, if the server gives log-probabilities, its tokens.
+        likeliest: The tokens that were likeliest in the first place, with their log-probabilities; may be empty.
+    """
+
+    draft: Draft
+    likeliest: Mapping[str, float]
+
+
+def read_completion(body: bytes, model: str = "") -> Completion | None:
+    """Read the body of a response.
+
+    Args:
+        body: The body.
+        model: Name of the model that wrote it.
+
+    Returns:
+        What the server wrote, or None if it is not what OpenAI's API answers. There is no error to chain: it would
+        quote the body, and a body may quote the key.
+    """
+    try:
+        answer = parse_json(body)
+        choice = answer["choices"][0]
+        message = choice.get("message")
+        text = choice["text"] if message is None else message.get("content") or ""
+        entries, likeliest = _logprob_entries(choice.get("logprobs") or {})
+        tokens, logprobs = read_logprobs(entries)
+        usage = answer.get("usage") or {}
+        draft = Draft(
+            text=text.strip(),
+            tokens=tokens,
+            logprobs=logprobs or None,
+            finished=choice.get("finish_reason") == "stop",
+            source="proxy",
+            model=model,
+            prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
+        )
+        return Completion(draft, dict(zip(*read_logprobs(likeliest), strict=True)))
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _logprob_entries(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the tokens, and the likeliest in place of the first: objects with ``token`` and ``logprob`` each."""
+    if given.get("content"):  # chat completions
+        return given["content"], given["content"][0].get("top_logprobs") or []
+    # Completions: parallel lists, and the likeliest as a mapping. A text's very first token has no probability.
+    tokens, likeliest = [], []
+    for token, logprob in zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=False):
+        tokens.append({"token": token, "logprob": logprob or 0.0})
+    tops = given.get("top_logprobs") or [None]
+    for token, logprob in (tops[0] or {}).items():
+        likeliest.append({"token": token, "logprob": logprob})
+    return tokens, likeliest
 
 
 class ServedProxy(Proxy):
@@ -66,17 +144,17 @@ class ServedProxy(Proxy):
         retries: int = 3,
         max_concurrency: int = 16,
     ) -> None:
-        self.url, credentials = read_credentials(url, api_key)
+        if timeout <= 0 or retries < 0 or max_concurrency < 1:
+            raise ConfigurationError("timeout and max_concurrency must be above 0, retries at least 0.")
+        self.url, self._credentials = read_credentials(url, api_key)
         self.name = model
+        self.timeout = timeout
+        self.retries = retries
+        self.max_concurrency = max_concurrency
         self._refuses_logprobs = False
-        self._connection = ServerConnection(self.url, credentials, timeout, retries, max_concurrency)
 
     def __repr__(self) -> str:
         return f"ServedProxy({self.url!r}, {self.name!r})"
-
-    def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
-        self._connection.close()
 
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
@@ -86,7 +164,7 @@ class ServedProxy(Proxy):
             return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
-        return self._connection.each(self._draft, requests)
+        return self._write(requests, tokens)
 
     def sample(
         self,
@@ -108,7 +186,7 @@ class ServedProxy(Proxy):
             for number in range(n):
                 options = {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
                 requests.append(self._request(prompt, each, options))
-        drafts = self._connection.each(self._draft, requests)
+        drafts = self._write(requests, tokens)
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def score(
@@ -133,7 +211,7 @@ class ServedProxy(Proxy):
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
-        return self._connection.each(partial(self._score, rests), requests)
+        return [self._score(rests, completion) for completion in self._ask(requests, needs_logprobs=True)]
 
     def hidden(
         self,
@@ -153,64 +231,40 @@ class ServedProxy(Proxy):
         )
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to about a number of tokens, at four characters each, or None when it is not longer."""
+        """Return ``text`` cut to about a number of tokens, or None when it is not longer."""
         characters = tokens * _CHARACTERS_PER_TOKEN
-        if len(text) <= characters:
-            return None
-        return text[:characters]
+        return text[:characters] if len(text) > characters else None
 
-    async def _draft(self, request: _Request) -> Draft:
-        """Write one draft: with log-probabilities, or without, if the server refuses requests for them."""
-        path, body = request
-        answer, refusal = None, ""
-        if not self._refuses_logprobs:
-            try:
-                answer = await self._connection.post(path, body)
-            except EvidenceError as error:
-                refusal = error.message
-        if answer is None:
-            without = dict(body)
-            del without["logprobs"]
-            answer = await self._connection.post(path, without)
-            # Remembered only where the server named them: another reason may be gone with the next request.
-            self._refuses_logprobs |= "log-prob" in refusal
-        tokens = answer.tokens
-        if tokens and not tokens[-1].text:  # the end of the turn
-            tokens = tokens[:-1]
-        draft = Draft(
-            text=answer.text.strip(),
-            tokens=tuple(token.text for token in tokens),
-            logprobs=tuple(token.logprob for token in tokens) or None,
-            finished=answer.finished,
-            source="proxy",
-            model=self.name,
-            prompt_tokens=answer.prompt_tokens,
-        )
-        return draft.head(body["max_tokens"])  # whatever the server takes for a token
+    # --- prompts and answers ---------------------------------------------------------------------------------
 
-    async def _score(self, rests: Sequence[str], request: _Request) -> TargetScores:
+    def _write(self, requests: Sequence[_Request], tokens: int) -> list[Draft]:
+        """Return drafts of at most so many tokens, whatever the server takes for a token."""
+        return [completion.draft.head(tokens) for completion in self._ask(requests, needs_logprobs=False)]
+
+    def _score(self, rests: Sequence[str], completion: Completion) -> TargetScores:
         """Score the targets of one prompt, by what follows their common prefix."""
-        answer = await self._connection.post(*request)
-        if not answer.tokens or not answer.tokens[0].likeliest:
-            raise no_logprobs(self.url)
-        logprobs = answer.tokens[0].likeliest
+        logprobs = completion.likeliest
+        if not logprobs:
+            raise self._no_logprobs()
         # No likelier than the least of those that are listed, and not more than they leave over.
         left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
         scores, is_any_listed = [], False
         for rest in rests:
+            score = most
             listed = _listed(rest, logprobs)
-            is_any_listed |= bool(listed)
-            scores.append(max(listed, default=most))
+            if listed:
+                score, is_any_listed = max(listed), True
+            scores.append(score)
         # The bounds of targets that are not listed say nothing about which of them is likelier.
         if len(rests) > 1 and not is_any_listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
-                f"{self.name} would begin with {likeliest[:_QUOTED]!r}: none of {', '.join(map(repr, rests))} "
+                f"{self.name} would begin with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        return TargetScores(tuple(scores), answer.prompt_tokens)
+        return TargetScores(tuple(scores), completion.draft.prompt_tokens)
 
     def _request(
         self,
@@ -242,6 +296,161 @@ class ServedProxy(Proxy):
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return "/chat/completions", {**body, "messages": messages, "logprobs": True}
+
+    # --- the server ------------------------------------------------------------------------------------------
+
+    def _ask(self, requests: Sequence[_Request], *, needs_logprobs: bool) -> list[Completion]:
+        """Send requests, several at a time; the server makes batches of them.
+
+        Raises:
+            ServerError: All failed, the first of them with this: there is no use in trying one of them again.
+            EvidenceError: Some failed, so they are best asked one by one.
+        """
+        # In a thread of its own: that of the caller may be running an event loop.
+        thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
+        outcomes: list[Completion | BaseException] = thread.run()
+        completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if completions and errors:
+            raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
+        if errors:
+            raise errors[0]
+        return completions
+
+    async def _ask_all(
+        self, requests: Sequence[_Request], needs_logprobs: bool
+    ) -> list[Completion | BaseException]:
+        slots = asyncio.Semaphore(self.max_concurrency)
+        async with self._new_client() as client:
+            asked = [self._complete(client, slots, *request, needs_logprobs) for request in requests]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    async def _complete(
+        self,
+        client: httpx.AsyncClient,
+        slots: asyncio.Semaphore,
+        path: str,
+        body: dict[str, Any],
+        needs_logprobs: bool,
+    ) -> Completion:
+        """Send a request; without log-probabilities, if the server refuses them and they are not needed."""
+        async with slots:
+            refusal = ""
+            if needs_logprobs or not self._refuses_logprobs:
+                try:
+                    return await self._post(client, path, body)
+                except EvidenceError as error:
+                    if needs_logprobs:
+                        raise
+                    refusal = error.message
+            without = dict(body)
+            del without["logprobs"]
+            completion = await self._post(client, path, without)
+            # Remembered only where the server named them: another reason may be gone with the next request.
+            self._refuses_logprobs |= "log-prob" in refusal
+            return completion
+
+    async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Completion:
+        """Send a request; try again after what may pass.
+
+        Raises:
+            ServerError: The server could not be reached, stayed busy or broken, or gave something else as an answer.
+            EvidenceError: It refused this very request.
+        """
+        import httpx
+
+        trouble, pause = "", 0.0
+        for attempt in range(self.retries + 1):
+            await asyncio.sleep(pause)
+            # Of random length, so that callers that failed together do not come back together.
+            pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography
+            try:
+                # httpx bounds the wait for each next piece: who sends a byte a second would never be late.
+                async with asyncio.timeout(self.timeout):
+                    response, content = await self._send(client, path, body)
+            except TimeoutError:
+                trouble = f"there was no whole answer within {self.timeout:g} s"
+                continue
+            except httpx.RequestError as error:
+                trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
+                continue
+            if response.status_code not in _BUSY:
+                return self._read(response.status_code, content)
+            trouble = f"it answered {response.status_code}"
+            wished = response.headers.get("retry-after", "")
+            if wished.isdecimal():
+                pause = min(float(wished), _LONGEST_PAUSE)
+        # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
+        raise ServerError(
+            f"The server at {self.url} could not be used: {trouble}.",
+            hint="Is it running, and is the URL its /v1?",
+        )
+
+    async def _send(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
+    ) -> tuple[httpx.Response, bytes]:
+        """Send a request once; returns the response and its body, which is not unpacked."""
+        async with client.stream("POST", self.url + path, json=body) as response:
+            # A megabyte of gzip can be gigabytes, and none was asked for.
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise ServerError(f"The server at {self.url} packed its answer, unasked.")
+            content = bytearray()
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > LONGEST_BODY:
+                    raise ServerError(
+                        f"The server at {self.url} answered more than {LONGEST_BODY >> 20} MiB, and was not read on."
+                    )
+        return response, bytes(content)
+
+    def _read(self, status: int, content: bytes) -> Completion:
+        if status < 400:
+            completion = read_completion(content, self.name)
+            if completion is None:
+                raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
+            return completion
+        said = self._credentials.redact(content.decode(errors="replace"))[:_QUOTED]
+        if status in (401, 403):
+            raise ServerError(f"The server at {self.url} refused the key ({status}).", hint="Pass api_key=")
+        if status == 404:
+            raise ServerError(
+                f"{self.url} has no such path or model ({status}): {said}", hint="url=…/v1, model="
+            )
+        if "logprob" in said:
+            raise self._no_logprobs(said)
+        raise EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
+
+    def _no_logprobs(self, said: str = "") -> EvidenceError:
+        quoted = f" It says: {said}" if said else ""
+        return EvidenceError(
+            f"The server at {self.url} gives no log-probabilities.{quoted}",
+            hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
+        )
+
+    def _new_client(self) -> httpx.AsyncClient:
+        import httpx
+
+        # The login goes here too, and not into the URL, which httpx writes to its log.
+        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
+        # As many connections as there are requests at a time: the semaphore bounds them.
+        limits = httpx.Limits(max_connections=None)
+        try:
+            return httpx.AsyncClient(
+                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
+            )
+        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
+            raise ConfigurationError(
+                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
+                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+            ) from None
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Return what checks servers' certificates: reading those of all authorities takes 20 ms."""
+    import httpx
+
+    return httpx.create_ssl_context()
 
 
 def _listed(target: str, logprobs: Mapping[str, float]) -> list[float]:

@@ -72,7 +72,7 @@ class Upstream:
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
         base, credentials = read_credentials(url, key)
         self.url = base.removesuffix("/v1")
-        self._own_headers = credentials.headers()
+        self._own_headers = credentials.headers
         self._keeps_key = keeps_key
         # As many connections as there are clients: what waits, waits at the server.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT)

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ServerError
-from rgate_integrations.models.served import ServedProxy
-from rgate_integrations.models.server import LONGEST_BODY
+from rgate_integrations.models.served import LONGEST_BODY, ServedProxy
 from tests.fake_server import answer
 from tests.soak.scenario import Scenario, expect
 
@@ -125,8 +124,8 @@ class Served(Scenario):
         self.server = _Server()
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        self.proxy = ServedProxy(url, "m", api_key=KEY, timeout=10.0, retries=1)
-        self.gate = load_gate("ik", proxy=self.proxy, tokens=0)
+        proxy = ServedProxy(url, "m", api_key=KEY, timeout=10.0, retries=1)
+        self.gate = load_gate("ik", proxy=proxy, tokens=0)
         # Nobody listens at port 9.
         self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
 
@@ -157,6 +156,5 @@ class Served(Scenario):
             expect(decision.retrieve and decision.error is not None, mood, decision)
 
     def close(self) -> None:
-        self.proxy.close()
         self.server.shutdown()
         self.server.server_close()
