@@ -13,8 +13,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from typing_extensions import TypedDict
 
 from rgate_integrations import Decision
-from rgate_integrations.langchain import GatedRetriever, RetrievalGate, RetrievalRouter, gated_rag
-from rgate_integrations.langchain.chains import SourcedAnswer
+from rgate_integrations.langchain import GatedRetriever, RetrievalGate, RetrievalRouter
 
 
 class State(TypedDict):
@@ -69,11 +68,6 @@ def guards(gate: RetrievalGate, retriever: BaseRetriever) -> None:
     assert_type(guarded.invoke("who?"), list[Document])
     gate.guard(retriever.with_config(tags=["t"]))
     gate.guard(retriever.with_fallbacks([retriever]))
-
-
-def rags(retriever: BaseRetriever, chat: BaseChatModel) -> None:
-    assert_type(gated_rag(retriever, chat).invoke("who?"), str)
-    assert_type(gated_rag(retriever, chat, return_sources=True).invoke("who?"), SourcedAnswer)
 
 
 def mistakes(gate: RetrievalGate, retriever: BaseRetriever) -> None:

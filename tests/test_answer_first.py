@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableGenerator, RunnableLambda, Runnable
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.decision_context import KEY
+from rgate_integrations.langchain.questions import DECISION_KEY
 from tests.begun_answers import (
     UNSURE,
     WHOLE,
@@ -185,7 +185,7 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call, usage, re
     costs, judge = [], Reader()
 
     def reading(question, config):
-        costs.append(config["configurable"][KEY].decision.cost)
+        costs.append(config["configurable"][DECISION_KEY].decision.cost)
 
     direct = spoken(Writer(usage=usage))
     call(routed(direct, judge=judge, retrieve=RunnableLambda(reading)), "an unknown one?")

@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.decision_context import KEY
+from rgate_integrations.langchain.questions import DECISION_KEY
 from tests.langchain_fakes import SINGLES, STREAMS, each
 from tests.patience import PATIENCE
 
@@ -105,7 +105,7 @@ def test_what_a_stopped_answer_cost_is_what_the_server_counted(chat):
     decisions = []
 
     def reading(question, config):
-        decisions.append(config["configurable"][KEY].decision)
+        decisions.append(config["configurable"][DECISION_KEY].decision)
         return "read"
 
     long = chat.model_copy(update={"tokens": 1_500, "calls": []})

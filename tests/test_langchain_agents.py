@@ -94,18 +94,6 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
     assert searched == ["q", "q"], "a failing gate hides nothing"
 
 
-@each(INVOKES)
-def test_garbage_in_the_state_is_a_typed_error(call):
-    middleware = RetrievalGateMiddleware(RetrievalGate(Judge()), tools=["search_docs"])
-    agent = create_agent(Agent(), [search_docs], middleware=[middleware])
-    for garbage in ("abc", 5, ["a"]):
-        with pytest.raises(ConfigurationError, match="no decisions by name"):
-            call(agent, {"messages": [HumanMessage("known?")], "retrieval_decisions": garbage})
-    wrong = {middleware.name: {"retrieve": "perhaps"}, "other": object()}
-    found = call(agent, {"messages": [HumanMessage("known?")], "retrieval_decisions": wrong})
-    assert found["retrieval_decision"].retrieve is False
-
-
 @pytest.mark.parametrize("tools", ["search_docs", [], None, search_docs, [""], [3], [{}]])
 def test_tools_are_a_list_of_tools_or_names(tools):
     with pytest.raises(ConfigurationError):

@@ -12,7 +12,7 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.questions import UNCONDENSED
+from rgate_integrations.langchain.gate import UNCONDENSED
 from rgate_integrations.langchain.runnable import RunBatch
 from rgate_integrations.runtime.flow import arun, run
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each

@@ -20,10 +20,9 @@ from rgate_integrations.langchain import (
     RetrievalRouter,
     gated_rag,
 )
-from rgate_integrations.langchain.gate_runnable import GateRunnable
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Search, each
 
-OURS = [RetrievalGate, RetrievalRouter, GatedRetriever, ClaimQueryRewriter, GateRunnable]
+OURS = [RetrievalGate, RetrievalRouter, GatedRetriever, ClaimQueryRewriter]
 PROMPTS = [ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate]
 
 
@@ -41,7 +40,7 @@ def loaded(dumped):
 def test_a_threshold_that_is_none(threshold, call):
     judge = Judge()
     value = ["a", "b"] if call in BATCHES.values() else "a"
-    with pytest.raises(ConfigurationError, match="retrieval_threshold must be a number of at least 0"):
+    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
         call(RetrievalGate(judge), value, {"configurable": {"retrieval_threshold": threshold}})
     assert judge.calls == []
     with pytest.raises(ValidationError):

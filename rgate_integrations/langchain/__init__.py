@@ -13,8 +13,8 @@ except ImportError as error:
     raise missing_dependency("langchain_core", "langchain") from error
 
 from rgate_integrations.langchain.chains import gated_rag
-from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.retriever import ClaimQueryRewriter, GatedRetriever, IndexRetriever
+from rgate_integrations.langchain.gate import GatedRetriever, RetrievalGate
+from rgate_integrations.langchain.retriever import ClaimQueryRewriter, IndexRetriever
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.vectorstore import FaissVectorStore
 

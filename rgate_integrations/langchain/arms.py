@@ -217,7 +217,7 @@ def _searches(step: Any) -> bool:
     """Whether there is a retriever in a step."""
     if isinstance(step, BaseRetriever):
         return True
-    return any(_searches(part) for part in parts_of(step) or ())
+    return any(_searches(part) for part in parts_of(step))
 
 
 def _passage(document: Any) -> FoundPassage | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, Literal, overload
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.messages import SystemMessage
@@ -13,61 +12,21 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
-from typing_extensions import TypedDict
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.index import Passage
-from rgate_integrations.langchain.chat_models import CONDENSE_TAG, tagged
-from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
-from rgate_integrations.langchain.gate_runnable import QuestionInput
-from rgate_integrations.langchain.questions import QUESTION_KEYS, Questions, condensed_question
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.chat_models import condensing
+from rgate_integrations.langchain.gate import RetrievalGate
+from rgate_integrations.langchain.questions import Asked, QuestionInput, asked_in_all
+from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
 from rgate_integrations.runtime.flow import Flow
 
-HISTORY_KEY = "chat_history"
-_QUESTION, _HISTORY = "rgate_question", "rgate_history"
-
-
-class SourcedAnswer(TypedDict):
-    """What `gated_rag` returns with ``return_sources=True``."""
-
-    sources: list[Document]
-    """The documents that the answer was written from; none when nothing was retrieved."""
-
-    answer: str
-    """The answer."""
-
-
-@overload
-def gated_rag(
-    retriever: RunnableLike[str, list[Document]],
-    llm: Runnable[Any, Any],
-    prompt: BasePromptTemplate[Any] | None = None,
-    *,
-    direct_prompt: BasePromptTemplate[Any] | None = None,
-    gate: RetrievalGate | GateLike | Gate | str | None = None,
-    answer_first: bool | AnswerFirst = False,
-    look_first: bool | LookFirst = False,
-    return_sources: Literal[False] = False,
-) -> Runnable[QuestionInput, str]: ...
-
-
-@overload
-def gated_rag(
-    retriever: RunnableLike[str, list[Document]],
-    llm: Runnable[Any, Any],
-    prompt: BasePromptTemplate[Any] | None = None,
-    *,
-    direct_prompt: BasePromptTemplate[Any] | None = None,
-    gate: RetrievalGate | GateLike | Gate | str | None = None,
-    answer_first: bool | AnswerFirst = False,
-    look_first: bool | LookFirst = False,
-    return_sources: Literal[True],
-) -> Runnable[QuestionInput, SourcedAnswer]: ...
+QUESTION = "question"
+HISTORY = "chat_history"
 
 
 def gated_rag(
@@ -99,19 +58,16 @@ def gated_rag(
         look_first: Compare what the LLM knows with what is found; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
     """
-    decider = as_retrieval_gate(gate)
-    with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question="question")
-    closed_book = direct_prompt or _chat_prompt(ANSWER, question="question")
-    # The search comes first, where look first splits the arm.
+    decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
+    with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
+    closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
     found: Runnable[Any, Any] = coerce_to_runnable(retriever)
-    search = RunnableLambda(itemgetter(_QUESTION)) | found
+    search = RunnableLambda(itemgetter(QUESTION)) | found
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
-        RunnableLambda(_prompt_values),
+        RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
-    direct: Runnable[Any, Any] = RunnableLambda(_prompt_values).pipe(
-        RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser()),
-    )
+    direct: Runnable[Any, Any] = RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser())
     wanted: Any = ["sources", "answer"] if return_sources else "answer"
     router = decider.route(
         retrieve=retrieve.pick(wanted),
@@ -133,14 +89,10 @@ def format_documents(documents: Sequence[Document]) -> str:
 
 
 class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
-    """Reads the question and its history in any input, and condenses them once.
-
-    What it returns is for the gate and the arms of `gated_rag`. Under ``input_key`` the gate finds the question, or
-    all messages if the question follows others and does not stand alone. The arms find the question that is to be
-    searched and answered, and the messages before it, under keys that no gate reads.
+    """Reads the question and its history in any input, and condenses them once: for the gate and for both arms.
 
     Attributes:
-        input_key: Key of the question in dict inputs; see `RetrievalGate`.
+        input_key: Key of the question in dict inputs; see `RetrievalGate`. It stands there afterwards, too.
         condense: From messages to one question that stands alone; None leaves the question as it is.
     """
 
@@ -149,47 +101,25 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
     def flow(self, batch: RunBatch) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        questions = Questions.read(batch.inputs, self.input_key)
-        standalone = dict(questions.texts)
-        conversations = questions.conversations
-        if self.condense is not None and conversations:
-            children = batch.children()
-            configs = [tagged(children[place], CONDENSE_TAG) for place in conversations]
-            condensed = yield BatchCall(self.condense, list(conversations.values()), configs)
-            for place, found in zip(list(conversations), condensed, strict=True):
-                # What could not be condensed goes to the gate as messages, and the gate says what failed.
-                with contextlib.suppress(Exception):
-                    standalone[place] = condensed_question(found)
-                    del conversations[place]
-        turns: list[Any] = []
-        for place in range(len(batch.inputs)):
-            if place in questions.errors:
-                turns.append(questions.errors[place])
-                continue
-            turns.append(
-                {
-                    self.input_key or QUESTION_KEYS[0]: conversations.get(place, standalone[place]),
-                    _QUESTION: standalone[place],
-                    _HISTORY: questions.histories.get(place, []),
-                }
-            )
-        return turns
-
-
-def _prompt_values(turn: Mapping[str, Any]) -> dict[str, Any]:
-    sources = turn.get("sources", [])
-    return {
-        "question": turn[_QUESTION],
-        HISTORY_KEY: turn[_HISTORY],
-        "sources": sources,
-        "context": format_documents(sources),
-    }
+        asked, results = asked_in_all(batch.inputs, self.input_key)
+        condensed = yield from condensing(self.condense, asked, batch)
+        for place, question in asked.items():
+            found = condensed.get(place)
+            # What could not be condensed keeps its history, and the gate says what failed.
+            turn = found if isinstance(found, Asked) else question
+            results[place] = {
+                QUESTION: turn.question,
+                self.input_key or QUESTION: turn.question,
+                HISTORY: list(turn.history),
+                "sources": [],
+            }
+        return [results[place] for place in range(len(batch.inputs))]
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
     """Return a prompt of this package as LangChain's, each field under the variable name given for it."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
-    history = MessagesPlaceholder(HISTORY_KEY, optional=True)
+    history = MessagesPlaceholder(HISTORY, optional=True)
     # The system text has no fields; as a message, and not a template, its braces would stay braces.
     return ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])

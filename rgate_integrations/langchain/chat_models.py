@@ -1,36 +1,29 @@
-"""The chat models inside what a user calls "my LLM", and drafts: the first tokens of their answers."""
+"""The chat models inside what a user calls "my LLM": their names, their drafts, and follow-ups that they condense."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import (
-    Runnable,
-    RunnableBranch,
-    RunnableConfig,
-    RunnableLambda,
-    RunnableParallel,
-    RunnableSequence,
-)
-from langchain_core.runnables.base import RunnableBindingBase, RunnableEachBase
+from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import (
     RunnableConfigurableAlternatives,
     RunnableConfigurableFields,
 )
-from langchain_core.runnables.fallbacks import RunnableWithFallbacks
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langchain_core.runnables.passthrough import RunnableAssign
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
+from pydantic import BaseModel
 
 from rgate_integrations.answering.partial_answer import DraftRequest, says_unsupported
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.abilities.resolve import weakest
-from rgate_integrations.langchain.runnable import BatchCall
+from rgate_integrations.langchain.questions import Asked, asked_in
+from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.logprobs import message_logprobs
@@ -39,10 +32,31 @@ _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
 
 
+def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
+    """Return the runnables that a runnable is made of, in order; none for a model."""
+    if isinstance(runnable, RunnableLambda):
+        return list(runnable.deps)
+    if isinstance(runnable, BaseLanguageModel) or not isinstance(runnable, BaseModel):
+        return []
+    return list(_runnables_in(vars(runnable)))
+
+
+def _runnables_in(value: Any) -> Iterator[Runnable[Any, Any]]:
+    if isinstance(value, Runnable):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _runnables_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _runnables_in(each)
+
+
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
     if isinstance(arm, BaseChatModel):
-        return arm.bind(logprobs=True) if knows_logprobs(arm) else None
+        # LangChain's OpenAI models, for one, have such a field; what the user set stays.
+        asks = "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None
+        return arm.bind(logprobs=True) if asks else None
     if isinstance(arm, RunnableBindingBase):
         inner = None if "logprobs" in arm.kwargs else with_logprobs(arm.bound)
         return None if inner is None else arm.model_copy(update={"bound": inner})
@@ -54,11 +68,6 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
                 steps[place] = inner
                 return RunnableSequence(*steps, name=arm.name)
     return None
-
-
-def knows_logprobs(model: BaseChatModel) -> bool:
-    """Whether a model has a field ``logprobs`` that nobody has set, as LangChain's OpenAI models have."""
-    return "logprobs" in type(model).model_fields and getattr(model, "logprobs", None) is None
 
 
 def llm_name(arm: Runnable[Any, Any]) -> str:
@@ -74,50 +83,28 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
     """Return the name of each model that may answer in an arm; an empty one for a model that tells none."""
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options})
+    names: list[str] = []
     if isinstance(arm, RunnableSequence):
         for step in reversed(arm.steps):  # the last model is the one that answers
-            names = _llm_names(step, {})
-            if names:
-                return names
-        return []
+            names = names or _llm_names(step, {})
+        return names
+    parts = parts_of(arm)
+    for part in parts:
+        names += _llm_names(part, options)
     if isinstance(arm, RunnableConfigurableFields):
-        names = _llm_names(arm.default, options)
-        for name, field in arm.fields.items():  # a call's config may choose among several models
-            if name in _NAMES and isinstance(
+        for key, field in arm.fields.items():  # a call's config may choose among several models
+            if key in _NAMES and isinstance(
                 field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
             ):
                 names += [str(option) for option in field.options.values()]
-        return names
-    parts = parts_of(arm)
-    if parts is None:  # a model, or such as what init_chat_model returns, which is no model itself
-        name = _name_of(arm, options)
-        return [name] if name or isinstance(arm, BaseLanguageModel) else []
-    found = []
-    for part in parts:
-        # What a factory would make is not known before it is called.
-        found += _llm_names(part, options) if isinstance(part, Runnable) else [""]
-    return found
-
-
-def parts_of(arm: Runnable[Any, Any]) -> Iterable[Any] | None:
-    """Return the runnables that a runnable is made of; None for one that is not made of others."""
-    if isinstance(arm, RunnableBindingBase | RunnableEachBase):
-        return [arm.bound]
-    if isinstance(arm, RunnableSequence):
-        return arm.steps
-    if isinstance(arm, RunnableWithFallbacks):
-        return arm.runnables
     if isinstance(arm, RunnableConfigurableAlternatives):
-        return [arm.default, *arm.alternatives.values()]
-    if isinstance(arm, RunnableParallel):
-        return arm.steps__.values()
-    if isinstance(arm, RunnableAssign):
-        return [arm.mapper]
-    if isinstance(arm, RunnableBranch):
-        return [*(branch for _, branch in arm.branches), arm.default]
-    if isinstance(arm, RunnableLambda):
-        return arm.deps
-    return None
+        # What a factory would make is not known before it is called.
+        names += ["" for each in arm.alternatives.values() if not isinstance(each, Runnable)]
+    if not parts:  # a model, or such as what init_chat_model returns, which is no model itself
+        name = _name_of(arm, options)
+        if name or isinstance(arm, BaseLanguageModel):
+            names.append(name)
+    return names
 
 
 def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
@@ -134,6 +121,8 @@ def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
             return told
     return ""
 
+
+# --- what is asked of them before there is a decision --------------------------------------------------------------
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
@@ -170,32 +159,20 @@ class ChatDrafter:
         self.tokens = tokens
         self._request = DraftRequest(tokens, options=not isinstance(llm, RunnableLambda))
 
-    def drafting(
-        self,
-        questions: Sequence[str],
-        configs: Sequence[RunnableConfig],
-        histories: Sequence[Sequence[BaseMessage]],
-    ) -> Flow[list[Draft | None]]:
-        """Write a draft for each question, as one batch; those whose form was refused are asked again.
-
-        Args:
-            questions: The questions.
-            configs: A config for each of them.
-            histories: The earlier turns of each.
+    def drafting(self, asked: Sequence[Asked], configs: Sequence[RunnableConfig]) -> Flow[list[Draft | None]]:
+        """Write a draft for each question, as one batch; those that are refused are asked again, for less.
 
         Returns:
             One draft a question, in order; None where the model failed.
         """
-        prompts = []
-        for question, turns in zip(questions, histories, strict=True):
-            prompts.append([SystemMessage(ANSWER.system), *turns, HumanMessage(question)])
-        hidden = [tagged(config, DRAFT_TAG) for config in configs]
+        prompts = [[SystemMessage(ANSWER.system), *each.conversation] for each in asked]
+        hidden = [_hidden(config, DRAFT_TAG) for config in configs]
         answers: list[Any] = [None] * len(prompts)
         waiting = list(range(len(prompts)))
         any_answered = False
         for form in self._request.forms:
-            asked = self.llm.bind(**form) if form else self.llm
-            found = yield BatchCall(asked, [prompts[i] for i in waiting], [hidden[i] for i in waiting])
+            llm = self.llm.bind(**form) if form else self.llm
+            found = yield BatchCall(llm, [prompts[i] for i in waiting], [hidden[i] for i in waiting])
             refused = []
             for place, answer in zip(waiting, found, strict=True):
                 answers[place] = answer
@@ -208,7 +185,6 @@ class ChatDrafter:
                     refused.append(place)
             if not refused:
                 break
-            _log.info("The LLM does not take %s: %s", ", ".join(form) or "the prompt", answers[refused[0]])
             waiting = refused
         return [self._draft(answer) for answer in answers]
 
@@ -218,27 +194,63 @@ class ChatDrafter:
             _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
             return None
         if isinstance(answer, BaseMessage):
-            metadata = answer.response_metadata
-            tokens, logprobs = message_logprobs(metadata)
-            reasons = [metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
-            reason = next(filter(None, reasons), None)
-            draft = Draft(
-                text=answer.text.strip(),
-                tokens=tokens,
-                logprobs=logprobs or None,
-                finished=reason is not None and reason not in _CUT,  # who does not say may have been cut
-                source="llm",
-                model=str(metadata.get("model_name") or metadata.get("model") or ""),
-            )
+            draft = _draft_of(answer)
         else:
             draft = Draft(text=str(answer).strip(), source="llm")
-        draft = draft.head(self.tokens)
         if not draft.text:
             _log.warning("The LLM wrote no draft: its answer has no text.")
             return None
-        return draft
+        return draft.head(self.tokens)
 
 
-def tagged(config: RunnableConfig, tag: str) -> RunnableConfig:
+def _draft_of(message: BaseMessage) -> Draft:
+    metadata = message.response_metadata
+    tokens, logprobs = message_logprobs(metadata)
+    reasons = [metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    reason = next(filter(None, reasons), None)
+    return Draft(
+        text=message.text.strip(),
+        tokens=tokens,
+        logprobs=logprobs or None,
+        finished=reason is not None and reason not in _CUT,  # who does not say may have been cut
+        source="llm",
+        model=str(metadata.get("model_name") or metadata.get("model") or ""),
+    )
+
+
+def condensing(
+    condense: Runnable[Any, Any] | None, asked: Mapping[int, Asked], batch: RunBatch
+) -> Flow[dict[int, Asked | Exception]]:
+    """Turn the follow-ups among questions into ones that stand alone, as one batch.
+
+    Args:
+        condense: From messages to a question; None leaves them as they are.
+        asked: The questions, by their place in the batch.
+        batch: The inputs that they are from.
+
+    Returns:
+        For the place of each follow-up the question that stands alone, or why there is none.
+    """
+    follow_ups = {place: each for place, each in asked.items() if each.history}
+    if condense is None or not follow_ups:
+        return {}
+    conversations = [each.conversation for each in follow_ups.values()]
+    configs = [_hidden(batch.child(place), CONDENSE_TAG) for place in follow_ups]
+    results = yield BatchCall(condense, conversations, configs)
+    return {place: _standalone(result) for place, result in zip(follow_ups, results, strict=True)}
+
+
+def _standalone(result: Any) -> Asked | Exception:
+    """Return the question in what a condensing runnable returned, or why there is none."""
+    if isinstance(result, Exception):
+        return result
+    try:
+        asked = Asked(asked_in(result).question)
+    except InvalidQuestionError as error:
+        return error
+    return asked if asked.question.strip() else InvalidQuestionError("The condensed question is empty.")
+
+
+def _hidden(config: RunnableConfig, tag: str) -> RunnableConfig:
     """Return the config of a run that is no part of the answer: with this tag, and hidden from message streams."""
     return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}

@@ -15,8 +15,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, resolve_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
-from rgate_integrations.langchain.questions import Questions
-from rgate_integrations.langchain.runnable import only
+from rgate_integrations.langchain.questions import asked_in
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
@@ -87,19 +86,32 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
         return await arun(self._answering(request[_STATE], request["questions"]))
 
     def _answering(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
+        asked = asked_in(state)
+        (decision,) = yield from decide_messages(self.gate, [asked.question], [asked.lines])
+        answers = {}
         for name, question in questions.items():
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
                     f"The question {name!r} is not one that a retrieval gate can answer.",
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
-        read = Questions.read([state])
-        judged = yield from decide_messages(self.gate, list(read.texts.values()), read.lines)
-        decision = only(read.results(judged))
-        answers = {name: _answer(decision, question) for name, question in questions.items()}
-        if hasattr(names, "DecisionResponse"):
-            return names.DecisionResponse(model=self.model, answers=answers)
-        return names.ClassifierResponse(model=self.model, answers=answers)
+            answers[name] = _known(decision) if question == KNOWS else _route(decision)
+        response = getattr(names, "DecisionResponse", None) or names.ClassifierResponse
+        return response(model=self.model, answers=answers)
+
+
+def _known(decision: Decision) -> Any:
+    if hasattr(names, "PredicateAnswer"):
+        return names.PredicateAnswer(type="predicate", probability=decision.p_known)
+    return names.NoulAnswer(type="noul", noul=decision.p_known)
+
+
+def _route(decision: Decision) -> Any:
+    probabilities = {"retrieve": 1 - decision.p_known, "direct": decision.p_known}
+    choice = "retrieve" if decision.retrieve else "direct"
+    return names.ChoiceAnswer(
+        type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]
+    )
 
 
 class DecisionModelGate:
@@ -128,47 +140,16 @@ class DecisionModelGate:
         return decisions
 
     def _decision(self, question: str, response: Any) -> Decision:
-        try:
-            known = _probability(response)
-        except Exception as error:
-            return fallback_decision(error, question=question, gate=self.model.model)
-        return Decision(
-            question=question,
-            retrieve=known < 0.5,
-            p_known=known,
-            gate=self.model.model,
-            reason=f"{self.model.model} says that the LLM knows with probability {known:.2f}.",
-        )
-
-
-def _probability(response: Any) -> float:
-    """Return the probability in a response.
-
-    Raises:
-        Exception: The response is one.
-        EvidenceError: The model did not answer the question with a probability.
-    """
-    if isinstance(response, Exception):
-        raise response
-    answer = response.answers.get("known")
-    known = getattr(answer, "probability", getattr(answer, "noul", None))
-    if known is None:
-        raise EvidenceError(
-            f"The decision model answered {getattr(answer, 'type', 'nothing')!r} and no probability.",
-            hint="Take one that answers yes-or-no questions.",
-        )
-    return float(known)
-
-
-def _answer(decision: Decision, question: Any) -> Any:
-    known = decision.p_known
-    if question != KNOWS:
-        return names.ChoiceAnswer(
-            type="choice",
-            choice="retrieve" if decision.retrieve else "direct",
-            probabilities={"retrieve": 1 - known, "direct": known},
-            confidence=1 - known if decision.retrieve else known,
-        )
-    if hasattr(names, "PredicateAnswer"):
-        return names.PredicateAnswer(type="predicate", probability=known)
-    return names.NoulAnswer(type="noul", noul=known)
+        name = self.model.model
+        if isinstance(response, Exception):
+            return fallback_decision(response, question=question, gate=name)
+        answer = response.answers.get("known")
+        known = getattr(answer, "probability", getattr(answer, "noul", None))
+        if known is None:
+            error = EvidenceError(
+                f"The decision model answered {getattr(answer, 'type', 'nothing')!r} and no probability.",
+                hint="Take one that answers yes-or-no questions.",
+            )
+            return fallback_decision(error, question=question, gate=name)
+        reason = f"{name} says that the LLM knows with probability {known:.2f}."
+        return Decision(question=question, retrieve=known < 0.5, p_known=known, gate=name, reason=reason)

@@ -1,30 +1,76 @@
-"""`RetrievalGate`: a gate as a LangChain runnable, with a router and a retriever made from it."""
+"""`RetrievalGate`: a gate as a LangChain runnable, with a router and a guarded retriever made from it."""
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.runnables import Runnable
+from langchain_core.messages import AnyMessage
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.claims.plan import Query, planning
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm, resolve_gate
+from rgate_integrations.decision import Decision
+from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.gate_like import (
+    GateLike,
+    answer_first_gates,
+    decide_messages,
+    for_llm,
+    resolve_gate,
+)
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.langchain.gate_runnable import GateRunnable
-from rgate_integrations.langchain.retriever import GatedRetriever
+from rgate_integrations.index.hybrid import fuse
+from rgate_integrations.langchain.chat_models import ChatDrafter, condensing
+from rgate_integrations.langchain.chat_models import llm_name as name_in
+from rgate_integrations.langchain.questions import (
+    THRESHOLD_KEY,
+    Asked,
+    QuestionInput,
+    announcing,
+    asked_in_all,
+    bound_decision,
+    given_threshold,
+    is_bound,
+)
 from rgate_integrations.langchain.router import RetrievalRouter
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.runtime.flow import Flow
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
 _Direct = TypeVar("_Direct")
 
+_log = logging.getLogger("rgate_integrations")
 
-class RetrievalGate(GateRunnable):
+KNOWN_BY = "its chat model"
+"""Who told the name of an LLM that was found in a chain."""
+
+UNCONDENSED = "The follow-up could not be condensed."
+
+THRESHOLD_SPEC = ConfigurableFieldSpec(
+    id=THRESHOLD_KEY,
+    annotation=float,
+    name="Retrieval threshold",
+    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
+    default=None,
+)
+
+
+class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     """Decides whether to retrieve: question in, `Decision` out. Nothing is loaded until the first decision.
 
     The question is a string, a dict, messages or a prompt value. A batch is decided in one call of the gate,
@@ -59,6 +105,18 @@ class RetrievalGate(GateRunnable):
         False
     """
 
+    gate: Any  # what decides; as Any, it can stand in the schema of a config
+    threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    input_key: str | None = None
+    llm: Runnable[Any, Any] | None = None
+    tokens: int = Field(default=32, ge=1)
+    condense: Runnable[Any, Any] | None = None
+    llm_name: str = ""
+
+    _gate_name: str | None = PrivateAttr(default=None)
+    _origin: Any = PrivateAttr(default=None)
+    _drafter: ChatDrafter | None = PrivateAttr(default=None)
+
     def __init__(
         self,
         gate: GateLike | Gate | str | None = None,
@@ -73,8 +131,13 @@ class RetrievalGate(GateRunnable):
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
+        if is_decision_model(gate):
+            from rgate_integrations.langchain.decisions import DecisionModelGate
+
+            gate = DecisionModelGate(gate)
         super().__init__(
-            gate,
+            # Not in a validator: pydantic would turn its errors into one of its own.
+            gate=resolve_gate(gate, llm_name),
             threshold=threshold,
             input_key=input_key,
             llm=llm,
@@ -83,6 +146,92 @@ class RetrievalGate(GateRunnable):
             llm_name=llm_name,
             name=name,
         )
+        self._gate_name = gate if isinstance(gate, str) else None
+        self._origin = self.gate
+        if llm is not None:
+            self.gate = for_llm(self.gate, name_in(llm), KNOWN_BY)
+            self._drafter = ChatDrafter(llm, tokens)
+
+    @property
+    def origin(self) -> GateLike:
+        """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
+        decides: GateLike = self._origin
+        return decides
+
+    def for_arm(self, direct: Runnable[Any, Any]) -> Self:
+        """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
+        gate = for_llm(self.gate, name_in(direct), KNOWN_BY)
+        return self if gate is self.gate else self.model_copy(update={"gate": gate})
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        """What ``dumpd`` writes instead of a field: a gate's name, where it was made from one."""
+        return {} if self._gate_name is None else {"gate": self._gate_name}
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The per-call threshold."""
+        return [THRESHOLD_SPEC]
+
+    @property
+    def InputType(self) -> Any:
+        """The type of the input, in those of its forms that JSON can hold."""
+        return str | dict[str, Any] | list[AnyMessage]
+
+    def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
+        """Decide for a batch in one call of the gate; an input without a question is its own error.
+
+        The call's option ``drafts``, one an input, is what is judged instead of any that would be written.
+        """
+        drafts = batch.options.get("drafts")
+        thresholds = [given_threshold(self, config) for config in batch.configs]
+        most = batch.options.get("threshold_at_most")
+        if most is not None:
+            thresholds = [most if given is None else min(given, most) for given in thresholds]
+        asked, results = asked_in_all(batch.inputs, self.input_key)
+        for place, question in list(asked.items()):
+            decision = bound_decision(
+                batch.configs[place],
+                question.question,
+                gate=self.origin,
+                llm=self.llm,
+                threshold=thresholds[place],
+            )
+            if decision is not None and drafts is None:  # in the same request nothing is decided twice
+                results[place] = decision
+                del asked[place]
+        condensed = yield from condensing(self.condense, asked, batch)
+        for place, found in condensed.items():
+            if isinstance(found, Asked):
+                asked[place] = found
+            else:
+                results[place] = self._uncondensed(asked.pop(place).question, found)
+        if asked:
+            drafting = None
+            if drafts is not None:
+                drafts = [drafts[place] for place in asked]
+            elif self._drafter is not None:
+                configs = [batch.child(place) for place in asked]
+                drafting = self._drafter.drafting(list(asked.values()), configs)
+            decisions = yield from decide_messages(
+                self.gate,
+                [each.question for each in asked.values()],
+                [each.lines for each in asked.values()],
+                drafting=drafting,
+                drafts=drafts,
+                threshold=[thresholds[place] for place in asked],
+                metadata=[batch.configs[place].get("metadata") for place in asked],
+            )
+            results.update(zip(asked, decisions, strict=True))
+        return [results[place] for place in range(len(batch.inputs))]
+
+    def _uncondensed(self, question: str, error: Exception) -> Decision | Exception:
+        """Return what becomes of a follow-up that could not be condensed."""
+        if getattr(self.gate, "on_error", "retrieve") == "raise":
+            return error
+        _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
+        decision = fallback_decision(error, question=question)
+        return decision.model_copy(update={"warnings": (UNCONDENSED,)})
 
     def route(
         self,
@@ -118,15 +267,15 @@ class RetrievalGate(GateRunnable):
             strategy = replace(
                 strategy,
                 answer_first=options,
-                judge=(self if judge is self.gate else self._reading_alike(judge)).for_arm(arm),
-                question_gate=None
-                if question_gate is None
-                else self._reading_alike(question_gate).for_arm(arm),
+                judge=self._reading_alike(judge).for_arm(arm),
+                question_gate=question_gate and self._reading_alike(question_gate).for_arm(arm),
             )
         return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
 
     def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
-        """Return another gate that reads inputs as this one does."""
+        """Return a gate that reads inputs as this one does; itself where it is this gate's own."""
+        if gate is self.gate:
+            return self
         if self.llm_name:  # one of the two may judge no LLM by its name
             gate = for_llm(resolve_gate(gate), self.llm_name)
         return RetrievalGate(
@@ -168,6 +317,145 @@ class RetrievalGate(GateRunnable):
         )
 
 
-def as_retrieval_gate(gate: RetrievalGate | GateLike | Gate | str | None) -> RetrievalGate:
-    """Return a `RetrievalGate` as it is, and make one of anything that its ``gate`` argument takes."""
-    return gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
+def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
+    """Return a runnable as it is, and make one of anything that `RetrievalGate` takes as its ``gate``."""
+    return gate if isinstance(gate, Runnable) and not is_decision_model(gate) else RetrievalGate(gate)
+
+
+def is_decision_model(gate: Any) -> bool:
+    """Whether it is one of LangChain's decision models, which are runnables from a state to typed answers."""
+    # Older versions have none; where one is, its module is imported.
+    module = sys.modules.get("langchain_core.decisions")
+    return module is not None and isinstance(gate, module.BaseDecisionModel)
+
+
+class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever):
+    """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
+
+    The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
+    the guarded retriever. Each decision is a child run in traces and a custom event, ``retrieval_gate``.
+    ``config["configurable"]["retrieval_threshold"]`` is the threshold of one call, or of one item of a batch. Keyword
+    arguments of a call, such as ``filter=``, reach the guarded retriever.
+
+    The results of the queries are fused by reciprocal rank and freed of duplicates. Each document's metadata says
+    what found it: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. A key that a document has already is kept.
+
+    Attributes:
+        retriever: What is guarded: a retriever, or any runnable from a query to a list of documents.
+        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
+            retriever, too.
+        always_include_question: Whether the question itself is always searched.
+        max_queries: Maximum number of queries a question.
+        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
+            `RetrievalGate` judges no claims: then all are searched.
+        when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
+            default it finds none.
+
+    Raises:
+        ConfigurationError: What is guarded does not return documents.
+        InvalidQuestionError: An input holds no question, or an empty one.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    run_type: ClassVar[str] = "retriever"
+
+    retriever: Runnable[Any, Any]
+    gate: Any = Field(default=None, validate_default=True)
+    k: int | None = Field(default=None, ge=1)
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+    when_known: str = ""
+
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
+        return as_gate_runnable(gate)
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The specs of the gate and of what is guarded."""
+        return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
+
+    @property
+    def own_config(self) -> RunnableConfig:
+        """A retriever's own tags and metadata."""
+        return {"tags": self.tags or [], "metadata": self.metadata or {}}
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        # A retriever must have this, and old code calls it.
+        return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
+
+    def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
+        """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
+        results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        decisions: dict[int, Decision] = {}
+        for place, decision in enumerate(results):
+            if isinstance(decision, Exception):
+                continue
+            if not isinstance(decision, Decision):
+                raise ConfigurationError(
+                    f"The gate returned {type(decision).__name__} and no Decision.",
+                    hint="Pass a RetrievalGate, or what its gate= takes.",
+                )
+            if not is_bound(batch.configs[place], decision):  # else a router above has told them
+                yield from announcing(decision, batch.child(place))
+            if decision.question.strip():
+                decisions[place] = decision
+            else:  # as of an input without a question: there is nothing to search for
+                hint = "Pass at least one word."
+                results[place] = InvalidQuestionError("The question is empty.", hint=hint)
+        plans = yield from planning(
+            list(decisions.values()),
+            gate=claim_gate(self.gate) if self.filter_claims else None,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+        queries: list[str] = []
+        configs: list[RunnableConfig] = []
+        for place, plan in zip(decisions, plans, strict=True):
+            queries += [query.text for query in plan.queries]
+            configs += [batch.child(place)] * len(plan.queries)
+        found: list[Any] = []
+        if queries:
+            found = yield BatchCall(self.retriever, queries, configs, **batch.options)
+        rest = iter(found)
+        for place, plan in zip(decisions, plans, strict=True):
+            if decisions[place].retrieve:
+                hits = [next(rest) for _ in plan.queries]
+                results[place] = _fused(plan.queries, hits, batch.options.get("k", self.k))
+            else:
+                results[place] = [Document(self.when_known)] if self.when_known else []
+        return results
+
+
+def claim_gate(gate: Runnable[Any, Decision]) -> GateLike | None:
+    """Return what judges claims: it is asked with drafts, which a runnable of the user's own cannot be."""
+    inner = getattr(gate, "gate", None)
+    return inner if isinstance(inner, GateLike) else None
+
+
+def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
+    """Fuse what the queries of one question found; returns the exception of a search that failed.
+
+    The documents are copies that say which query found them, and at which rank.
+    """
+    rankings = []
+    for query, result in zip(queries, results, strict=True):
+        if isinstance(result, Exception):
+            return result
+        ranking = []
+        for rank, document in enumerate(result if isinstance(result, Sequence) else [result], start=1):
+            if not isinstance(document, Document):
+                return ConfigurationError(
+                    f"What is guarded returned {type(result).__name__} and no list of documents.",
+                    hint="Guard the retriever, and not the chain around it.",
+                )
+            found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
+            metadata = {**found_by, **(document.metadata or {})}
+            ranking.append(document.model_copy(update={"metadata": metadata}))
+        rankings.append(ranking)
+    return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)

@@ -17,8 +17,8 @@ from rgate_integrations.answering.claims.plan import JudgedClaim, Query, QueryPl
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain.decision_context import announcing
-from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
+from rgate_integrations.langchain.questions import announcing
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 DECISION_KEY = "retrieval_decision"
@@ -58,7 +58,7 @@ def gate_node(
         >>> node.invoke({"question": "who wrote hamlet?"})["retrieval_decision"].retrieve
         False
     """
-    judge = as_retrieval_gate(gate)
+    judge = as_gate_runnable(gate)
 
     def deciding(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
@@ -106,23 +106,11 @@ def route_edge(*, retrieve: str, direct: str, decision_key: str = DECISION_KEY) 
     return route
 
 
-def _mapping(state: Any) -> Mapping[str, Any]:
-    """Return a state as a mapping, whatever its schema is.
-
-    Raises:
-        ConfigurationError: It is none of the things that LangGraph takes as a state.
-    """
-    if isinstance(state, Mapping):
-        return state
+def _mapping(state: Any) -> Any:
+    """Return a state as a mapping, whatever its schema is."""
     if isinstance(state, BaseModel):
         return dict(state)
-    if is_dataclass(state) and not isinstance(state, type):
-        return vars(state)
-    if isinstance(state, list):
-        return {"messages": state}
-    raise ConfigurationError(
-        f"A state is a mapping, a dataclass, a pydantic model or messages, not {type(state).__name__}."
-    )
+    return vars(state) if is_dataclass(state) else state
 
 
 def retrieves(decision: Any) -> bool | None:

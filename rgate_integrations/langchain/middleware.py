@@ -14,9 +14,9 @@ from rgate_integrations.errors import (
     missing_dependency,
     unknown_name,
 )
-from rgate_integrations.langchain.decision_context import announcing
-from rgate_integrations.langchain.gate import RetrievalGate, as_retrieval_gate
+from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
+from rgate_integrations.langchain.questions import announcing
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
@@ -28,8 +28,8 @@ except ImportError as error:
 
 KNOWN = "Search was not needed: answer from what you know."
 
-# Types that say how a tool is described and not which one it is.
 _GENERIC_TYPES = ("function", "custom")
+"""Types that say how a tool is described and not which one it is."""
 
 
 def _later(earlier: Decision, later: Decision) -> Decision:
@@ -37,13 +37,8 @@ def _later(earlier: Decision, later: Decision) -> Decision:
     return later
 
 
-def _together(earlier: Any, later: Any) -> dict[str, Decision]:
+def _together(earlier: dict[str, Decision], later: dict[str, Decision]) -> dict[str, Decision]:
     """Add decisions to those in a state, by the names of their middlewares."""
-    if not isinstance(earlier, dict) or not isinstance(later, dict):
-        raise ConfigurationError(
-            "The state's retrieval_decisions are no decisions by name.",
-            hint="The middleware writes them: leave them out of the input.",
-        )
     return {**earlier, **later}
 
 
@@ -88,7 +83,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
-        self.gate = as_retrieval_gate(gate)
+        self.gate = as_gate_runnable(gate)
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
 
@@ -136,14 +131,17 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _shown(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """Return the request with the tools that the model is to see."""
-        self._check_names(request.tools)
+        names = {name for tool in request.tools for name in _names(tool)}
+        self._unseen -= names  # once seen, another middleware may take it away
+        if self._unseen:
+            raise unknown_name("tool of this agent", min(self._unseen), names)
         if not self._known(request.state):
             return request
         kept = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
-            return request.override(tools=kept, tool_choice=None)
-        return request.override(tools=kept)
+            choice = None
+        return request.override(tools=kept, tool_choice=choice)
 
     def _stray(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
@@ -152,16 +150,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return ToolMessage(KNOWN, tool_call_id=call["id"], name=call["name"])
 
     def _known(self, state: Any) -> bool:
-        decisions = state.get("retrieval_decisions") if isinstance(state, dict) else None
-        return retrieves((decisions or {}).get(self.name)) is False
-
-    def _check_names(self, tools: Sequence[Any]) -> None:
-        """Look for the tools that were given by name among those of the agent, until each was seen once."""
-        if self._unseen:
-            known = frozenset(name for tool in tools for name in _names(tool))
-            self._unseen -= known
-            if self._unseen:
-                raise unknown_name("tool of this agent", min(self._unseen), known)
+        decisions = state.get("retrieval_decisions") or {}
+        return retrieves(decisions.get(self.name)) is False
 
 
 def _names(tool: Any) -> list[str]:
@@ -170,22 +160,15 @@ def _names(tool: Any) -> list[str]:
     Raises:
         ConfigurationError: It is neither a name nor a tool.
     """
-    names: list[Any]
-    if isinstance(tool, str):
-        names = [tool]
-    elif isinstance(tool, dict):
-        inner = tool.get("function")
-        described = inner if isinstance(inner, dict) else tool
-        names = [described.get("name"), described.get("server_label")]
-        if tool.get("type") not in _GENERIC_TYPES:
-            names.append(tool.get("type"))
+    if isinstance(tool, dict):
+        described = tool.get("function", tool)
+        told = [described.get("name"), described.get("server_label"), tool.get("type")]
+        names = [name for name in told if name and name not in _GENERIC_TYPES]
+        names = names or list(tool)  # some providers write {"google_search": {}}
     else:
-        names = [getattr(tool, "name", None) or getattr(tool, "__name__", None)]
-    found = [name for name in names if isinstance(name, str) and name]
-    if not found and isinstance(tool, dict):
-        found = list(tool)  # some providers write {"google_search": {}}
-    if not found:
+        names = [tool if isinstance(tool, str) else getattr(tool, "name", getattr(tool, "__name__", ""))]
+    if not any(names):
         raise ConfigurationError(
             f"A tool has a name; {tool!r} has none.", hint='tools=["search_docs"], or the tools themselves.'
         )
-    return found
+    return names

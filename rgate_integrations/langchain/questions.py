@@ -1,26 +1,33 @@
-"""The question in whatever a LangChain runnable is given, and the earlier turns that it follows."""
+"""The question in whatever a runnable is given, and the decision about it that a config carries."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.runtime.flow import Call, Flow
 
-_log = logging.getLogger("rgate_integrations")
+QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
+"""What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
-UNCONDENSED = "The follow-up could not be condensed."
+THRESHOLD_KEY = "retrieval_threshold"
+
+# --- the question ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,20 @@ class Asked:
 
     question: str
     history: tuple[BaseMessage, ...] = ()
+
+    @property
+    def conversation(self) -> list[BaseMessage]:
+        """The earlier turns, then the question."""
+        return [*self.history, HumanMessage(self.question)]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The earlier turns as gates read them."""
+        lines = []
+        for turn in self.history:
+            speaker = "user" if turn.type == "human" else "assistant"
+            lines.append(f"{speaker}: {turn.text}")
+        return tuple(lines)
 
 
 def asked_in(value: Any, input_key: str | None = None) -> Asked:
@@ -68,126 +89,35 @@ def asked_in(value: Any, input_key: str | None = None) -> Asked:
     )
 
 
-def question_of(value: Any, input_key: str | None = None) -> str:
-    """Return the question alone; see `asked_in`.
-
-    Raises:
-        InvalidQuestionError: There is no question in it.
-    """
-    return asked_in(value, input_key).question
-
-
-@dataclass
-class Questions:
-    """The questions of a batch of inputs, each under its place in the batch.
-
-    Attributes:
-        texts: The questions that the gate is to judge.
-        histories: The earlier turns of those of them that are follow-ups, as long as they are not condensed.
-        decided: What is decided without asking the gate.
-        errors: Why nothing could be decided for the others.
-    """
-
-    texts: dict[int, str] = field(default_factory=dict)
-    histories: dict[int, list[BaseMessage]] = field(default_factory=dict)
-    decided: dict[int, Decision] = field(default_factory=dict)
-    errors: dict[int, Exception] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, inputs: Sequence[Any], input_key: str | None = None) -> Questions:
-        """Read the question in each input."""
-        questions = cls()
-        for place, value in enumerate(inputs):
-            try:
-                asked = asked_in(value, input_key)
-            except InvalidQuestionError as error:
-                questions.errors[place] = error
-                continue
-            questions.texts[place] = asked.question
-            if asked.history:
-                questions.histories[place] = list(asked.history)
-        return questions
-
-    @property
-    def conversations(self) -> dict[int, list[BaseMessage]]:
-        """Each follow-up as messages: the earlier turns, then the question."""
-        found = {}
-        for place, history in self.histories.items():
-            found[place] = [*history, HumanMessage(self.texts[place])]
-        return found
-
-    def condense(self, rewritten: Sequence[Any], *, on_error: str = "retrieve") -> None:
-        """Take the condensed form of each follow-up; those that have none are decided: to retrieve.
-
-        Args:
-            rewritten: For each of `histories` what the condensing runnable returned, or its exception.
-            on_error: "raise" makes a failure that input's error instead of a decision.
-        """
-        for place, value in zip(list(self.histories), rewritten, strict=True):
-            try:
-                self.texts[place] = condensed_question(value)
-                self.histories.pop(place)
-            except Exception as error:
-                _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
-                decision = fallback_decision(error, question=self.texts[place])
-                self.decide(place, decision.model_copy(update={"warnings": (UNCONDENSED,)}))
-                if on_error == "raise":
-                    del self.decided[place]
-                    self.errors[place] = error
-
-    @property
-    def lines(self) -> list[tuple[str, ...]]:
-        """The earlier turns of each of `texts`, as gates read them."""
-        found = []
-        for place in self.texts:
-            lines = []
-            for turn in self.histories.get(place, []):
-                speaker = "user" if turn.type == "human" else "assistant"
-                lines.append(f"{speaker}: {turn.text}")
-            found.append(tuple(lines))
-        return found
-
-    def results(self, decisions: Sequence[Decision]) -> list[Decision | Exception]:
-        """Put the decisions, one for each of `texts`, in the places of their inputs, with all others in theirs."""
-        judged = dict(zip(self.texts, decisions, strict=True))
-        found: dict[int, Decision | Exception] = {**self.errors, **self.decided, **judged}
-        return [found[place] for place in range(len(found))]
-
-    def decide(self, place: int, decision: Decision) -> None:
-        """Take a decision that was made elsewhere; the gate is not asked."""
-        self.texts.pop(place)
-        self.histories.pop(place, None)
-        self.decided[place] = decision
-
-
-def condensed_question(value: Any) -> str:
-    """Return the question in what a condensing runnable returned; raises the exception that it is, or what is wrong.
-
-    Raises:
-        InvalidQuestionError: There is no question in it, or an empty one.
-    """
-    if isinstance(value, Exception):
-        raise value
-    condensed = question_of(value)
-    if not condensed.strip():
-        raise InvalidQuestionError("The condensed question is empty.")
-    return condensed
+def asked_in_all(
+    inputs: Iterable[Any], input_key: str | None = None
+) -> tuple[dict[int, Asked], dict[int, Any]]:
+    """Return the questions in inputs, and the errors of those that hold none, each by its place."""
+    asked: dict[int, Asked] = {}
+    errors: dict[int, Any] = {}
+    for place, value in enumerate(inputs):
+        try:
+            asked[place] = asked_in(value, input_key)
+        except InvalidQuestionError as error:
+            errors[place] = error
+    return asked, errors
 
 
 def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
     key = next((key for key in keys if key in value), None)
     if key is None:
-        wanted = " or ".join(map(repr, QUESTION_KEYS)) if input_key is None else input_key
         raise InvalidQuestionError(
-            f"The input has no key {wanted}; it has: {', '.join(map(repr, value)) or 'none'}.",
+            f"The input has no key {' or '.join(keys)}; it has: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     asked = asked_in(value[key])
-    history = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
-    if history is not None:
-        listed = _listed(history)
-        return Asked(asked.question, (*_turns([history] if listed is None else listed), *asked.history))
+    for name in HISTORY_KEYS:
+        history = value.get(name)
+        if history:
+            listed = _listed(history)
+            turns = _turns([history] if listed is None else listed)
+            return Asked(asked.question, (*turns, *asked.history))
     # A graph's state often has both. A question that differs from the last message has been rewritten from it.
     if key != "messages" and value.get("messages"):
         with contextlib.suppress(InvalidQuestionError):
@@ -226,3 +156,116 @@ def _message(item: Any) -> BaseMessage | None:
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError):
         return None
     return message
+
+
+# --- its threshold and its decision --------------------------------------------------------------------------------
+
+
+def given_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
+    """Return the threshold that a caller gave, for one input or for the gate; None for the gate's own.
+
+    Raises:
+        ConfigurationError: The one in the config is not a number of at least 0.
+    """
+    given = config.get("configurable", {}).get(THRESHOLD_KEY)
+    return getattr(gate, "threshold", None) if given is None else valid_threshold(given)
+
+
+# LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.
+DECISION_KEY = "__rgate_decided"
+
+
+@dataclass(frozen=True)
+class BoundDecision:
+    """A decision that the config of a request carries, and whose it is.
+
+    Attributes:
+        question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
+        decision: What was decided.
+        gate: What decided: the object that `RetrievalGate.origin` is.
+        llm: The LLM that wrote the draft; None without one.
+    """
+
+    question: str
+    decision: Decision
+    gate: Any
+    llm: Any = None
+
+
+def bind(
+    config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
+) -> RunnableConfig:
+    """Return a config that carries what a gate decided for an input."""
+    while isinstance(gate, RunnableBindingBase | RunnableSequence):
+        gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
+    question = decision.question
+    with contextlib.suppress(
+        InvalidQuestionError
+    ):  # a runnable of the user's own reads inputs in its own way
+        question = asked_in(value, getattr(gate, "input_key", None)).question
+    bound = BoundDecision(question, decision, getattr(gate, "origin", gate), getattr(gate, "llm", None))
+    return {**config, "configurable": {**config.get("configurable", {}), DECISION_KEY: bound}}
+
+
+def bound_decision(
+    config: RunnableConfig, question: str, *, gate: Any, llm: Any = None, threshold: float | None = None
+) -> Decision | None:
+    """Return what this gate has decided for this question in the request that a config belongs to, or None.
+
+    Args:
+        config: The config of a call.
+        question: The question that the call is about.
+        gate: What is to decide; the decision of another gate does not count.
+        llm: What is to write the draft; a decision on another LLM's draft does not count either.
+        threshold: The threshold of the call, if it has one of its own.
+    """
+    bound = config.get("configurable", {}).get(DECISION_KEY)
+    if not isinstance(bound, BoundDecision) or bound.gate is not gate or bound.llm is not llm:
+        return None
+    if question.strip() not in (bound.question.strip(), bound.decision.question.strip()):
+        return None
+    if threshold is not None and threshold != bound.decision.threshold:
+        return None
+    return bound.decision
+
+
+def is_bound(config: RunnableConfig, decision: Decision) -> bool:
+    """Whether this decision was made above in the request that a config belongs to."""
+    bound = config.get("configurable", {}).get(DECISION_KEY)
+    return isinstance(bound, BoundDecision) and bound.decision is decision
+
+
+EVENT = "retrieval_gate"
+
+_SHOWN = {
+    "question",
+    "retrieve",
+    "p_known",
+    "threshold",
+    "reason",
+    "gate",
+    "error",
+    "warnings",
+    "partial_answer",
+    "p_helps",
+    "outcome",
+    "llm",
+}
+
+
+def announcing(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:
+    """Tell listeners of a decision: a custom event `EVENT`, and in a graph ``{EVENT: ...}`` in its custom stream.
+
+    Args:
+        decision: The decision.
+        config: The config of the run in which it was made; the surrounding run when None.
+    """
+    # A key may be added at any time; one that changes its meaning makes a new version.
+    shown = {"version": 1, **decision.model_dump(mode="json", include=_SHOWN)}
+    with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
+        yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, shown, config=config)
+    if "langgraph" in sys.modules:  # else no graph can be running, and langgraph may not be installed
+        from langgraph.config import get_stream_writer
+
+        with contextlib.suppress(RuntimeError, KeyError):
+            get_stream_writer()({EVENT: shown})

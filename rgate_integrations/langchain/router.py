@@ -23,8 +23,7 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, added_up
 from rgate_integrations.langchain.arms import ArmRun, Arms, ArmSearch, arm_config
-from rgate_integrations.langchain.decision_context import announcing, bind
-from rgate_integrations.langchain.gate_runnable import given_threshold, own_threshold
+from rgate_integrations.langchain.questions import announcing, bind, given_threshold
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
 
@@ -198,6 +197,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+def own_threshold(gate: Any) -> float | None:
+    """Return the threshold of what a `RetrievalGate` is made of; None if it is not known."""
+    return getattr(getattr(gate, "gate", None), "threshold", None)
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:

@@ -102,12 +102,10 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         **kwargs: Any | None,
     ) -> list[Output]:
         """Run on a batch, in one go."""
-        options: dict[str, Any] = {
-            "return_exceptions": return_exceptions,
-            "run_type": self.run_type,
-            **kwargs,
-        }
-        return self._batch_with_config(self._many, inputs, self._configs(config, inputs), **options)
+        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+        return self._batch_with_config(
+            self._many, inputs, self._configs(config, inputs), run_type=self.run_type, **options
+        )
 
     async def abatch(
         self,
@@ -118,12 +116,10 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         **kwargs: Any | None,
     ) -> list[Output]:
         """Run on a batch, in one go, without blocking the event loop."""
-        options: dict[str, Any] = {
-            "return_exceptions": return_exceptions,
-            "run_type": self.run_type,
-            **kwargs,
-        }
-        return await self._abatch_with_config(self._amany, inputs, self._configs(config, inputs), **options)
+        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+        return await self._abatch_with_config(
+            self._amany, inputs, self._configs(config, inputs), run_type=self.run_type, **options
+        )
 
     def _configs(
         self, config: RunnableConfig | list[RunnableConfig] | None, inputs: list[Input]
@@ -172,14 +168,14 @@ class BatchCall(Call):
 
     def run(self) -> list[Any]:
         """Run it, blocking."""
-        return _unless_stopped(super().run())
+        return _without_interrupts(super().run())
 
     async def arun(self) -> list[Any]:
         """Run it without blocking the event loop."""
-        return _unless_stopped(await super().arun())
+        return _without_interrupts(await super().arun())
 
 
-def _unless_stopped(results: list[Any]) -> list[Any]:
+def _without_interrupts(results: list[Any]) -> list[Any]:
     """Raise the cancellation or interrupt that LangChain returns as if it were the exception of an input."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
