@@ -93,16 +93,6 @@ def answering(system: str | None) -> PromptTemplate:
     return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)
 
 
-ANSWER_CONTINUED = PromptTemplate(
-    name="answer-continued",
-    version=1,
-    system=ANSWER.system,
-    user=ANSWER.user,
-    assistant="{draft}",
-    cut="draft",
-)
-"""Goes on with a draft that was cut at its token limit."""
-
 ANSWER_FEW_SHOT = PromptTemplate(
     name="answer-few-shot",
     version=1,

@@ -6,6 +6,7 @@ from typing import Any
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.retrievers import BaseRetriever
@@ -67,7 +68,7 @@ class Writer(BaseChatModel):
         return "writer"
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
-        raise AssertionError("the direct arm is to be streamed")
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
     def _tokens(self, messages, kwargs):
         yield from self._write(answer_to(messages[-1].text), kwargs)

@@ -138,12 +138,11 @@ def test_streams_stay_alive(call):
 
 
 async def test_callers_who_leave_while_both_are_under_way_leave_nothing_behind():
-    for question in (HELD, "the weather"):
-        writer = Writer()
-        stream = answering(Shelf(), writer=writer).stream(question)
-        assert next(stream) == "It "
-        stream.close()
-        assert writer.ended == ["closed"]
+    writer = Writer()
+    stream = answering(Shelf(), writer=writer).stream(HELD)
+    assert next(stream) == "It "
+    stream.close()
+    assert writer.ended == ["closed"]
     reached = asyncio.Event()
 
     async def pace(number):

@@ -15,7 +15,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.decision_context import DRAFT_TAG
+from rgate_integrations.llama_index.decider import DRAFT_TAG
 from tests.llama_index_parts import ScriptedGate, ScriptedLLM, both_ways, hearing, vector_index
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_llama_index import tools_named

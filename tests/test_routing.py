@@ -46,16 +46,21 @@ class OneCall(RoutedCall):
         self.words, self.asked, self.announced = words, screened, []
         self.reader = Reader()
 
-    def screen(self, retrieve_below):
+    def screen(self):
         yield from ()
         return [self.asked]
 
-    def begin(self, place, *, judged):
+    def begin(self, place):
         return Words(self.words)
 
     def judge(self, drafts):
         yield from ()
         return dict(zip(drafts, self.reader.decide_batch(["q"], drafts=list(drafts.values())), strict=True))
+
+    def decide(self):
+        raise NotImplementedError
+
+    search = passages = decide
 
     def announce(self, place, decision):
         yield from ()

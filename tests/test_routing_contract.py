@@ -90,14 +90,6 @@ def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_cal
         side(fails_at=6).ask("a known one?")
 
 
-def test_an_llm_that_fails_before_its_first_token_retrieves_however_known_the_question(side):
-    routed = side(fails_at=0, scores={"easy?": 0.95})
-    assert TEXT in routed.ask("easy?")
-    assert routed.decision["error"]["type"] == "OSError"
-    with pytest.raises(OSError, match="connection lost"):
-        side(fails_at=2, scores={"easy?": 0.95}).ask("easy?")
-
-
 def test_a_gate_that_fails_retrieves_or_raises(side):
     routed = side()
     assert TEXT in routed.ask("RAISE")

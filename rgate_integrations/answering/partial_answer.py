@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,14 +13,13 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.generated import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
-from rgate_integrations.runtime.threads import ForkSafeLock
 
 _log = logging.getLogger("rgate_integrations")
 
 MOST_BUFFERED = 4_096
 """Chunks that are held back: an LLM that has written no text by then is retrieved for."""
 END: Final = object()
-"""What `TokenStream.next_chunk` gives after the last chunk."""
+"""What a `TokenStream` gives after the last chunk."""
 
 
 class TokenStream:
@@ -35,22 +35,14 @@ class TokenStream:
         self._aopen = aopen
         self._iterator: Any = None
 
-    def next_chunk(self) -> Step:
-        """Return the step that waits for the next chunk; its result is `END` after the last."""
-        return Call(self.pull, self.apull)
-
-    def close(self) -> Step:
-        """Return the step that ends the stream early, which also ends the request to the LLM."""
-        return Call(self.shut, self.ashut)
-
     def pull(self) -> Any:
-        """Return the next chunk."""
+        """Return the next chunk, or `END`."""
         if self._iterator is None:
             self._iterator = iter(self._open())
         return next(self._iterator, END)
 
     async def apull(self) -> Any:
-        """Await the next chunk."""
+        """Await the next chunk, or `END`."""
         if self._iterator is None:
             opened = self._aopen()
             if hasattr(opened, "__await__"):
@@ -59,12 +51,12 @@ class TokenStream:
         return await anext(self._iterator, END)
 
     def shut(self) -> None:
-        """Close the iterator."""
+        """Close the iterator early, which also ends the request to the LLM."""
         if hasattr(self._iterator, "close"):
             self._iterator.close()
 
     async def ashut(self) -> None:
-        """Close the asynchronous iterator."""
+        """Close the asynchronous iterator early, which also ends the request to the LLM."""
         if hasattr(self._iterator, "aclose"):
             await self._iterator.aclose()
 
@@ -112,42 +104,47 @@ class PartialAnswer:
     def draft(self, *, finished: bool) -> Draft:
         """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
         text = self.text.strip()
-        draft = Draft(
+        told: dict[str, Any] = {}
+        if self.tokens and "".join(self.tokens).strip().startswith(text):
+            told = {
+                "tokens": tuple(self.tokens),
+                "logprobs": tuple(self.logprobs),
+                "response_id": self.response_id,
+            }
+        return Draft(
             text=text,
             finished=finished,
             source="llm",
             model=self.model,
             prompt_tokens=self.prompt_tokens,
+            **told,
         )
-        if not self.tokens or not "".join(self.tokens).strip().startswith(text):
-            return draft
-        told: dict[str, Any] = {"tokens": tuple(self.tokens), "logprobs": tuple(self.logprobs)}
-        return Draft(**{**dict(draft), **told, "response_id": self.response_id})
 
 
 class BufferedAnswer(ABC):
-    """One answer of the direct arm, held back until it is judged.
+    """One answer of the direct arm, held back until it is judged; then it is streamed, drained or cancelled.
 
     Args:
         partial: Gets what can be read of the answer.
-        stream: The answer.
-        fallback: The same answer, asked for without log-probabilities; it is taken if the LLM says that it does not
-            take the first form. None if nothing was asked for.
+        source: The answer.
+        fallback: Makes the same answer, asked for without log-probabilities, and sees to it that they are not asked
+            for again; it is called if the LLM says that it does not take the first form. None if nothing was asked
+            for.
 
     Attributes:
-        chunks: The chunks that came so far.
+        chunks: The chunks that are held.
         ended: Whether the answer is whole.
         has_text: Whether there is text to judge; of a tool call or a parsed object the question decides.
         error: What the arm raised.
     """
 
     def __init__(
-        self, partial: PartialAnswer, stream: TokenStream, fallback: TokenStream | None = None
+        self, partial: PartialAnswer, source: TokenStream, fallback: Callable[[], TokenStream] | None = None
     ) -> None:
         self.partial = partial
-        self.source = stream
+        self.source = source
         self.fallback = fallback
-        self.chunks: list[Any] = []
+        self.chunks: deque[Any] = deque()
         self.ended = False
         self.has_text = True
         self.error: Exception | None = None
@@ -156,89 +153,37 @@ class BufferedAnswer(ABC):
     def read(self, chunk: Any) -> bool:
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
 
-    def on_refusal(self) -> None:  # noqa: B027  # most have nothing to remember
-        """Remember that the LLM does not give log-probabilities."""
-
     def flush_events(self) -> Flow[None]:
         """Tell listeners of the released answer what came since the last time; most have nobody to tell."""
         yield from ()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of it may come that can be judged."""
+        return not self.ended and self.has_text and self.error is None
+
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
-        while not self.ended and self.has_text and self.error is None:
-            if self.partial.count >= tokens or len(self.chunks) >= MOST_BUFFERED:
-                return
+        while self.goes_on and self.partial.count < tokens and len(self.chunks) < MOST_BUFFERED:
             try:
-                chunk = yield self.source.next_chunk()
+                chunk = yield Call(self.source.pull, self.source.apull)
             except Exception as error:
                 if self.fallback is None or self.chunks or not says_unsupported(error):
                     self.error = error
                     return
-                self.source, self.fallback = self.fallback, None
-                self.on_refusal()
+                self.source = self.fallback()
+                self.fallback = None
                 continue
-            if chunk is END:
-                self.ended = True
-                if self.partial.has_end is False:
-                    self.error = ServerError(
-                        "The LLM's stream broke off: it ended without a finish reason.",
-                        hint="Look at the server's log, and at the time limits of what stands between.",
-                    )
-            else:
+            if chunk is not END:
                 self.chunks.append(chunk)
                 self.has_text = self.read(chunk)
-
-    def close(self) -> Flow[None]:
-        """End the answer early, which ends the request to the LLM, too."""
-        try:
-            yield self.source.close()
-        except Exception as error:  # nobody wants this answer any more
-            _log.info("An answer that was stopped failed: %s: %s", type(error).__name__, error)
-
-    def cancel(self) -> Flow[None]:
-        """End the answer early since the gate says so."""
-        yield from self.close()
-
-    def next_chunk(self) -> Flow[Any]:
-        """Return the next chunk of a released answer, or `END`."""
-        chunk = END if self.ended else (yield self.source.next_chunk())
-        self.ended = chunk is END
-        yield from self.flush_events()
-        return chunk
-
-    def drain(self) -> Flow[list[Any]]:
-        """Release the answer, and return all its chunks."""
-        yield from self.flush_events()
-        chunks = list(self.chunks)
-        try:
-            while (chunk := (yield from self.next_chunk())) is not END:
-                chunks.append(chunk)
-        except BaseException as error:
-            if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
-                yield from self.close()
-            raise
-        return chunks
-
-    def stream(self) -> Iterator[Any]:
-        """Release the answer chunk by chunk: those that were held, then those that come."""
-        try:
-            run(self.flush_events())
-            yield from self.chunks
-            while (chunk := run(self.next_chunk())) is not END:
-                yield chunk
-        finally:
-            run(self.close())
-
-    async def astream(self) -> AsyncGenerator[Any]:
-        """Release the answer chunk by chunk: those that were held, then those that come."""
-        try:
-            await arun(self.flush_events())
-            for chunk in self.chunks:
-                yield chunk
-            while (chunk := await arun(self.next_chunk())) is not END:
-                yield chunk
-        finally:
-            await arun(self.close())
+                continue
+            self.ended = True
+            if self.partial.has_end is False:
+                self.error = ServerError(
+                    "The LLM's stream broke off: it ended without a finish reason.",
+                    hint="Look at the server's log, and at the time limits of what stands between.",
+                )
 
     def draft(self) -> Draft | None:
         """Return what has been written; None where there is no text to judge.
@@ -255,64 +200,77 @@ class BufferedAnswer(ABC):
             raise EvidenceError("The direct arm wrote nothing that could be judged.")
         return self.partial.draft(finished=self.ended)
 
+    def close(self) -> Flow[None]:
+        """End the answer early, which ends the request to the LLM, too."""
+        try:
+            yield Call(self.source.shut, self.source.ashut)
+        except Exception as error:  # nobody wants this answer any more
+            _log.info("An answer that was stopped failed: %s: %s", type(error).__name__, error)
+
+    def cancel(self) -> Flow[None]:
+        """End the answer early since the gate says so."""
+        yield from self.close()
+
+    def stream(self) -> Iterator[Any]:
+        """Release the answer chunk by chunk: those that were held, then those that come."""
+        try:
+            while (chunk := run(self._next_chunk())) is not END:
+                yield chunk
+        finally:
+            run(self.close())
+
+    async def astream(self) -> AsyncGenerator[Any]:
+        """Release the answer chunk by chunk: those that were held, then those that come."""
+        try:
+            while (chunk := await arun(self._next_chunk())) is not END:
+                yield chunk
+        finally:
+            await arun(self.close())
+
+    def drain(self) -> Step:
+        """Release the answer: the step's result is a list of all its chunks."""
+        return Call(lambda: list(self.stream()), self._adrain)
+
+    async def _adrain(self) -> list[Any]:
+        return [chunk async for chunk in self.astream()]
+
+    def _next_chunk(self) -> Flow[Any]:
+        if self.chunks:
+            chunk = self.chunks.popleft()
+        elif self.ended:
+            chunk = END
+        else:
+            chunk = yield Call(self.source.pull, self.source.apull)
+            self.ended = chunk is END
+        yield from self.flush_events()
+        return chunk
+
 
 _REFUSED = frozenset({400, 404, 405, 415, 422, 501})
 _UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
 _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected keyword", "unknown parameter")
 
 
-class DraftRequest:
-    """The arguments of a drafting call: all at first, and fewer once the model has refused some.
-
-    Safe for threads: callers that learn of a refusal at the same time agree on what is left.
-
-    Args:
-        tokens: Maximum number of tokens of a draft.
-        options: Whether the model takes options at all; a plain function does not.
-    """
-
-    def __init__(self, tokens: int, *, options: bool = True) -> None:
-        limited = {"max_tokens": tokens, "logprobs": True}
-        self._forms: Sequence[Mapping[str, Any]] = (limited, {"max_tokens": tokens}, {}) if options else ({},)
-        self._first = 0
-        self._lock = ForkSafeLock()
-
-    @property
-    def forms(self) -> list[dict[str, Any]]:
-        """The arguments to try, in order: each form asks for less than the one before it."""
-        return [dict(form) for form in self._forms[self._first :]]
-
-    def worked(self, form: Mapping[str, Any]) -> None:
-        """Remember the first form that a model took after it had refused the ones before it."""
-        with self._lock:
-            self._first = max(self._first, list(self._forms).index(form))
+def draft_options(tokens: int) -> list[dict[str, Any]]:
+    """Return the options of a call for a draft of so many tokens: an LLM that refuses some is asked with the next."""
+    return [{"max_tokens": tokens, "logprobs": True}, {"max_tokens": tokens}, {}]
 
 
 def says_unsupported(error: BaseException) -> bool:
     """Return whether an error says that the model does not take what it was asked with.
 
-    That is a status such as 400, a `TypeError` about an argument, a `NotImplementedError`, an error of a type that
-    says so, or a `ValueError` that names what was asked for. Providers raise errors of their own classes, so they are
-    told apart by what they carry.
+    That is a status such as 400, a `TypeError` about an argument, an error of a type that says so, or a `ValueError`
+    that names what was asked for. Providers raise errors of their own classes, so they are told apart by what they
+    carry.
     """
-    status = _status(error)
-    if status is not None:
-        return status in _REFUSED
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "http_status", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and not isinstance(status, bool):
+                return status in _REFUSED
     text = str(error).lower()
     if isinstance(error, TypeError):
         return "argument" in text
-    if isinstance(error, NotImplementedError):
-        return True
     if any(word in type(error).__name__.lower() for word in _UNSUPPORTED):
         return True
     return isinstance(error, ValueError) and any(word in text for word in _WORDS)
-
-
-def _status(error: BaseException) -> int | None:
-    """Return the HTTP status that an error carries, wherever its library keeps it."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "http_status", "status", "code"):
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return int(value)
-    return None

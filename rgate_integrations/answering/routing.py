@@ -15,7 +15,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -23,6 +23,7 @@ from rgate_integrations.answering.look_first import LookFirst, decide_early, dec
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.follow_ups import is_unread
 from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, RunFlow, Start, Step, Task
 
@@ -55,9 +56,8 @@ class Strategy:
     @property
     def searches_ahead(self) -> bool:
         """Whether the retrieve arm searches before there is a decision."""
-        if self.look_first is not None:
-            return True
-        return self.answer_first is not None and self.answer_first.prefetch
+        prefetches = self.answer_first is not None and self.answer_first.prefetch
+        return prefetches or self.look_first is not None
 
 
 @dataclass(frozen=True)
@@ -77,77 +77,61 @@ class Routed:
     found: Any = None
 
 
-@dataclass
-class _Clock:
-    """When a call began, and how long it took to look at the questions and to judge answers, in milliseconds."""
-
-    began: float = field(default_factory=time.perf_counter)
-    screening: float = 0.0
-    judging: float = 0.0
-
-
 class RoutedCall(ABC):
     """One call of a router.
 
     Args:
         strategy: What is looked at.
         thresholds: The threshold that the caller gave for each input; None for the gate's own.
-        judge_threshold: That of the gate that judges begun answers; None if it is not known.
-        question_threshold: That of the gate that screens questions; None if there is none, or it is not known.
 
     Attributes:
         screened: What the gate that screens says of each input; None where nobody was asked.
         answers: The answers that were begun, by place.
         found: What was searched, one result or exception an input; None before.
+        searching: The search, once it is under way.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        thresholds: Sequence[float | None],
-        *,
-        judge_threshold: float | None = None,
-        question_threshold: float | None = None,
-    ) -> None:
+    def __init__(self, strategy: Strategy, thresholds: Sequence[float | None]) -> None:
         self.strategy = strategy
         self.thresholds = thresholds
-        self.judge_threshold = judge_threshold
-        self.question_threshold = question_threshold
         self.screened: list[Decision | Exception | None] = [None] * len(thresholds)
         self.answers: dict[int, BufferedAnswer] = {}
         self.found: list[Any] | None = None
         self.searching: Task | None = None
-        self._clock = _Clock()
+        # When the call began, and the milliseconds spent on questions and on begun answers.
+        self._began = time.perf_counter()
+        self._screening = 0.0
+        self._judging = 0.0
 
     # --- what a framework adds -----------------------------------------------------------------------------------
 
+    @abstractmethod
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate about every input, by the question alone; only without answer first."""
-        raise NotImplementedError
 
     @abstractmethod
-    def screen(self, retrieve_below: float) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, at a threshold of at most this; None an input without such a gate."""
+    def screen(self) -> Flow[list[Decision | Exception | None]]:
+        """Ask the gate that screens questions; None an input without such a gate."""
 
     @abstractmethod
-    def begin(self, place: int, *, judged: bool) -> BufferedAnswer:
-        """Let the direct arm begin to answer; one that is not judged needs no log-probabilities."""
+    def begin(self, place: int) -> BufferedAnswer:
+        """Let the direct arm begin an answer that is to be judged."""
 
     @abstractmethod
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
         """Ask the gate once about several begun answers; of those without text it reads the question."""
 
     @abstractmethod
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell listeners what was decided."""
-
     def search(self) -> Step:
         """Return the step that searches for every input; its result is one result or exception an input."""
-        raise NotImplementedError
 
-    def passages(self, place: int) -> Sequence[FoundPassage] | Exception:
-        """Return what was found for an input as it is judged, or what its search raised."""
-        raise NotImplementedError
+    @abstractmethod
+    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
+        """Return what a search found for an input as it is judged."""
+
+    def announce(self, place: int, decision: Decision) -> Flow[None]:
+        """Tell listeners what was decided; without any, nobody."""
+        yield from ()
 
     def question(self, place: int) -> str:
         """Return the question, as far as it is known."""
@@ -169,10 +153,10 @@ class RoutedCall(ABC):
             if self.strategy.answer_first is not None:
                 decided = yield from self._answer_first(self.strategy.answer_first)
             else:
-                decided = dict(enumerate((yield from self.decide())))
-                decided = yield from self._compare(decided)
+                asked = yield from self.decide()
+                decided = yield from self._compare(dict(enumerate(asked)))
             routed = []
-            for place in range(len(decided)):
+            for place in range(len(self.thresholds)):
                 routed.append((yield from self._routed(place, decided[place])))
             return routed
         except BaseException as error:
@@ -189,137 +173,113 @@ class RoutedCall(ABC):
             self.searching.drop()
 
     def _answer_first(self, options: AnswerFirst) -> Flow[Outcomes]:
-        """Screen the questions, begin to answer those that are not settled by that, and judge the answers."""
-        self.screened = yield from self.screen(options.retrieve_below)
-        decided = yield from self._resolve_early(options)
-        unclear = [place for place in range(len(self.screened)) if place not in decided]
-        for place in unclear:
-            self.answers[place] = self.begin(place, judged=True)
-        if options.prefetch and self.searching is None and unclear and len(self.screened) == 1:
-            self.searching = yield Start(self.search())
-        decided |= yield from self._judge_answers(options, unclear)
-        return decided
-
-    def _resolve_early(self, options: AnswerFirst) -> Flow[Outcomes]:
-        """Return the decisions that are clear before anything is written; of what is known the answer has begun."""
+        """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
+        self.screened = yield from self.screen()
         yield from self._wait_for_search()
-        if (
-            self.strategy.look_first is not None
-        ):  # reading what was found takes a while: not on the event loop
-            decided: Outcomes = yield Call(self._decide_early, None, options)
-        else:
-            decided = self._decide_early(options)
-        if self.screened != [None] * len(self.screened):
-            self._clock.screening = _milliseconds(self._clock.began)
-        known: dict[int, Decision] = {}
-        for place, decision in decided.items():
-            if isinstance(decision, Decision):
-                info = PartialAnswerInfo(first_look=self._clock.screening)
-                decided[place] = early = decision.model_copy(update={"partial_answer": info})
-                if not early.retrieve:
-                    known[place] = early
-                    self.answers[place] = self.begin(place, judged=False)
-        # An arm that fails before its first token is retrieved for, however known the question is.
-        yield from _side_by_side([self.answers[place].buffer(1) for place in known])
-        for place, early in known.items():
-            error = self.answers[place].error
-            if error is not None:
-                kept = {name: getattr(early, name) for name in ("cost", "warnings", "partial_answer")}
-                decided[place] = _failed(error, early.question).model_copy(update=kept)
-        return decided
-
-    def _decide_early(self, options: AnswerFirst) -> Outcomes:
+        if self.strategy.question_gate is not None:
+            self._screening = _milliseconds(self._began)
         decided: Outcomes = {}
-        for place, decision in enumerate(self.screened):
-            if decision is None:
-                continue
-            if isinstance(decision, Exception):
-                decided[place] = decision
-                continue
-            known_from = options.known_from(self._threshold(place, self.judge_threshold))
-            if self.strategy.look_first is not None:
-                early = decide_early(
-                    decision, self.passages(place), self.strategy.look_first, known_from=known_from
-                )
-                if early is not None:
-                    decided[place] = early
-            elif decision.retrieve or decision.p_known >= known_from:
-                decided[place] = decision
-        return decided
-
-    def _judge_answers(self, options: AnswerFirst, waiting: list[int]) -> Flow[Outcomes]:
-        """Hold begun answers back side by side, and judge them in one call of the gate a checkpoint."""
-        decided: Outcomes = {}
+        waiting = []
+        for place, screened in enumerate(self.screened):
+            early = screened
+            if isinstance(screened, Decision):
+                early = yield from self._settle_early(place, screened, options)
+            if early is None:
+                waiting.append(place)
+                self.answers[place] = self.begin(place)
+            else:
+                decided[place] = early
+        if options.prefetch and self.searching is None and waiting and len(self.screened) == 1:
+            self.searching = yield Start(self.search())
         for tokens in options.checkpoints:
-            yield from _side_by_side([self.answers[place].buffer(tokens) for place in waiting])
-            drafts: dict[int, Draft | None] = {}
-            outcomes: Outcomes = {}
-            for place in waiting:
-                try:
-                    drafts[place] = self.answers[place].draft()
-                except Exception as error:
-                    outcomes[place] = _failed(error, self.question(place))
-            began = time.perf_counter()
-            judged = yield from self.judge_drafts(drafts)
-            self._clock.judging += _milliseconds(began)
-            for place, decision in judged.items():
-                answer = self.answers[place]
-                is_last = tokens == options.checkpoints[-1] or answer.ended or not answer.has_text
-                if is_last or isinstance(decision, Exception) or _is_clear(decision, options):
-                    outcomes[place] = decision
-            for place, decision in outcomes.items():
-                decided[place] = self._record(place, decision, drafts.get(place))
-                if isinstance(decision, Exception) or decision.retrieve:
-                    yield from self.answers[place].cancel()
+            decided |= yield from self._judge_answers(waiting, tokens, options)
             waiting = [place for place in waiting if place not in decided]
         return decided
 
-    def judge_drafts(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Judge drafts; where there is no text, what screened the question decides."""
-        judged: Outcomes = {}
-        asked: dict[int, Draft | None] = {}
-        for place, draft in drafts.items():
+    def _settle_early(self, place: int, screened: Decision, options: AnswerFirst) -> Flow[Decision | None]:
+        """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
+        unknown_below = min(options.retrieve_below, screened.threshold)
+        known_from = max(options.answer_above, screened.threshold)
+        must_retrieve = screened.error is not None or is_unread(screened)
+        changed = {
+            "retrieve": must_retrieve or screened.p_known < unknown_below,
+            "threshold": unknown_below,
+            "partial_answer": PartialAnswerInfo(first_look=self._screening),
+        }
+        early = screened.model_copy(update=changed)
+        look = self.strategy.look_first
+        if look is not None:  # reading what was found takes a while: not on the event loop
+            passages = self._passages(place)
+            settled: Decision | None = yield Call(
+                decide_early, None, early, passages, look, known_from=known_from
+            )
+            return settled
+        return early if early.retrieve or early.p_known >= known_from else None
+
+    def _judge_answers(self, places: list[int], tokens: int, options: AnswerFirst) -> Flow[Outcomes]:
+        """Hold answers back until so many tokens are written, judge all in one call, and return what is clear."""
+        yield Gather([RunFlow(self.answers[place].buffer(tokens)) for place in places])
+        began = time.perf_counter()
+        outcomes: Outcomes = {}
+        drafts: dict[int, Draft | None] = {}
+        for place in places:
             screened = self.screened[place]
+            try:
+                draft = self.answers[place].draft()
+            except Exception as error:
+                outcomes[place] = _failed(error, self.question(place))
+                continue
             if draft is None and isinstance(screened, Decision):
-                judged[place] = _by_question(screened, self._threshold(place, self.question_threshold))
+                reason = "The direct arm calls a tool or fills in a form, so the question decides."
+                changed = {"reason": f"{screened.reason} {reason}".strip(), "cost": Cost()}  # counted once
+                outcomes[place] = screened.model_copy(update=changed)
             else:
-                asked[place] = draft
-        if asked:
-            judged |= yield from self.judge(asked)
-        return (yield from self._compare(judged))
+                drafts[place] = draft
+        if drafts:
+            outcomes |= yield from self.judge(drafts)
+        outcomes = yield from self._compare(outcomes)
+        self._judging += _milliseconds(began)
+        decided: Outcomes = {}
+        for place, decision in outcomes.items():
+            answer = self.answers[place]
+            if isinstance(decision, Decision):
+                is_clear = not options.retrieve_below <= decision.p_known < options.answer_above
+                if answer.goes_on and tokens < options.checkpoints[-1] and not is_clear:
+                    continue
+                decision = self._record(place, decision, drafts.get(place))
+            decided[place] = decision
+            if isinstance(decision, Exception) or decision.retrieve:
+                yield from answer.cancel()
+        return decided
 
     def _compare(self, decided: Outcomes) -> Flow[Outcomes]:
         """Compare what the gate says with what was found, if that is looked at."""
-        if self.strategy.look_first is None or not decided:
+        look = self.strategy.look_first
+        if look is None:
             return decided
         yield from self._wait_for_search()
-        compared: Outcomes = yield Call(self._with_passages, None, decided, self.strategy.look_first)
-        return compared
-
-    def _with_passages(self, decided: Outcomes, look: LookFirst) -> Outcomes:
         compared: Outcomes = {}
         for place, decision in decided.items():
             if isinstance(decision, Decision):
                 # A threshold that the caller gave is enough, whatever was found.
                 known_from = None if self.thresholds[place] is None else decision.threshold
-                decision = decide_with_passages(decision, self.passages(place), look, known_from=known_from)
+                passages = self._passages(place)
+                decision = yield Call(
+                    decide_with_passages, None, decision, passages, look, known_from=known_from
+                )
             compared[place] = decision
         return compared
 
-    def _record(
-        self, place: int, decision: Decision | Exception, draft: Draft | None
-    ) -> Decision | Exception:
+    def _record(self, place: int, decision: Decision, draft: Draft | None) -> Decision:
         """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
-        if isinstance(decision, Exception):
-            return decision
         answer, screened = self.answers[place], self.screened[place]
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
-            first_look=self._clock.screening,
-            judging=self._clock.judging,
-            first_token=None if decision.retrieve else _milliseconds(self._clock.began),
+            first_look=self._screening,
+            judging=self._judging,
+            first_token=None if decision.retrieve else _milliseconds(self._began),
         )
         cost, warnings = decision.cost, decision.warnings
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
@@ -327,15 +287,12 @@ class RoutedCall(ABC):
         if isinstance(screened, Decision):
             cost += screened.cost
             warnings = tuple(dict.fromkeys((*screened.warnings, *warnings)))
-        update = {
-            "partial_answer": info,
-            "cost": cost,
-            "warnings": warnings,
-            "draft": decision.draft or draft,
-        }
-        return decision.model_copy(update=update)
+        drafted = decision.draft or draft
+        changed = {"partial_answer": info, "cost": cost, "warnings": warnings, "draft": drafted}
+        return decision.model_copy(update=changed)
 
     def _routed(self, place: int, decision: Decision | Exception) -> Flow[Routed | Exception]:
+        """Tell what was decided, and return what is left to run."""
         if isinstance(decision, Exception):
             return decision
         yield from self.announce(place, decision)
@@ -353,36 +310,11 @@ class RoutedCall(ABC):
         try:
             self.found = yield self.searching
         except Exception as error:
-            self.found = [error] * len(self.screened)
+            self.found = [error] * len(self.thresholds)
 
-    def _threshold(self, place: int, own: float | None) -> float | None:
-        given = self.thresholds[place]
-        return own if given is None else given
-
-
-def _side_by_side(flows: Sequence[Flow[Any]]) -> Flow[None]:
-    """Run flows side by side, with threads or on the event loop."""
-    if len(flows) == 1:
-        yield from flows[0]
-    elif flows:
-        yield Gather([RunFlow(flow) for flow in flows])
-
-
-def _by_question(screened: Decision, threshold: float | None) -> Decision:
-    """Return the decision by the question alone, of an answer without text; its cost is not counted twice."""
-    compared = 0.5 if threshold is None else threshold
-    reason = "The direct arm calls a tool or fills in a form, so the question decides."
-    changed = {
-        "threshold": compared,
-        "retrieve": screened.p_known < compared,
-        "reason": f"{screened.reason} {reason}".strip(),
-        "cost": Cost(),
-    }
-    return screened.model_copy(update=changed)
-
-
-def _is_clear(decision: Decision, options: AnswerFirst) -> bool:
-    return not options.retrieve_below <= decision.p_known < options.answer_above
+    def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
+        found = None if self.found is None else self.found[place]
+        return found if isinstance(found, Exception) else self.passages(place, found)
 
 
 def _failed(error: Exception, question: str) -> Decision:

@@ -121,9 +121,9 @@ def _answer(
     threshold: float | None,
     answer_first: bool,
 ) -> Answered:
-    """Decide, search if needed, and answer. What the LLM began is the beginning of its answer."""
+    """Decide, search if needed, and answer, unless what the LLM began is the whole answer."""
     from rgate_integrations.answering.claims import plan_queries
-    from rgate_integrations.answering.requests import AnswerRequest, answer_all, write_answers
+    from rgate_integrations.answering.requests import write_answers
     from rgate_integrations.errors import InvalidQuestionError
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
@@ -132,7 +132,7 @@ def _answer(
     draft = None
     if answer_first and question.strip():
         start = time.perf_counter()
-        (draft,) = write_answers(llm, [AnswerRequest.closed_book(question, BEGUN_TOKENS)])
+        (draft,) = write_answers(llm, [question], [[]], tokens=BEGUN_TOKENS)
         times["begin"] = _milliseconds(start)
     start = time.perf_counter()
     (decision,) = gate.decide_batch([question], threshold=threshold, drafts=[draft])
@@ -147,7 +147,10 @@ def _answer(
         answered.hits = fuse(index().search(answered.queries, k), key=passage_id, k=k)
         answered.times["search"] = _milliseconds(start)
     start = time.perf_counter()
-    (answered.answer,) = answer_all(llm, [decision], [[hit.passage for hit in answered.hits]])
+    whole = draft if draft is not None and draft.finished and not answered.hits else None
+    if whole is None:
+        (whole,) = write_answers(llm, [question], [[hit.passage for hit in answered.hits]])
+    answered.answer = whole.text
     answered.times["answer"] = _milliseconds(start)
     return answered
 

@@ -32,23 +32,20 @@ class ArmAnswer(BufferedAnswer):
         arms: The arms of the router.
         batch: The batch that the input belongs to.
         place: Its place there.
-        judged: Whether it is judged, so that its LLM is asked for log-probabilities where it may have them.
     """
 
-    def __init__(self, arms: Arms, batch: RunBatch, place: int, *, judged: bool) -> None:
+    def __init__(self, arms: Arms, batch: RunBatch, place: int) -> None:
         config = batch.child(place, "direct")
         config["tags"] = [*config.get("tags", []), "direct"]
-        asked = [arms.direct]
-        if judged and arms.with_logprobs is not None:
-            asked.insert(0, arms.with_logprobs)
         self.arms = arms
         self.cancelled = CancelledRun()
         answer = PartialAnswer()
         self.events = attach_handler(config["callbacks"], self.cancelled, answer)
-        streams = []
-        for arm in asked:
-            streams.append(ArmStream(arm, batch.inputs[place], config, batch.options, self.events))
-        super().__init__(answer, *streams)
+        self._asking = (batch.inputs[place], config, batch.options, self.events)
+        if arms.with_logprobs is None:
+            super().__init__(answer, ArmStream(arms.direct, *self._asking))
+        else:
+            super().__init__(answer, ArmStream(arms.with_logprobs, *self._asking), self._without_logprobs)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a tool call or a parsed object."""
@@ -66,14 +63,15 @@ class ArmAnswer(BufferedAnswer):
         self.cancelled.cancel(STOPPED, tokens=self.partial.count)
         yield from self.close()
 
-    def on_refusal(self) -> None:
-        """Ask the LLM for no log-probabilities from now on."""
+    def _without_logprobs(self) -> ArmStream:
+        """Ask the LLM for no log-probabilities, now and from now on."""
         self.arms.with_logprobs = None
+        return ArmStream(self.arms.direct, *self._asking)
 
     def whole(self) -> Flow[list[Any]]:
         """Release the answer; returns the whole of it, or what the arm raised, as a batch of one does."""
         try:
-            chunks = yield from self.drain()
+            chunks = yield self.drain()
         except Exception as error:  # in a batch it concerns this input only
             return [error]
         return [added_up(chunks)]

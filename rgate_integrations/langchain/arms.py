@@ -134,10 +134,8 @@ class ArmSearch(BatchCall):
         """Let traces say that nobody needed it."""
         self._cancelled.cancel(NOT_NEEDED)
 
-    def passages(self, place: int, found: Any) -> list[FoundPassage] | Exception:
+    def passages(self, place: int, found: Any) -> list[FoundPassage]:
         """Return what a search found: by its retrievers, or else the documents in what it returned."""
-        if isinstance(found, Exception):
-            return found
         passages = []
         for document in self._runs[place].documents or _documents_in(found):
             passage = _passage(document)

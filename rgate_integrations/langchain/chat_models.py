@@ -18,7 +18,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
-from rgate_integrations.answering.partial_answer import DraftRequest, says_unsupported
+from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.abilities.resolve import weakest
@@ -157,7 +157,7 @@ class ChatDrafter:
             )
         self.llm = llm
         self.tokens = tokens
-        self._request = DraftRequest(tokens, options=not isinstance(llm, RunnableLambda))
+        self._forms = [{}] if isinstance(llm, RunnableLambda) else draft_options(tokens)
 
     def drafting(self, asked: Sequence[Asked], configs: Sequence[RunnableConfig]) -> Flow[list[Draft | None]]:
         """Write a draft for each question, as one batch; those that are refused are asked again, for less.
@@ -170,7 +170,8 @@ class ChatDrafter:
         answers: list[Any] = [None] * len(prompts)
         waiting = list(range(len(prompts)))
         any_answered = False
-        for form in self._request.forms:
+        forms = self._forms
+        for number, form in enumerate(forms):
             llm = self.llm.bind(**form) if form else self.llm
             found = yield BatchCall(llm, [prompts[i] for i in waiting], [hidden[i] for i in waiting])
             refused = []
@@ -179,7 +180,7 @@ class ChatDrafter:
                 if not isinstance(answer, Exception):
                     # A form that worked for one question of a batch is one that the model takes.
                     if not any_answered:
-                        self._request.worked(form)
+                        self._forms = forms[number:]
                     any_answered = True
                 elif says_unsupported(answer):
                     refused.append(place)

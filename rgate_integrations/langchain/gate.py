@@ -185,9 +185,6 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """
         drafts = batch.options.get("drafts")
         thresholds = [given_threshold(self, config) for config in batch.configs]
-        most = batch.options.get("threshold_at_most")
-        if most is not None:
-            thresholds = [most if given is None else min(given, most) for given in thresholds]
         asked, results = asked_in_all(batch.inputs, self.input_key)
         for place, question in list(asked.items()):
             decision = bound_decision(

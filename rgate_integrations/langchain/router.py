@@ -199,11 +199,6 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 yield chunk
 
 
-def own_threshold(gate: Any) -> float | None:
-    """Return the threshold of what a `RetrievalGate` is made of; None if it is not known."""
-    return getattr(getattr(gate, "gate", None), "threshold", None)
-
-
 async def _single(value: Any) -> AsyncIterator[Any]:
     yield value
 
@@ -221,12 +216,7 @@ class RouterCall(RoutedCall):
     def __init__(
         self, gate: Runnable[Any, Decision], strategy: Strategy, arms: Arms, batch: RunBatch
     ) -> None:
-        super().__init__(
-            strategy,
-            [given_threshold(gate, config) for config in batch.configs],
-            judge_threshold=own_threshold(strategy.judge),
-            question_threshold=own_threshold(strategy.question_gate),
-        )
+        super().__init__(strategy, [given_threshold(gate, config) for config in batch.configs])
         self.gate = gate
         self.arms = arms
         self.batch = batch
@@ -238,14 +228,14 @@ class RouterCall(RoutedCall):
         found = yield BatchCall(self.gate, self.batch.inputs, self.batch.children("gate"))
         return found
 
-    def screen(self, retrieve_below: float) -> Flow[list[Decision | Exception | None]]:
+    def screen(self) -> Flow[list[Decision | Exception | None]]:
         """Ask the gate that screens questions, if there is one."""
         gate = self.strategy.question_gate
         if gate is None:
             return self.screened
         configs = self.batch.children("first_look")
         found: list[Decision | Exception | None]
-        found = yield BatchCall(gate, self.batch.inputs, configs, threshold_at_most=retrieve_below)
+        found = yield BatchCall(gate, self.batch.inputs, configs)
         return found
 
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
@@ -264,9 +254,9 @@ class RouterCall(RoutedCall):
         found = yield BatchCall(judge, inputs, chosen, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
-    def begin(self, place: int, *, judged: bool) -> ArmAnswer:
+    def begin(self, place: int) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self.arms, self.batch, place, judged=judged)
+        return ArmAnswer(self.arms, self.batch, place)
 
     def search(self) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
@@ -279,11 +269,9 @@ class RouterCall(RoutedCall):
             self._search.cancel()
         super().drop_search()
 
-    def passages(self, place: int) -> Sequence[FoundPassage] | Exception:
+    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
         """Return what was found for an input, by its retrievers or in what the search returned."""
-        if self._search is None or self.found is None:
-            return []
-        return self._search.passages(place, self.found[place])
+        return [] if self._search is None else self._search.passages(place, found)
 
     def announce(self, place: int, decision: Decision) -> Flow[None]:
         """Tell listeners, and let what runs in an arm take the decision: it need not decide or draft again."""

@@ -12,7 +12,7 @@ from rgate_integrations.llama_index.claims import (
     ClaimQueryEngine,
     ClaimQueryTransform,
 )
-from rgate_integrations.llama_index.decision_context import RetrievalGateEvent
+from rgate_integrations.llama_index.decider import RetrievalGateEvent
 from rgate_integrations.llama_index.query_engine import GatedQueryEngine
 from rgate_integrations.llama_index.retriever import GatedRetriever, IndexRetriever
 from rgate_integrations.llama_index.selector import RetrievalGateSelector

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -28,7 +27,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, PartialAnswer, TokenStream
-from rgate_integrations.llama_index.decision_context import copy_bundle
+from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.logprobs import TokenLogprobs, read_logprobs
 
@@ -44,19 +43,13 @@ class EngineAnswer(BufferedAnswer):
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
+        self._engine = engine
+        self._bundle = bundle
         self._llm = llm
-        self._response: Any = None
-        self._query = partial(engine.query, copy_bundle(bundle))
-        self._aquery = partial(engine.aquery, copy_bundle(bundle))
-        answer = PartialAnswer()
-        streams = [_WatchedStream(self._open, self._aopen, answer)]
-        if llm is not None and getattr(llm, "logprobs", None):
-            streams.append(_WatchedStream(self._open, self._aopen, answer))
-        super().__init__(answer, *streams)
-
-    def on_refusal(self) -> None:
-        """Ask the LLM for no log-probabilities from now on."""
-        vars(self._llm)["logprobs"] = None
+        partial = PartialAnswer()
+        self._stream = _EngineStream(engine, bundle, partial)
+        asks_logprobs = bool(getattr(llm, "logprobs", None))
+        super().__init__(partial, self._stream, self._without_logprobs if asks_logprobs else None)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -68,49 +61,69 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer as a response of the kind that the caller wants; a stream may be read to its end."""
-        given = self._response
+        """Release the answer as a response of the kind that the caller wants; a stream may be read to its end.
+
+        Raises:
+            Exception: The engine failed before the first token.
+        """
+        yield from self.buffer(1)
+        if self.error is not None:
+            raise self.error
+        given: RESPONSE_TYPE = self._stream.response
         if not isinstance(given, StreamingResponse | AsyncStreamingResponse):
-            whole: RESPONSE_TYPE = given
-            return whole
+            return given
         if not streaming:
-            chunks = yield from self.drain()
+            chunks = yield self.drain()
             return Response("".join(chunks), given.source_nodes, given.metadata)
         if isinstance(given, AsyncStreamingResponse):
             return AsyncStreamingResponse(self.astream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
         return StreamingResponse(self.stream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
 
-    def _open(self) -> Iterator[Any]:
-        self._response = self._query()
-        if isinstance(self._response, StreamingResponse):
-            return iter(self._response.response_gen)
-        return iter([self._response])
-
-    async def _aopen(self) -> AsyncIterator[Any]:
-        self._response = await self._aquery()
-        if isinstance(self._response, AsyncStreamingResponse):
-            return aiter(self._response.response_gen)
-        if isinstance(self._response, StreamingResponse):  # some engines stream in their own threads only
-            return _in_threads(iter(self._response.response_gen))
-        return _in_threads(iter([self._response]))
+    def _without_logprobs(self) -> _EngineStream:
+        vars(self._llm)["logprobs"] = None
+        self._stream = _EngineStream(self._engine, self._bundle, self.partial)
+        return self._stream
 
 
-class _WatchedStream(TokenStream):
-    """A stream of which is noted what the LLM tells beside the text."""
+class _EngineStream(TokenStream):
+    """The chunks of an engine's response; of what its LLM tells beside the text, notes are taken.
 
-    def __init__(
-        self, open: Callable[[], Iterator[Any]], aopen: Callable[[], Any], answer: PartialAnswer
-    ) -> None:
-        super().__init__(open, aopen)
-        self._notes = Notes(answer)
+    Attributes:
+        response: The response; None before the engine was asked.
+    """
+
+    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, partial: PartialAnswer) -> None:
+        super().__init__(self._ask, self._aask)
+        self.response: Any = None
+        self._engine = engine
+        self._bundle = copy_bundle(bundle)
+        self._notes = Notes(partial)
 
     def pull(self) -> Any:
+        """Return the next chunk."""
         with noting(self._notes):
             return super().pull()
 
     async def apull(self) -> Any:
+        """Await the next chunk."""
         with noting(self._notes):
             return await super().apull()
+
+    def _ask(self) -> Iterator[Any]:
+        self.response = self._engine.query(self._bundle)
+        if isinstance(self.response, StreamingResponse):
+            return iter(self.response.response_gen)
+        return iter([self.response])
+
+    async def _aask(self) -> AsyncIterator[Any]:
+        response = await self._engine.aquery(self._bundle)
+        if isinstance(response, StreamingResponse):  # some engines stream in their own threads only
+            chunks: Any = _in_threads(iter(response.response_gen))
+            response = AsyncStreamingResponse(chunks, response.source_nodes, response.metadata)
+        self.response = response
+        if isinstance(response, AsyncStreamingResponse):
+            return aiter(response.response_gen)
+        return _in_threads(iter([response]))
 
 
 async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:
@@ -133,16 +146,21 @@ class Notes:
     def take(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Note a response."""
         self.kind = self.kind or type(event)
-        if type(event) is not self.kind or event.response is None:
+        response: Any = event.response
+        if type(event) is not self.kind or response is None:
             return
-        self.partial.set_response(_of(event.response.raw, "id"))
-        tokens, logprobs = _told(event.response)
-        self.partial.tokens += tokens
-        self.partial.logprobs += logprobs
-        self.partial.prompt_tokens = max(self.partial.prompt_tokens, _read(event.response))
-        choice = _choice(event.response.raw)
-        if choice is not None and not self.partial.has_end:  # OpenAI's API ends with a finish reason
-            self.partial.has_end = _of(choice, "finish_reason") is not None
+        partial = self.partial
+        raw = response.raw
+        choices = _of(raw, "choices")
+        choice = choices[0] if isinstance(choices, Sequence) and choices else None
+        partial.set_response(_of(raw, "id"))
+        tokens, logprobs = _logprobs(response, choice)
+        partial.tokens += tokens
+        partial.logprobs += logprobs
+        read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
+        partial.prompt_tokens = max(partial.prompt_tokens, read or 0)
+        if choice is not None and not partial.has_end:  # OpenAI's API ends with a finish reason
+            partial.has_end = _of(choice, "finish_reason") is not None
 
 
 _notes: ContextVar[Notes | None] = ContextVar("rgate_notes", default=None)
@@ -190,36 +208,17 @@ def with_logprobs(llm: LLM) -> LLM | None:
     return llm.model_copy(update=options)
 
 
-def _told(response: Any) -> TokenLogprobs:
+def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
     """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
     # Each position is a list: the token that was written first, then those that were likely too.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
+    told = _of(choice, "logprobs")
     if not entries:
-        told = _of(_choice(response.raw), "logprobs")
-        entries = _of(told, "content") or _of_completion(told)
+        entries = _of(told, "content")
+    if not entries:  # completions tell it in parallel lists
+        pairs = zip(_of(told, "tokens") or [], _of(told, "token_logprobs") or [], strict=False)
+        entries = [{"token": token, "logprob": value} for token, value in pairs]
     return read_logprobs(entries)
-
-
-def _choice(raw: Any) -> Any:
-    """Return the answer in a chunk of OpenAI's API; None in any other."""
-    choices = _of(raw, "choices")
-    return choices[0] if isinstance(choices, Sequence) and choices else None
-
-
-def _of_completion(told: Any) -> list[dict[str, Any]]:
-    """Return what a completion tells, in parallel lists, token by token as chats do."""
-    tokens, logprobs = _of(told, "tokens"), _of(told, "token_logprobs")
-    if not isinstance(tokens, Sequence) or not isinstance(logprobs, Sequence):
-        return []
-    return [{"token": token, "logprob": value} for token, value in zip(tokens, logprobs, strict=False)]
-
-
-def _read(response: Any) -> int:
-    """Return how many tokens the LLM says that it has read; 0 if it does not say."""
-    usage = _of(response.raw, "usage")
-    told = [_of(usage, "prompt_tokens"), _of(usage, "input_tokens")]
-    told.append(response.additional_kwargs.get("prompt_tokens"))
-    return max((count for count in told if isinstance(count, int)), default=0)
 
 
 def _of(thing: Any, name: str) -> Any:

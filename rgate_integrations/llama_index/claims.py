@@ -19,10 +19,11 @@ from rgate_integrations.answering.claims.plan import planning
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import Decider
-from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+from rgate_integrations.llama_index.retriever import FlowRetriever
+from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
-class ClaimFusionRetriever(BaseRetriever):
+class ClaimFusionRetriever(FlowRetriever):
     """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
 
     It always retrieves: what to search is the question here, whether to search is the query engine's. Inside of a
@@ -56,13 +57,8 @@ class ClaimFusionRetriever(BaseRetriever):
         self.filter_claims = filter_claims
         super().__init__()
 
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._find(query_bundle))
-
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._find(query_bundle))
-
-    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+    def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        """Search for the question and for the claims of its draft, side by side."""
         searches = []
         for query in (yield from _queries_of(self, bundle)):
             for retriever in self.retrievers:
@@ -126,7 +122,11 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Draft an answer and return the queries for its claims, the question itself first."""
-    decision = yield from part.decider.drafted(bundle)
+    given = part.decider.given(bundle)
+    if given is not None and given.decision.draft is not None:
+        decision = given.decision
+    else:
+        decision = yield from part.decider.decide(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
     judge = part.decider.gate if part.filter_claims else None

@@ -1,34 +1,35 @@
-"""How everything in this folder decides: by the gate, on the LLM's own draft where there is an LLM for it."""
+"""How everything in this folder decides: once a request, on the LLM's own draft where there is an LLM for it.
+
+A decision travels with its query, so that nothing further down decides or drafts a second time. An engine or a
+retriever that has decided binds the decision while its arm runs. A selector cannot: the router runs the arm after the
+selector has returned. So its decision is attached to the query bundle, which the router hands on.
+"""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
+from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.memory.types import BaseMemory
-from llama_index.core.schema import QueryBundle
+from llama_index.core.schema import QueryBundle, QueryType
+from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.partial_answer import DraftRequest, says_unsupported
+from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import valid_threshold
-from rgate_integrations.llama_index.decision_context import (
-    DRAFT_TAG,
-    BoundDecision,
-    announce,
-    attach,
-    bind,
-    bound_decision,
-)
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.logprobs import read_logprobs
@@ -36,11 +37,57 @@ from rgate_integrations.runtime.logprobs import read_logprobs
 KNOWN_BY = "LlamaIndex's metadata"
 """Who told the name of an LLM that was not given."""
 
+DRAFT_TAG = "rgate_draft"
+"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+
+_log = logging.getLogger("rgate_integrations")
+_dispatcher = get_dispatcher(__name__)
+
+
+class RetrievalGateEvent(BaseEvent):
+    """A gate has decided.
+
+    Attributes:
+        decision: The decision.
+    """
+
+    decision: Decision
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which the event is sent."""
+        return "RetrievalGateEvent"
+
 
 def name_of(llm: LLM | None) -> str:
     """Return the name of an LLM, as its metadata tell it; empty where they tell none."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
+
+
+def copy_bundle(query: QueryType) -> QueryBundle:
+    """Return a bundle of one's own: LlamaIndex's vector retriever writes the embedding into the one it is given."""
+    return QueryBundle(query) if isinstance(query, str) else replace(query)
+
+
+@dataclass(frozen=True)
+class BoundDecision:
+    """A decision of this request.
+
+    Attributes:
+        question: The question.
+        decision: The decision.
+        maker: Who decided. It decides anew when it is asked again: that is another request.
+        bundle: The only bundle that the decision is for; None: for every bundle with this question.
+    """
+
+    question: str
+    decision: Decision
+    maker: Decider
+    bundle: QueryBundle | None = None
+
+
+_current: ContextVar[BoundDecision | None] = ContextVar("rgate_decision", default=None)
 
 
 class Decider:
@@ -75,15 +122,14 @@ class Decider:
         self.origin = resolve_gate(gate)
         self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
         self.llm = llm
-        self.drafter = LLMDrafter(llm, tokens) if llm is not None else None
+        self.drafter = None if llm is None else LLMDrafter(llm, tokens)
         self.memory = memory
         self.threshold: float | None = None
 
     def decide(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Decide as `judge` does, and announce a decision that did not come with the request."""
+        """Decide as `judge` does, and announce it."""
         decision = yield from self.judge(bundle)
-        if self.taken(bundle) is None:
-            announce(decision)
+        self.announce(decision, bundle)
         return decision
 
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
@@ -105,54 +151,52 @@ class Decider:
         )
         return decision
 
+    def announce(self, decision: Decision, bundle: QueryBundle) -> None:
+        """Tell LlamaIndex's listeners of a decision that did not come with the request."""
+        if self.taken(bundle) is None:
+            _dispatcher.event(RetrievalGateEvent(decision=decision))
+
     def taken(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request, if it is one that this decider would only repeat."""
-        given = self._given(bundle)
+        given = self.given(bundle)
         if given is None or self.threshold not in (None, given.maker.threshold):
             return None
-        repeats = self._drafts_like(given.maker) and _same_gate(self.origin, given.maker.origin)
-        return given.decision if repeats else None
+        return given.decision if _same_gate(self.origin, given.maker.origin) else None
 
-    def drafted(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Return a decision for the sake of its draft, whichever gate made it, or decide."""
-        given = self._given(bundle)
-        if given is not None and given.decision.draft is not None and self._drafts_like(given.maker):
-            return given.decision
-        return (yield from self.decide(bundle))
+    def given(self, bundle: QueryBundle) -> BoundDecision | None:
+        """Return what came with the request, whichever gate decided, if its draft is by the LLM that drafts here."""
+        bound = _current.get()
+        # One of its own was left by an earlier request with the same bundle.
+        if bound is None or bound.question != bundle.query_str or bound.maker is self:
+            return None
+        if bound.bundle is not None and bound.bundle is not bundle:
+            return None
+        return bound if self.llm is None or self.llm is bound.maker.llm else None
 
-    def bind(self, decision: Decision, bundle: QueryBundle) -> AbstractContextManager[None]:
-        """Hand a decision of this decider to everything that is called inside."""
-        return bind(replace(self._bound(decision, bundle), bundle=None))
+    @contextmanager
+    def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
+        """Hand a decision to everything that is called inside."""
+        bound = _current.get()
+        if bound is None or bound.decision is not decision:
+            bound = BoundDecision(bundle.query_str, decision, maker=self)
+        token = _current.set(replace(bound, bundle=None))
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Leave a decision of this decider with its bundle, for what the caller does next with the bundle."""
-        bound = self._bound(decision, bundle)
-        if bound.maker is self:  # what came with the request is there already
-            attach(replace(bound, bundle=bundle))
-
-    def _bound(self, decision: Decision, bundle: QueryBundle) -> BoundDecision:
-        given = bound_decision(bundle)
-        if given is not None and given.decision is decision:
-            return given
-        return BoundDecision(bundle.query_str, decision, maker=self)
-
-    def _given(self, bundle: QueryBundle) -> BoundDecision | None:
-        given = bound_decision(bundle)
-        # One of its own was left by an earlier request with the same bundle.
-        return None if given is None or given.maker is self else given
-
-    def _drafts_like(self, maker: Decider) -> bool:
-        """Whether another decider's draft is by the LLM that is to draft here, if there is one."""
-        return self.llm is None or self.llm is maker.llm
+        """Leave a decision with its bundle, for what the caller does next with the bundle."""
+        if self.taken(bundle) is None:  # what came with the request is there already
+            _current.set(BoundDecision(bundle.query_str, decision, maker=self, bundle=bundle))
 
     def _draft(self, drafter: LLMDrafter, bundle: QueryBundle) -> Flow[list[Draft | None]]:
         """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
-        given = self._given(bundle)
-        if given is not None and given.maker.llm is self.llm:
-            draft = given.decision.draft
-            if draft is not None and draft.source == "llm":
-                return [draft]
-        return [(yield from drafter.drafting(bundle.query_str))]
+        given = self.given(bundle)
+        draft = None if given is None else given.decision.draft
+        if draft is None or draft.source != "llm":
+            draft = yield from drafter.drafting(bundle.query_str)
+        return [draft]
 
     def _history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
@@ -163,7 +207,7 @@ class Decider:
         for message in messages:
             if message.role in (MessageRole.USER, MessageRole.ASSISTANT) and message.content:
                 turns.append(f"{message.role.value}: {message.content}")
-        if turns and turns[-1] == f"user: {question}":  # some engines note the question before they retrieve
+        if turns[-1:] == [f"user: {question}"]:  # some engines note the question before they retrieve
             turns.pop()
         return tuple(turns)
 
@@ -192,14 +236,9 @@ class Gated:
 
 def _same_gate(one: GateLike, other: GateLike) -> bool:
     """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
-    if one is other:
-        return True
-    if not isinstance(one, DecisionEngine) or not isinstance(other, DecisionEngine):
-        return False
-    return one.config() == other.config() and one.llm is other.llm
-
-
-_log = logging.getLogger("rgate_integrations")
+    if isinstance(one, DecisionEngine) and isinstance(other, DecisionEngine):
+        return one.config() == other.config() and one.llm is other.llm
+    return one is other
 
 
 class LLMDrafter:
@@ -215,46 +254,40 @@ class LLMDrafter:
     """
 
     def __init__(self, llm: LLM, tokens: int = 32) -> None:
+        while isinstance(llm, StructuredLLM):
+            llm = llm.llm
         self.llm = llm
-        self.writer = _plain(llm)
         self.tokens = tokens
-        self.request = DraftRequest(tokens)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy the LLM and the length; what was learned about it is learned again."""
-        return type(self), (self.llm, self.tokens)
+        self._options = draft_options(tokens)
 
     def drafting(self, question: str) -> Flow[Draft | None]:
         """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
-        refusal: Exception | None = None
-        for form in self.request.forms:
+        waiting = self._options
+        while True:
+            options = waiting[0]
             try:
                 with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
-                    response = yield self._asking(question, form)
+                    response = yield self._asking(question, options)
             except Exception as error:  # providers raise errors of their own
-                if not says_unsupported(error):
-                    # A timeout says nothing about what the model takes: the next question is asked with everything.
+                # A timeout says nothing about what the model takes: the next question is asked with everything.
+                if not options or not says_unsupported(error):
                     _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
                     return None
-                _log.info("The LLM refused %s: %s", ", ".join(form) or "a request without options", error)
-                refusal = error
+                _log.info("The LLM refused %s: %s", ", ".join(options), error)
+                waiting = waiting[1:]
             else:
-                self.request.worked(form)
+                self._options = waiting
                 return self._draft(response)
-        _log.warning(
-            "The LLM wrote no draft: it refused every form of the request, at last with: %s", refusal
-        )
-        return None
 
-    def _asking(self, question: str, form: dict[str, Any]) -> Call:
-        if not self.writer.metadata.is_chat_model:
+    def _asking(self, question: str, options: dict[str, Any]) -> Call:
+        if not self.llm.metadata.is_chat_model:
             prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
-            return Call(self.writer.complete, self.writer.acomplete, prompt, **form)
+            return Call(self.llm.complete, self.llm.acomplete, prompt, **options)
         messages = [
             ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system),
             ChatMessage(role=MessageRole.USER, content=question),
         ]
-        return Call(self.writer.chat, self.writer.achat, messages, **form)
+        return Call(self.llm.chat, self.llm.achat, messages, **options)
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
         text = response.message.content if isinstance(response, ChatResponse) else response.text
@@ -267,12 +300,6 @@ class LLMDrafter:
             logprobs=logprobs or None,
             finished=False,
             source="llm",
-            model=self.writer.metadata.model_name,
+            model=self.llm.metadata.model_name,
         )
         return draft.head(self.tokens)
-
-
-def _plain(llm: LLM) -> LLM:
-    while isinstance(llm, StructuredLLM):
-        llm = llm.llm
-    return llm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,22 +10,20 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
-from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
+from rgate_integrations.answering.routing import Outcomes, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.search import FoundPassage
 from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
-from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, name_of
-from rgate_integrations.llama_index.decision_context import announce, copy_bundle
-from rgate_integrations.runtime.flow import Call, Flow, RunFlow, arun, run
+from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, copy_bundle, name_of
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class GatedQueryEngine(Gated, BaseQueryEngine):
@@ -140,60 +138,36 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         engine._logprobs_llm = telling
         return engine
 
-    def update_prompts(self, prompts_dict: dict[str, BasePromptTemplate]) -> None:
-        """Update prompts by the names that `get_prompts` gives them.
-
-        LlamaIndex's own method does not take names of prompts that are two levels down, as those of both arms are.
-        """
-        rest = dict(prompts_dict)
-        for name, module in self._get_prompt_modules().items():
-            below = {key: rest.pop(key) for key in list(rest) if key.startswith(f"{name}:")}
-            module.update_prompts({key.removeprefix(f"{name}:"): prompt for key, prompt in below.items()})
-        super().update_prompts(rest)
-
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         return run(self._answer(query_bundle))
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         return await arun(self._answer(query_bundle))
 
+    def begin(self, bundle: QueryBundle) -> EngineAnswer:
+        """Let the direct arm begin to answer; it is asked when the first token is wanted."""
+        return EngineAnswer(self.direct, bundle, self._logprobs_llm)
+
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
+        (routed,) = yield from EngineCall(self, bundle).route()
+        if isinstance(routed, Exception):
+            raise routed
+        decision = routed.decision
         engine = self.query_engine
-        call = EngineCall(
-            self.strategy,
-            bundle,
-            self.decider,
-            retrieve=engine,
-            begin=lambda: EngineAnswer(self.direct, bundle, self._logprobs_llm),
-        )
-        routed = yield from call.route_one()
         response: RESPONSE_TYPE
-        if isinstance(routed.answer, EngineAnswer):
-            response = yield from routed.answer.response(streaming=self.streaming)
-        else:
-            with self.decider.bind(routed.decision, bundle):
-                if not routed.decision.retrieve:
-                    response = yield from self._answer_directly(bundle)
-                elif routed.searched:
-                    response = yield Call(
-                        engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found
-                    )
-                else:
-                    response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
-        facts = routed.decision.model_dump(mode="json")
-        response.metadata = {**(response.metadata or {}), "rgate": facts}
+        with self.decider.bind(decision, bundle):
+            if not decision.retrieve:
+                begun = routed.answer if isinstance(routed.answer, EngineAnswer) else self.begin(bundle)
+                response = yield from begun.response(streaming=self.streaming)
+            elif routed.searched:
+                response = yield Call(
+                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found
+                )
+            else:
+                response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
+        response.metadata = {**(response.metadata or {}), "rgate": decision.model_dump(mode="json")}
         return response
-
-    def _answer_directly(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        if self.strategy.answer_first is None:
-            response: RESPONSE_TYPE = yield Call(self.direct.query, self.direct.aquery, copy_bundle(bundle))
-            return response
-        answer = EngineAnswer(self.direct, bundle, self._logprobs_llm)
-        yield from answer.buffer(1)
-        if answer.error is not None:
-            raise answer.error
-        return (yield from answer.response(streaming=self.streaming))
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"query_engine": self.query_engine, "direct": self.direct}
@@ -224,110 +198,69 @@ def _llm_of_settings() -> LLM:
 
 
 class EngineCall(RoutedCall):
-    """One question to an engine.
+    """One question to an engine. Where a decision came with the request, nothing else is looked at.
 
     Args:
-        strategy: What is looked at before there is a decision. Where a decision came with the request, nothing is.
+        engine: The engine.
         bundle: The question.
-        decider: Decides by the question alone, or by a draft.
-        retrieve: The engine for unknown questions.
-        begin: Lets the direct engine begin to answer.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        bundle: QueryBundle,
-        decider: Decider,
-        *,
-        retrieve: BaseQueryEngine,
-        begin: Callable[[], EngineAnswer],
-    ) -> None:
-        super().__init__(
-            strategy if decider.taken(bundle) is None else Strategy(),
-            [decider.threshold],
-            judge_threshold=getattr(strategy.judge, "threshold", None),
-            question_threshold=getattr(strategy.question_gate, "threshold", None),
-        )
+    def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
+        is_decided = engine.decider.taken(bundle) is not None
+        super().__init__(Strategy() if is_decided else engine.strategy, [engine.decider.threshold])
+        self.engine = engine
         self.bundle = bundle
-        self.decider = decider
-        self.retrieve = retrieve
-        self.begin_answer = begin
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Take the decision that came with the request, or make one."""
-        return [(yield from self.decider.judge(self.bundle))]
+        return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def screen(self, retrieve_below: float) -> Flow[list[Decision | Exception | None]]:
+    def screen(self) -> Flow[list[Decision | Exception | None]]:
         """Ask the gate that screens questions, if there is one."""
         gate = self.strategy.question_gate
         if gate is None:
             return [None]
-        given = self.decider.threshold
-        threshold = retrieve_below if given is None else min(given, retrieve_below)
-        found = yield from decide_messages(gate, [self.question(0)], [()], threshold=threshold)
-        return list(found)
+        return [*(yield from self._ask(gate, None))]
 
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
         """Ask the gate about what was begun."""
-        found = yield from decide_messages(
-            self.strategy.judge,
-            [self.question(0)],
-            [()],
-            drafts=list(drafts.values()),
-            threshold=self.decider.threshold,
-        )
+        found = yield from self._ask(self.strategy.judge, list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
-    def begin(self, place: int, *, judged: bool) -> EngineAnswer:
+    def begin(self, place: int) -> EngineAnswer:
         """Let the direct engine begin to answer."""
-        return self.begin_answer()
+        return self.engine.begin(self.bundle)
 
     def announce(self, place: int, decision: Decision) -> Flow[None]:
         """Tell LlamaIndex's listeners of a decision that did not come with the request."""
         yield from ()
-        if self.decider.taken(self.bundle) is None:
-            announce(decision)
+        self.engine.decider.announce(decision, self.bundle)
 
-    def search(self) -> RunFlow:
-        """Return the step that lets the engine retrieve; its result is a list with the list of nodes."""
-        return RunFlow(self._search())
+    def search(self) -> Gather:
+        """Return the step that lets the engine retrieve."""
+        engine: Any = self.engine.query_engine
+        return Gather([Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle))])
 
-    def passages(self, place: int) -> Sequence[FoundPassage] | Exception:
-        """Return the nodes as they are judged."""
-        (found,) = self.found or [[]]
-        return found if isinstance(found, Exception) else _passages(found)
+    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
+        """Return nodes as they are judged; what a retriever of the user's own returns may have no text to judge."""
+        passages = []
+        for each in found:
+            node = getattr(each, "node", each)
+            if isinstance(node, str):
+                passages.append(FoundPassage(node))
+            elif isinstance(node, BaseNode):
+                title = (node.metadata or {}).get("title")
+                passages.append(FoundPassage(node.get_content(), str(title or "")))
+        return passages
 
     def question(self, place: int) -> str:
         """Return the question."""
         return self.bundle.query_str
 
-    def route_one(self) -> Flow[Routed]:
-        """Route the question.
-
-        Raises:
-            Exception: What the search raised, where passages are needed.
-        """
-        (routed,) = yield from self.route()
-        if isinstance(routed, Exception):
-            raise routed
-        return routed
-
-    def _search(self) -> Flow[list[Any]]:
-        retrieve: Any = self.retrieve
-        return [
-            (yield Call(retrieve.retrieve, getattr(retrieve, "aretrieve", None), copy_bundle(self.bundle)))
-        ]
-
-
-def _passages(nodes: Sequence[NodeWithScore]) -> list[FoundPassage]:
-    """Return nodes as they are judged; what a retriever of the user's own returns may have no text to judge."""
-    passages = []
-    for each in nodes:
-        node = getattr(each, "node", each)
-        if isinstance(node, str):
-            passages.append(FoundPassage(node))
-        elif isinstance(node, BaseNode):
-            title = (node.metadata or {}).get("title")
-            passages.append(FoundPassage(node.get_content(), str(title or "")))
-    return passages
+    def _ask(self, gate: GateLike, drafts: Sequence[Draft | None] | None) -> Flow[list[Decision]]:
+        threshold = self.engine.decider.threshold
+        return (
+            yield from decide_messages(
+                gate, [self.bundle.query_str], [()], drafts=drafts, threshold=threshold
+            )
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import LLM
@@ -10,15 +12,34 @@ from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
+from pydantic import Field, SkipValidation
 
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
-from rgate_integrations.llama_index.decider import Decider, Gated
-from rgate_integrations.llama_index.decision_context import KNOWN, copy_bundle, placeholder_node
+from rgate_integrations.llama_index.decider import Decider, Gated, copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
+KNOWN = "No passages were needed for this question: answer it from what you know."
+PLACEHOLDER_SCORE = 1e9
+"""Above every cutoff, also those for BM25 and inner products; finite, for JSON."""
 
-class GatedRetriever(Gated, BaseRetriever):
+
+class FlowRetriever(BaseRetriever):
+    """A retriever whose search is a flow, which is called and awaited."""
+
+    @abstractmethod
+    def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        """Return the flow that finds nodes."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return run(self.find(query_bundle))
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await arun(self.find(query_bundle))
+
+
+class GatedRetriever(Gated, FlowRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
@@ -64,19 +85,14 @@ class GatedRetriever(Gated, BaseRetriever):
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return what the guarded retriever finds, or the note for a known question."""
-        return self._retrieve(_as_bundle(str_or_query_bundle))
+        return run(self.find(_as_bundle(str_or_query_bundle)))
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return what the guarded retriever finds, or the note for a known question."""
-        return await self._aretrieve(_as_bundle(str_or_query_bundle))
+        return await arun(self.find(_as_bundle(str_or_query_bundle)))
 
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._find(query_bundle))
-
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._find(query_bundle))
-
-    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+    def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        """Decide; search and postprocess, or return the note."""
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.note is None else [placeholder_node(decision, self.note)]
@@ -91,7 +107,34 @@ class GatedRetriever(Gated, BaseRetriever):
         return {"retriever": self.retriever}
 
 
-class IndexRetriever(BaseRetriever):
+class _Metadata(dict[str, Any]):
+    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+class _Placeholder(TextNode):
+    """A text node that keeps its metadata as it is; validation would make a plain dict of it."""
+
+    metadata: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=_Metadata, alias="extra_info")
+
+
+def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
+    """Return a node that stands in for passages when a question is known.
+
+    Its ``metadata["rgate"]`` is the decision, as in the metadata of a response.
+    """
+    node = _Placeholder(
+        text=text,
+        extra_info=_Metadata(rgate=decision.model_dump(mode="json")),
+        excluded_llm_metadata_keys=["rgate"],
+        excluded_embed_metadata_keys=["rgate"],
+    )
+    return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
+
+
+class IndexRetriever(FlowRetriever):
     """A `PassageIndex`, `HybridIndex`, or anything else with ``search(queries, k)``, as a LlamaIndex retriever.
 
     Args:
@@ -104,13 +147,8 @@ class IndexRetriever(BaseRetriever):
         self.similarity_top_k = similarity_top_k
         super().__init__()
 
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self._find(query_bundle))
-
-    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return await arun(self._find(query_bundle))
-
-    def _find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+    def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        """Search the index; without blocking the event loop, in a thread."""
         (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
         nodes = []
         for hit in hits:

@@ -142,7 +142,9 @@ class Gather(Step):
                 job.drop()
 
     async def arun(self) -> list[Any]:
-        """Do all side by side."""
+        """Do all side by side; a single one in the caller's own task."""
+        if len(self.steps) == 1:
+            return [await self.steps[0].arun()]
         return list(await asyncio.gather(*(step.arun() for step in self.steps)))
 
 

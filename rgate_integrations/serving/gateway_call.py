@@ -110,12 +110,7 @@ class GatewayCall(RoutedCall):
         send: Callable[[], Any],
         timeout: float,
     ) -> None:
-        super().__init__(
-            strategy,
-            [None],
-            judge_threshold=getattr(strategy.judge, "threshold", None),
-            question_threshold=getattr(strategy.question_gate, "threshold", None),
-        )
+        super().__init__(strategy, [None])
         self._asked = asked
         self._search = search
         self._send = send
@@ -125,33 +120,26 @@ class GatewayCall(RoutedCall):
         """Ask the gate about the question."""
         return list((yield from self._ask(self.strategy.question_gate)))
 
-    def screen(self, retrieve_below: float) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate about the question, and retrieve only for what is clearly unknown."""
-        return list((yield from self._ask(self.strategy.question_gate, threshold=retrieve_below)))
+    def screen(self) -> Flow[list[Decision | Exception | None]]:
+        """Ask the gate about the question."""
+        return list((yield from self._ask(self.strategy.question_gate)))
 
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
         """Ask the gate about what was begun."""
         found = yield from self._ask(self.strategy.judge, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
-    def begin(self, place: int, *, judged: bool) -> UpstreamAnswer:
+    def begin(self, place: int) -> UpstreamAnswer:
         """Let the upstream begin to answer."""
         return UpstreamAnswer(self._send)
-
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell nobody: the headers of the response say it."""
-        yield from ()
 
     def search(self) -> Step:
         """Return the step that searches for the question; its result is a list with the list of hits."""
         assert self._search is not None  # noqa: S101  a strategy that searches ahead has it
         return Call(self._search.find_each, None, [self._asked.search_text])
 
-    def passages(self, place: int) -> Sequence[FoundPassage] | Exception:
+    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
         """Return what was found as it is judged."""
-        found = (self.found or [[]])[0]
-        if isinstance(found, Exception):
-            return found
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in found]
 
     def question(self, place: int) -> str:

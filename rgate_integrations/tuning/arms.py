@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from rgate_integrations.answering.requests import AnswerRequest, write_answers
+from rgate_integrations.answering.requests import write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, told_apart
@@ -102,14 +102,10 @@ class ModelArm:
             return [drafts[0] for drafts in drawn]
         if self.index is None:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
-        requests = []
-        for question, hits in zip(questions, self.index.search(list(questions), self.k), strict=True):
-            passages = [hit.passage for hit in hits]
-            request = AnswerRequest(self.prompt, {"question": question}, self.tokens)
-            if passages:
-                request = AnswerRequest.with_passages(question, passages, self.tokens)
-            requests.append(request)
-        return write_answers(self.llm, requests)
+        passages = []
+        for hits in self.index.search(list(questions), self.k):
+            passages.append([hit.passage for hit in hits])
+        return write_answers(self.llm, questions, passages, tokens=self.tokens, prompt=self.prompt)
 
 
 @dataclass(frozen=True)
