@@ -91,39 +91,31 @@ def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
 
 LOCKS = """
 import os, signal, threading
-from rgate_integrations.runtime import threads
+from rgate_integrations.runtime.threads import ForkSafeLock
 
-threads.FORK_PATIENCE = 0.05
-locks = [threads.ForkSafeLock() for _ in range(2)]
+theirs, ours = ForkSafeLock(), ForkSafeLock()
 held, go = threading.Event(), threading.Event()
 
 def hold():
-    with locks[0]:
+    with theirs:
         held.set()
         go.wait()
 
 threading.Thread(target=hold, daemon=True).start()
 held.wait()
-with locks[1]:
+with ours:
     child = os.fork()
-    if child == 0:
-        signal.alarm(600)
-        free = all(lock.acquire(timeout=60) for lock in locks)
-        os._exit(0 if free else 3)
+if child == 0:
+    signal.alarm(600)
+    with theirs, ours:
+        os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 go.set()
 """
 
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_finds_every_lock_free():
-    assert ended(python(LOCKS))[:2] == (0, "0\n")
-
-
 SEARCHES = """
 import os, signal, threading
 import numpy as np
-from rgate_integrations.runtime import threads as processes
 from rgate_integrations.index import Passage, PassageIndex
 
 class Lengths:
@@ -133,82 +125,37 @@ class Lengths:
 
 index = PassageIndex(Lengths(), metric="l2")
 index.add([Passage(str(i), "x" * i) for i in range(1, 400)])
+stop, began = threading.Event(), threading.Semaphore(0)
+
+def busy():
+    while not stop.is_set():
+        began.release()
+        index.search(["x" * 5] * 20, k=100)
 
 def searched():
-    signal.alarm(600)
     (hits,) = index.search(["x" * 7], k=1)
     index.upsert([Passage("7", "y" * 7)])
     (after,) = index.search(["x" * 7], k=1)
     return (hits[0].passage.id, after[0].passage.id, after[0].passage.text, len(index)) == ("7", "7", "y" * 7, 399)
 
-def exit_code_of_a_child():
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if searched() else 3)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-"""
-
-WHILE_BUSY = """
-stop, began = threading.Event(), threading.Semaphore(0)
-
-def busy(work):
-    while not stop.is_set():
-        began.release()
-        work()
-
-works = [
-    lambda: index.search(["x" * 5] * 20, k=100),
-    lambda: index.upsert([Passage(str(i), "x" * i) for i in range(100, 200)]),
-]
-threads = [threading.Thread(target=busy, args=(work,), daemon=True) for work in works]
-for thread in threads:
-    thread.start()
+threading.Thread(target=busy, daemon=True).start()
 codes = []
 for i in range(20):
     began.acquire()
-    began.acquire()
     stop.wait(0.003 * i)
-    codes.append(exit_code_of_a_child())
-print(codes == [0] * 20 or codes)
-"""
-
-WHILE_HELD = """
-processes.FORK_PATIENCE = 0.05
-held, go = threading.Event(), threading.Event()
-
-def hold():
-    with index.reading():
-        held.set()
-        go.wait()
-
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
-print(exit_code_of_a_child())
-go.set()
-print(searched())
-"""
-
-WITHIN = """
-with index.reading():
-    print(exit_code_of_a_child())
-print(searched())
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        os._exit(0 if searched() else 3)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(codes.count(0))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_that_is_forked_while_an_index_is_searched_and_written_has_it_whole():
-    """With free locks alone 10 of 60 children hung in SQLite or had half a write."""
-    assert ended(python(SEARCHES + WHILE_BUSY))[:2] == (0, "True\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_searches_although_another_thread_of_its_parent_held_the_index():
-    assert ended(python(SEARCHES + WHILE_HELD))[:2] == (0, "0\nTrue\n")
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_thread_may_fork_while_it_holds_the_index_itself():
-    assert ended(python(SEARCHES + WITHIN))[:2] == (0, "0\nTrue\n")
+@pytest.mark.parametrize(("code", "told"), [(LOCKS, "0\n"), (SEARCHES, "20\n")], ids=["lock", "index"])
+def test_a_child_finds_every_lock_free_and_searches(code, told):
+    assert ended(python(code))[:2] == (0, told)
 
 
 # --- the end of the process --------------------------------------------------------------------------------

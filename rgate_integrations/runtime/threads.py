@@ -1,9 +1,7 @@
 """What must not outlive its process: threads are waited for at exit, and a forked child finds no lock held.
 
 A thread that is inside a model when the interpreter ends takes the whole process down with SIGABRT. A lock that
-another thread held at a fork is never released in the child, where that thread does not exist. Short work, such as a
-search, is waited for before the fork (`ForkSafeLock`); a model's work is not, and the child forgets it
-(`reset_after_fork`).
+another thread held at a fork is never released in the child, where that thread does not exist.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 _PATIENCE = 2.0  # seconds that the end of the process waits for threads that no model holds
-FORK_PATIENCE = 5.0
-"""Seconds that a fork waits, at most, for those who hold a `ForkSafeLock`."""
 
 
 def usable_cores() -> int:
@@ -52,38 +49,22 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ForkSafeLock:
-    """A re-entrant lock that is free in each forked child.
-
-    A fork waits until the lock is free, so that the child finds what it guards whole, and no library in the middle of
-    a call. Who holds it longer than `FORK_PATIENCE` is not waited for: then the child gets a new lock, and what a
-    writer was changing may be half changed there.
-    """
+    """A re-entrant lock that is free in each forked child; what a writer was changing may be half changed there."""
 
     def __init__(self) -> None:
+        self.after_fork()
+        reset_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget who holds the lock."""
         self._lock = threading.RLock()
-        _fork_safe.add(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
-        self.release()
-
-    def acquire(self, timeout: float) -> bool:
-        """Wait for the lock, but not longer than ``timeout`` seconds; returns whether it was got."""
-        return self._lock.acquire(timeout=timeout)
-
-    def release(self) -> None:
-        """Release it."""
-        self._lock.release()
-
-    def renew(self) -> None:
-        """Forget who holds the lock."""
-        self._lock = threading.RLock()
-
-
-_fork_safe: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
-_forking = threading.local()  # the thread that forks: what it got before, it releases after
+        with suppress(RuntimeError):  # in the child of a thread that forked while it held the lock
+            self._lock.release()
 
 
 def close_at_exit(owner: Closes) -> None:
@@ -122,30 +103,10 @@ def _at_exit() -> None:
             thread.join(max(end - time.monotonic(), 0.0))
 
 
-def _before_fork() -> None:
-    end = time.monotonic() + FORK_PATIENCE
-    _forking.held = []
-    for lock in list(_fork_safe):
-        if lock.acquire(max(end - time.monotonic(), 0.0)):
-            _forking.held.append(lock)
-
-
-def _after_fork_in_parent() -> None:
-    for lock in _forking.held:
-        lock.release()
-
-
-def _after_fork_in_child() -> None:
-    for lock in list(_fork_safe):
-        if lock in _forking.held:
-            lock.release()  # not renewed: the thread that forks may hold it itself
-        else:
-            lock.renew()
+def _after_fork() -> None:
     for owner in list(_forgetting):
         owner.after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-    )
+    os.register_at_fork(after_in_child=_after_fork)
