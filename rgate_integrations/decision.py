@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from rgate_integrations.runtime.logprobs import as_logprob
+from rgate_integrations.runtime.records import as_logprob
 
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]

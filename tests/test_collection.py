@@ -17,7 +17,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.arms import read_answer
 from rgate_integrations.tuning.collection import STOP_AFTER

@@ -15,7 +15,7 @@ from rgate_integrations.errors import (
     IndexNotFoundError,
     ModelLoadError,
 )
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine

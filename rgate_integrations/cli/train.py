@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rgate_integrations.cli.output import Bar, Terminal, training_bar
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.tuning.training.adapters import AdapterOptions

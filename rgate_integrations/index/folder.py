@@ -27,8 +27,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index.passages import PassageStore
 from rgate_integrations.index.vectors import Metric, VectorTable
-from rgate_integrations.runtime.files import write_atomically
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import locked, write_atomically
 
 FORMAT = 3
 MANIFEST = "index.json"

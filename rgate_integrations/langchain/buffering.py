@@ -20,7 +20,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.logprobs import message_logprobs
+from rgate_integrations.runtime.records import message_logprobs
 
 # Every event, and the attribute by which a handler says that it does not want it.
 EVENTS = {

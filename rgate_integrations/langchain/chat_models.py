@@ -26,7 +26,7 @@ from rgate_integrations.langchain.questions import Asked, asked_in
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.logprobs import message_logprobs
+from rgate_integrations.runtime.records import message_logprobs
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""

@@ -29,7 +29,7 @@ from llama_index_instrumentation import get_dispatcher
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, PartialAnswer, TokenStream
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.logprobs import TokenLogprobs, read_logprobs
+from rgate_integrations.runtime.records import TokenLogprobs, read_logprobs
 
 
 class EngineAnswer(BufferedAnswer):

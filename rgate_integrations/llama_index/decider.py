@@ -32,7 +32,7 @@ from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.logprobs import read_logprobs
+from rgate_integrations.runtime.records import read_logprobs
 
 KNOWN_BY = "LlamaIndex's metadata"
 """Who told the name of an LLM that was not given."""

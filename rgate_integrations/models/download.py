@@ -21,8 +21,7 @@ from rgate_integrations.models.catalog import CATALOGUE, Entry, EntryKind, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
-from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import locked, parse_json
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"

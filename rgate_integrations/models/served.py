@@ -23,7 +23,7 @@ from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.flow import Call, Start
-from rgate_integrations.runtime.logprobs import read_logprobs
+from rgate_integrations.runtime.records import read_logprobs
 
 if TYPE_CHECKING:
     import ssl

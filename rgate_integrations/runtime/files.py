@@ -1,4 +1,4 @@
-"""Files that are whole or not there, JSON that raises one kind of error, and JSONL that is continued line by line."""
+"""Files that are whole or absent, locks on them, JSON that raises one kind of error, JSONL that is continued."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
+from filelock import FileLock, Timeout
+
+from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
+
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
@@ -48,13 +52,10 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         The folder.
 
     Raises:
-        ConfigurationError: A name leads out of the folder, or a folder with something else in it is there.
+        ConfigurationError: A file, or a folder with something else in it, is there.
         WriteError: It could not be written, such as on a full disk; what was there is as it was.
     """
     target = Path(folder)
-    for name in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ConfigurationError(f"{name!r} leads out of the folder.")
     with _replacement(target) as made:
         made.mkdir()
         for name, content in files.items():
@@ -121,6 +122,50 @@ def existing_folder(folder: str | Path) -> Path:
     return aside if os.path.isdir(aside) else target
 
 
+@contextmanager
+def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
+    """Hold the lock of a file or folder that is going to be written; it need not exist yet.
+
+    The lock is on a file beside the target, ``.NAME.lock``. The system gives it free when this process ends, however
+    it ends, and a file that a killed process left locks nobody out.
+
+    Args:
+        target: What is going to be written.
+        waiting: Called once if another process has the lock, which is then waited for.
+
+    Raises:
+        LockedError: Another process has the lock, and ``waiting`` is None.
+        WriteError: The lock file cannot be made, or a link has its name: in a shared folder that may be another
+            user's, to any file of ours.
+    """
+    # By the real path: a link is another name for the same place.
+    real = Path(target).expanduser().resolve()
+    path = real.with_name(f".{real.name}.lock")
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        if waiting is None:
+            raise LockedError(
+                f"Another process is writing to {str(target)!r}.",
+                hint="Wait until it has ended, or name another place to write to.",
+            ) from error
+        waiting()
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise _write_error(Path(target), error) from error
+    try:
+        yield
+    finally:
+        # Gone before it is free: who waits for it sees that, and makes a file of its own.
+        with suppress(OSError):
+            if path.stat().st_size == 0:  # or else it is somebody's file
+                path.unlink()
+        lock.release()
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, wherever it comes from.
 
@@ -160,7 +205,7 @@ class JsonlLog:
 
     A last line that a kill left half written is passed over, and cut off when something is appended. Opening and
     reading change nothing: the file may turn out to be somebody else's. Two runs that append at once need a lock:
-    see `rgate_integrations.runtime.locks.locked`.
+    see `locked`.
 
     Args:
         path: The file; it and its folder are made if they are missing.

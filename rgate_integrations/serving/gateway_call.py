@@ -18,7 +18,7 @@ from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.flow import Call, Flow, Step, run
-from rgate_integrations.runtime.logprobs import as_logprob
+from rgate_integrations.runtime.records import as_logprob
 from rgate_integrations.serving.upstream import read_chunks
 from rgate_integrations.serving.wire import Asked
 

@@ -19,8 +19,7 @@ from rgate_integrations.gates.ability import ABILITY, Ability, save_measured
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder, parse_json
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import existing_folder, locked, parse_json
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.collection import Answers, Progress, silent

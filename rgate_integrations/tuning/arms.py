@@ -13,7 +13,7 @@ from rgate_integrations.index.retriever import Retriever, told_apart
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
-from rgate_integrations.runtime.logprobs import message_logprobs
+from rgate_integrations.runtime.records import message_logprobs
 
 TEMPERATURE = 1.0
 """Of sampled answers, as in KBM (section 2.2)."""

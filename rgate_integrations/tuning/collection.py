@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
 from rgate_integrations.models.download import cache_dir
-from rgate_integrations.runtime.files import JsonlLog, json_line
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import JsonlLog, json_line, locked
 from rgate_integrations.runtime.records import Record
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.questions import Question

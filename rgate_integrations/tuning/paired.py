@@ -12,8 +12,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.runtime.files import json_line, write_atomically
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import json_line, locked, write_atomically
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import Correctness, is_correct
 from rgate_integrations.tuning.arms import Arm, ModelArm

@@ -14,8 +14,7 @@ from rgate_integrations.gates.artifacts.folder import read_gate, tuned_files
 from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.runtime.files import existing_folder, write_folder
-from rgate_integrations.runtime.locks import locked
+from rgate_integrations.runtime.files import existing_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
 from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
 from rgate_integrations.tuning.fitting import (
