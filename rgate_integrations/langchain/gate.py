@@ -18,7 +18,7 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims.plan import Query, planning
+from rgate_integrations.answering.claims import Query, planning
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
-from rgate_integrations.answering.claims.format import Claim
-from rgate_integrations.answering.claims.plan import JudgedClaim, Query, QueryPlan
+from rgate_integrations.answering.claims import Claim, JudgedClaim, Query, QueryPlan
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError

@@ -10,9 +10,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, SkipValidation
 
-from rgate_integrations.answering.claims import QueryPlan
-from rgate_integrations.answering.claims.plan import planning
-from rgate_integrations.answering.claims.rewriter import Rewriter
+from rgate_integrations.answering.claims import QueryPlan, Rewriter, planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError

@@ -15,7 +15,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from rgate_integrations.answering.claims.plan import planning
+from rgate_integrations.answering.claims import planning
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import Decider

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp.server import MCPServer
 from pydantic import BaseModel
 
-from rgate_integrations.answering.claims.plan import planning
+from rgate_integrations.answering.claims import planning
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.serving.wire import likeliest_kind

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
-from rgate_integrations.answering.claims.plan import planning
+from rgate_integrations.answering.claims import planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun

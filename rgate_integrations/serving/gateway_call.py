@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from rgate_integrations.answering.claims.plan import planning
+from rgate_integrations.answering.claims import planning
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer, TokenStream
 from rgate_integrations.answering.routing import Outcomes, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rgate_integrations.answering.claims.plan import QueryPlan
+from rgate_integrations.answering.claims import QueryPlan
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
 

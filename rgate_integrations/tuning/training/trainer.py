@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rgate_integrations.answering.claims.format import Claim, parse_claims, print_claims
-from rgate_integrations.answering.claims.rewriter import REWRITE
+from rgate_integrations.answering.claims import REWRITE, Claim, parse_claims, print_claims
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.gates.artifacts.folder import ADAPTER
