@@ -14,7 +14,7 @@ from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind, Segmen
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.tuning.training.linear import ridge_logistic
+from rgate_integrations.tuning.fitting import ridge_logistic
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
 

@@ -25,9 +25,9 @@ from rgate_integrations.gates.probability import logits
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.evaluation import auc
 from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction
-from rgate_integrations.tuning.policies import MaxLoss
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
 SHIPPED = "default"
@@ -109,8 +109,8 @@ def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
     found = {name: auc(each, known) for name, each in scores.items()}
     found["shipped"] = auc(data.prior[rest], known)
     if data.rag is not None:
-        held_out = 1 / (1 + np.exp(-crossfit(tables["tuned"].part(fit), 5, seed)))
-        chosen = MaxLoss(LOSS).choose(held_out, data.known[fit], data.rag[fit], seed)
+        held_out = 1 / (1 + np.exp(-crossfit(tables["tuned"].part(fit), seed)))
+        chosen = MaxLoss(LOSS).choose(held_out, data.known[fit], data.rag[fit])
         skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
         found |= {"guaranteed": float(chosen.guaranteed), "skipped": float(skipped.mean())}

@@ -58,9 +58,9 @@ print(len(questions), "questions,", len(index), "passages")
 llm = shared_proxy("smollm2-135m-instruct")
 file = collect(questions, llm, folder / "paired.jsonl", index=index, k=1, tokens=16)
 files = read_paired([file])
-records = files[0].records
-for arm in ("closed_book_correct", "rag_correct"):
-    print(arm, round(float(np.mean([getattr(r, arm) for r in records])), 3))
+examples = files[0].examples
+print("right without retrieval", round(float(np.mean([e.known for e in examples])), 3))
+print("right with retrieval", round(float(np.mean([e.rag_correct for e in examples])), 3))
 
 # %% [markdown]
 # ## 3. A gate for this LLM
@@ -69,7 +69,7 @@ for arm in ("closed_book_correct", "rag_correct"):
 
 # %%
 gate = load_gate("perplexity", tokens=12)
-result, judged = evaluate(gate, records, name="perplexity")
+result, judged = evaluate(gate, examples, name="perplexity")
 print(
     {
         k: result["pooled"][k]
@@ -90,7 +90,7 @@ for found in (budget, loss):
 # "No threshold can guarantee that" is a proper answer: with few questions little can be guaranteed.
 
 # %%
-after, judged_after = evaluate(budget.gate, records, name="calibrated")
+after, judged_after = evaluate(budget.gate, examples, name="calibrated")
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
 curve = np.array(after["pooled"]["curve"])
 left.plot(curve[:, 0], curve[:, 1], label="gate")

@@ -1,4 +1,4 @@
-"""What is asked and kept: both arms, samples, failures, kills, full disks, servers. Nothing is asked twice."""
+"""What is asked and kept: both arms, failures, kills, full disks, servers. Nothing is asked twice."""
 
 import json
 import shutil
@@ -20,13 +20,13 @@ from rgate_integrations.index.hybrid import HybridIndex
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.arms import read_answer
-from rgate_integrations.tuning.collection import STOP_AFTER
-from rgate_integrations.tuning.paired import answers_file
+from rgate_integrations.tuning.collection import STOP_AFTER, answers_file
+from rgate_integrations.tuning.questions import read_examples
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
-from tests.tuning_parts import Direct, N, by_number, questions, retrieve, tuned
+from tests.tuning_parts import Direct, Killed, N, by_number, questions, retrieve, tuned
 
 
 def index(texts=TEXTS):
@@ -46,24 +46,14 @@ def test_nothing_is_asked_twice_and_update_adds_questions(tmp_path, prior):
 
 
 def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, prior):
-    class Killed(BaseException):
-        pass
-
-    def dies(question):
-        if len(direct.asked) > 20:
-            raise Killed
-        return Direct.__call__(direct, question)
-
-    direct = Direct()
     with pytest.raises(Killed):
-        tuned(tmp_path, prior, direct=dies, options={"concurrency": 1})
+        tuned(tmp_path, prior, direct=Direct(dies_at=20), options={"concurrency": 1})
     assert not (tmp_path / "my-gate").exists()
     log = tmp_path / "my-gate.answers.jsonl"
     answered = log.read_text().count('"arm": "direct"')
     with log.open("ab") as file:
         file.write(b'{"arm": "direct", "quest')  # as a kill leaves it
     again = Direct()
-    again.__name__ = "dies"
     assert len(tuned(tmp_path, prior, direct=again).question.p) == N
     assert len(again.asked) == N - answered < N
 
@@ -85,17 +75,10 @@ def test_who_fails_ten_times_in_a_row_is_asked_no_more(tmp_path, prior):
     assert "my-gate.answers.jsonl" in error.value.hint
 
 
-def test_answers_from_elsewhere_are_not_mixed_in(tmp_path, prior):
-    tuned(tmp_path, prior)
-    with pytest.raises(ConfigurationError, match="made with"):
-        tuned(tmp_path, prior, direct=lambda q: "x", update=True)
-
-
 def test_two_runs_for_one_gate_are_refused(tmp_path, prior):
     """The second to end replaced the first's gate, without ``update``."""
     with locked(tmp_path / "my-gate.answers.jsonl"), pytest.raises(LockedError):
         tuned(tmp_path, prior)
-    tuned(tmp_path, prior)
 
 
 @pytest.mark.parametrize("content", ["one line of notes", '{"question": "who?"}\n{"question": "what?"}'])
@@ -125,30 +108,21 @@ def test_several_calls_are_under_way_at_once(tmp_path, prior):
 
 
 def test_the_plan_is_told_before_anything_is_asked_and_may_be_refused(tmp_path, prior):
-    class No(Exception):
-        pass
-
     def refuse(plan):
         assert plan.calls == {"direct": N, "retrieve": N}
-        raise No
+        raise Killed
 
     direct = Direct()
-    with pytest.raises(No):
+    with pytest.raises(Killed):
         tuned(tmp_path, prior, direct=direct, before=refuse)
     assert direct.asked == []
 
 
 def test_secrets_of_the_environment_are_in_no_file(tmp_path, prior, monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "s3cret-value")
-
-    def fails(question):
-        if "7" in question:
-            raise RuntimeError("wrong key s3cret-value")
-        return Direct()(question)
-
-    tuned(tmp_path, prior, direct=fails)
-    assert not [f for f in tmp_path.rglob("*") if f.is_file() and b"s3cret-value" in f.read_bytes()]
-    assert "wrong key ***" in (tmp_path / "my-gate.answers.jsonl").read_text()
+    monkeypatch.setenv("MY_API_KEY", "no answer")
+    tuned(tmp_path, prior, direct=Direct(fails={7}))
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"no answer" in file.read_bytes()]
+    assert "RuntimeError: *** to 7" in (tmp_path / "my-gate.answers.jsonl").read_text()
 
 
 # --- what answers ------------------------------------------------------------------------------------------
@@ -206,7 +180,6 @@ def test_a_server_that_is_busy_at_times_is_asked_again(tmp_path, prior, fake):
 
     found = tuned(tmp_path, prior, direct=fake(busy, retries=5))
     assert found.failed == 0
-    assert found.question.auc > 0.95
     assert found.answer_first is not None, "its log-probabilities are kept"
 
 
@@ -250,7 +223,6 @@ def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report
 
     found = tuned(tmp_path, prior, direct=fake(refuses))
     assert (found.failed, found.answer_first) == (0, None)
-    assert found.question.auc > 0.95
     assert not (found.folder / "answer-first").exists()
     for report in ("README.md", "report.html"):
         assert f"0 of {N} answers came with log-probabilities" in (found.folder / report).read_text()
@@ -264,42 +236,47 @@ ASKED = [{"id": str(i), "question": f"What is {i}?", "gold_answers": ["Answer"]}
 class Model(ScriptedProxy):
     """Has a name and weights."""
 
+    fingerprint = "w1"
+
     def __init__(self, name="one", weights="w1"):
         super().__init__()
         self.name = name
-        self.weights = weights
+        self.fingerprint = weights
         self.asked = []
 
     def generate(self, prompt, values, **options):
         self.asked += [each["question"] for each in values]
         return super().generate(prompt, values, **options)
 
-    @property
-    def fingerprint(self):
-        return self.weights
-
-
-def records(path):
-    return {record.id: record for record in read_paired([path], rag=False)[0].records}
-
 
 def test_collecting_goes_on_after_a_kill(tmp_path):
     given = {"index": index()}
     whole = collect(ASKED, Model(), tmp_path / "whole.jsonl", **given)
     (file,) = read_paired([whole])
-    assert [r.id for r in file.records] == [q["id"] for q in ASKED]
-    assert all(r.closed_book_correct and r.closed_book_logprobs for r in file.records)
-    text = answers_file(whole).read_text()
+    assert [example.question.id for example in file.examples] == [question["id"] for question in ASKED]
+    assert all(example.known and example.question.draft.logprobs for example in file.examples)
+    kept = answers_file(whole).read_text()
     out = tmp_path / "whole.again.jsonl"
-    answers_file(out).write_text(text[: len(text) * 2 // 3])  # in the middle of a line
+    answers_file(out).write_text(kept[: len(kept) * 2 // 3])  # in the middle of a line
     model = Model()
     collect(ASKED, model, out, **given)
-    assert records(out) == records(whole)
+    assert out.read_text() == whole.read_text()
     assert 0 < len(model.asked) < 2 * len(ASKED)
     again = Model()
     collect(ASKED, again, out, **given)
     assert again.asked == []
     assert "rag_answer" not in collect(ASKED, Model(), tmp_path / "alone.jsonl").read_text()
+
+
+def test_lines_that_hold_line_separators_are_collected(tmp_path):
+    odd = {"question": "one\u2028é\x85two?", "gold_answers": ["é"]}
+    out = collect([odd], Model(), tmp_path / "p.jsonl")
+    kept = answers_file(out)
+    whole = kept.read_bytes()
+    kept.write_bytes(whole + whole[: whole.index("é".encode()) + 1])  # a kill inside a character
+    collect([odd, ASKED[0]], Model(), out)
+    (file,) = read_examples([out])
+    assert [example.question.text for example in file.examples] == [odd["question"], "What is 0?"]
 
 
 @pytest.fixture
@@ -320,7 +297,7 @@ def small_disk(tmp_path):
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_collecting_goes_on_when_a_real_disk_has_room_again(tmp_path, small_disk):
+def test_collecting_goes_on_when_a_real_disk_has_room_again(small_disk):
     disk, enlarge = small_disk
     out = disk / "out.jsonl"
     for _ in range(2):  # as long as it is full, it says so and changes nothing
@@ -360,10 +337,10 @@ def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named)
     assert "another place" in caught.value.hint
     assert out.read_text() == before
     collect(ASKED[:4], out=out, **given)
-    assert len(records(out)) == 4
+    assert len(out.read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize("line", ["5", "null", '{"question": "no id"}'])
+@pytest.mark.parametrize("line", ["5", '{"question": "no id"}'])
 def test_a_file_of_something_else_is_left_alone(tmp_path, line):
     out = tmp_path / "notes.jsonl"
     out.write_text(line + "\n")
@@ -375,8 +352,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, line):
 def test_kept_lines_that_no_run_wrote_are_refused(tmp_path):
     out = tmp_path / "out.jsonl"
     collect(ASKED[:2], Model(), out)
-    for line in ({"arm": "direct", "question": "a?"}, {"arm": "direct", "question": "a?", "draft": 5}):
-        with answers_file(out).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        with pytest.raises(DataFormatError, match="line 4"):
-            collect(ASKED, Model(), out)
+    with answers_file(out).open("a") as file:
+        file.write(json.dumps({"arm": "direct", "question": "a?", "draft": 5}) + "\n")
+    with pytest.raises(DataFormatError, match="line 4"):
+        collect(ASKED, Model(), out)

@@ -18,7 +18,7 @@ from rgate_integrations.gates.artifacts.folder import save_gate
 from rgate_integrations.gates.artifacts.probe import EarlyExit, ProbeArtifact
 from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.tuning import Budget, calibrate
-from rgate_integrations.tuning.paired import Paired, PairedFile
+from rgate_integrations.tuning.questions import DataFile, Example, Question
 from tests.scripted_proxy import ScriptedProxy
 
 BAD_THRESHOLDS = [float("nan"), -0.1, float("inf"), "high", object()]
@@ -197,8 +197,8 @@ def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inn
 
 
 def test_calibration_stores_the_model_that_made_the_evidence():
-    rows = [Paired(str(i), f"question {i}?", "x", i % 2 == 0, True) for i in range(60)]
-    questions = [PairedFile("x", "0" * 64, tuple(rows))]
+    rows = [Example(Question(f"question {i}?"), float(i % 2 == 0), True) for i in range(60)]
+    questions = [DataFile("x", "0" * 64, tuple(rows))]
     found = calibrate(load_gate("prompt", proxy=OwnModel()), questions, Budget(0.9), method="none")
     assert found.gate.gate.fingerprint == "the probe's own"
     assert found.gate.decide("who?").error is None

@@ -29,11 +29,9 @@ from rgate_integrations.models.download import cached_path
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
-from rgate_integrations.tuning.paired import read_paired
-from rgate_integrations.tuning.questions import Question, read_questions
+from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
-from rgate_integrations.tuning.training.examples import read_examples
-from rgate_integrations.tuning.training.trainer import pairs_for, rewriter_pairs
 from tests.scripted_proxy import ScriptedProxy
 
 FUZZ = settings(
@@ -109,13 +107,8 @@ def examples_and_pairs(path):
         except RGateError:
             continue
         for gate in ("ik", "adapt"):
-            pairs_for(gate, [e for file in files for e in file.examples], None)
-
-
-def paired_with_drafts(path):
-    for file in read_paired([path], rag=False):
-        for record in file.records:
-            record.draft()
+            for example in files[0].examples:
+                pairs_for(gate, example, None)
 
 
 def passages(path):
@@ -125,7 +118,7 @@ def passages(path):
 
 READERS = {
     "examples": examples_and_pairs,
-    "paired": paired_with_drafts,
+    "paired": lambda path: read_paired([path]),
     "questions": lambda path: read_questions(str(path)),
     "rewriter": lambda path: rewriter_pairs([path]),
     "passages": passages,
@@ -184,7 +177,7 @@ def test_what_a_field_cannot_be_is_said(tmp_path, field, why):
 def test_one_gold_answer_may_stand_alone(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps({**RECORD, "gold_answers": "Shakespeare"}) + "\n")
-    assert read_examples([path])[0].examples[0].gold == ("Shakespeare",)
+    assert read_examples([path])[0].examples[0].question.gold == ("Shakespeare",)
     assert read_questions(str(path))[0].gold == ("Shakespeare",)
 
 
@@ -212,7 +205,7 @@ RESULT = {
     "sets": {},
     "pooled": {},
     "questions": [
-        {"question": "q?", "dataset": "d", "p_known": 0.5, "closed_book_correct": True, "rag_correct": None}
+        {"question": "q?", "dataset": "d", "p_known": 0.5, "closed_book_correct": True, "rag_correct": False}
     ],
 }
 

@@ -1,7 +1,5 @@
 """Questions, and the labels of their answers: by gold answers, a judge, agreement, or several samples."""
 
-import json
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,24 +9,20 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
 from rgate_integrations.gates.artifacts.folder import read_gate
 from rgate_integrations.models.base import TargetScores
-from rgate_integrations.tuning import collect, read_paired
+from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import STOP_AFTER, Answered
-from rgate_integrations.tuning.labelling import agreeing, label, verdict
+from rgate_integrations.tuning.labelling import agrees, label, verdict
+from rgate_integrations.tuning.own import read_own, sampled_accuracy, sampled_certainty, to_be_sampled
 from rgate_integrations.tuning.questions import (
     Question,
+    match_ratio,
+    read_examples,
+    read_paired,
     read_questions,
-    sample_questions,
-)
-from rgate_integrations.tuning.training.examples import match_ratio, read_examples
-from rgate_integrations.tuning.training.own import (
-    read_own,
-    sampled_accuracy,
-    sampled_certainty,
-    to_be_sampled,
 )
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
-from tests.tuning_parts import Direct, N, Spread, by_number, known, questions, retrieve, tuned
+from tests.tuning_parts import Direct, N, by_number, known, questions, retrieve, tuned, write
 
 # --- questions ---------------------------------------------------------------------------------------------
 
@@ -38,10 +32,9 @@ from tests.tuning_parts import Direct, N, Spread, by_number, known, questions, r
     [
         ([], "no questions"),
         ([{"question": " "}], "question 1: no question"),
-        ([{"q": "x"}], "question 1: no question"),
         ([{"question": "x", "gold_answers": {}}], "gold_answers is neither"),
         ([7], "question 1: no question"),
-        ("none.jsonl", "no file"),
+        ("none.jsonl", "cannot be read"),
     ],
 )
 def test_a_log_that_cannot_be_used(given, said):
@@ -55,9 +48,8 @@ def test_a_file_of_questions(tmp_path):
     assert read_questions(str(path), 1) == [Question("x", ("y",), "0", "log")]
     with pytest.raises(DataFormatError, match="line 2: not JSON"):
         read_questions(path)
-    path.write_text('{"question": "x"}\n')
     with pytest.raises(DataFormatError, match="no gold_answers"):
-        read_questions(path, gold=True)
+        read_questions(["x"], gold=True)
 
 
 def test_duplicates_are_asked_once_and_their_gold_answers_are_kept(tmp_path, prior):
@@ -69,22 +61,7 @@ def test_duplicates_are_asked_once_and_their_gold_answers_are_kept(tmp_path, pri
     assert question.gold == ("me",)
 
 
-def test_a_sample_is_drawn_at_random_and_keeps_the_order():
-    log = [Question(f"q{n}") for n in range(50)]
-    some = sample_questions(log, 10, 0)
-    assert [log.index(each) for each in some] == sorted(log.index(each) for each in some)
-    assert len(some) == 10
-    assert (some == sample_questions(log, 10, 0), some == sample_questions(log, 10, 1)) == (True, False)
-    assert sample_questions(log, 99, 0) == log
-
-
-class Says(ScriptedProxy):
-    def __init__(self, text):
-        super().__init__()
-        self.text = text
-
-    def generate(self, prompt, values, *, tokens=64, adapter=None):
-        return [Draft(text=self.text) for _ in values]
+# --- labels ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,29 +75,15 @@ class Says(ScriptedProxy):
     ],
 )
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
-    question = {"id": "1", "question": "Did he do it?", "gold_answers": gold, "dataset": "d"}
-    collected = collect([question], Says(text), tmp_path / "collected.jsonl")
+    question = {"question": "Did he do it?", "gold_answers": gold}
+    collected = collect([question], ScriptedProxy(fixed=text), tmp_path / "collected.jsonl")
     (learned,) = read_examples([collected])[0].examples
-    (measured,) = read_paired([collected], rag=False)[0].records
-    recorded = tmp_path / "recorded.jsonl"
-    recorded.write_text(json.dumps({**question, "closed_book_answer": text}) + "\n")
-    (judged,) = read_paired([recorded], rag=False)[0].records
-    labels = [learned.known, measured.closed_book_correct, judged.closed_book_correct]
+    recorded = write(tmp_path / "r.jsonl", {**question, "closed_book_answer": text, "rag_correct": True})
+    (measured,) = read_paired([recorded])[0].examples
+    labels = [learned.known, measured.known]
     if len(gold) == 1:  # the label of SlimPLM asks for more than half of the gold answers
-        (ratio,) = read_examples([collected], "match_ratio")[0].examples
-        labels.append(ratio.known)
+        labels.append(read_examples([collected], "match_ratio")[0].examples[0].known)
     assert labels == [right] * len(labels)
-
-
-def test_answers_that_hold_line_separators_are_collected(tmp_path):
-    given = [{"id": i, "question": f"q{i}?", "gold_answers": ["é"], "dataset": "d"} for i in "12"]
-    collect(given[:1], Says("one\u2028é\x85two"), tmp_path / "p.jsonl")
-    kept = tmp_path / "p.answers.jsonl"
-    whole = kept.read_bytes()
-    kept.write_bytes(whole + whole[: whole.index("é".encode()) + 1])  # a kill inside a character
-    out = collect(given, Says("é"), tmp_path / "p.jsonl")
-    (file,) = read_paired([out], rag=False)
-    assert [r.closed_book_text for r in file.records] == ["one\u2028é\x85two", "é"]
 
 
 def test_labels_of_the_papers_by_hand():
@@ -128,9 +91,9 @@ def test_labels_of_the_papers_by_hand():
     assert not match_ratio("Paris.", ["Paris", "Rome"])  # one half is not more than one half
     assert not match_ratio("", ["Paris"])
     assert sampled_accuracy(["Paris", "It is Paris.", "Rome", "rome"], ["Paris"]) == 0.5
-    assert sampled_accuracy([], ["Paris"]) == 0.0
     assert sampled_certainty(["Paris"] * 29 + ["Rome"]) == pytest.approx(0.789, abs=1e-3)
     assert sampled_certainty(["the Paris", "Paris."]) == 1.0
+    assert sampled_certainty(["", "The."]) == 0.0
 
 
 @pytest.mark.parametrize(("fixed", "said"), [("nothing", "are wrong"), (None, "are right")])
@@ -141,9 +104,6 @@ def test_one_class_has_nothing_to_tell_apart(tmp_path, prior, fixed, said):
     assert (tmp_path / "my-gate.answers.jsonl").exists()
     with pytest.raises(DataFormatError, match="Only 10 questions"):
         tuned(tmp_path / "few", prior, questions(10))
-
-
-# --- agreement ---------------------------------------------------------------------------------------------
 
 
 def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
@@ -157,24 +117,29 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
         tuned(tmp_path, prior, bare, update=True, options={"labels": "gold"})
 
 
+class Alike:
+    """Embeds two names of a city at one place, and everything else at another."""
+
+    name = identity = "alike"
+
+    def embed(self, texts):
+        return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
+
+
 @pytest.mark.parametrize(
-    ("direct", "retrieve", "same"),
+    ("direct", "retrieve", "by_words", "by_meaning"),
     [
-        ("Paris", "The answer is Paris.", [True, True]),
-        ("no", "I do not know", [False, True]),
-        ("", "Paris", [False, False]),
-        ("", "", [False, False]),
-        ("Lyon", "Paris", [False, False]),
-        ("the French capital", "Paris", [False, True]),
+        ("Paris", "The answer is Paris.", True, True),
+        ("no", "I do not know", False, True),
+        ("", "Paris", False, False),
+        ("", "", False, False),
+        ("Lyon", "Paris", False, False),
+        ("the French capital", "Paris", False, True),
     ],
 )
-def test_agreement_by_words_and_by_meaning(direct, retrieve, same):
-    class Alike(Spread):
-        def embed(self, texts):
-            return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
-
-    found = [agreeing([direct], [retrieve], embedder) for embedder in (None, Alike())]
-    assert found == [[each] for each in same]
+def test_agreement_by_words_and_by_meaning(direct, retrieve, by_words, by_meaning):
+    assert agrees(direct, retrieve, None) is by_words
+    assert agrees(direct, retrieve, Alike()) is by_meaning
 
 
 # --- a judge -----------------------------------------------------------------------------------------------
@@ -190,19 +155,19 @@ class Judge(ScriptedProxy):
         return [TargetScores(verdicts[v["answer"]], 1) for v in values]
 
 
-def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
-    class Llm(ScriptedProxy):
-        def generate(self, prompt, values, **options):
-            return [Draft(text=v["question"].rstrip("?")) for v in values]
+class Echo(ScriptedProxy):
+    def generate(self, prompt, values, **options):
+        return [Draft(text=v["question"].rstrip("?")) for v in values]
 
+
+def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
     said = ["Paris?", "Oslo?", "Bonn?", "I don't know that?"]
     given = [{"question": text, "gold_answers": ["Bonn"]} for text in said]
     judge = Judge()
     for _ in range(2):  # what was judged is not judged again
-        out = collect(given, Llm(), tmp_path / "out.jsonl", judge=judge)
-        (file,) = read_paired([out], rag=False)
+        (file,) = read_examples([collect(given, Echo(), tmp_path / "out.jsonl", judge=judge)])
         # What the judge does not tell is judged by the gold answer; who refuses is not right.
-        assert [r.closed_book_correct for r in file.records] == [True, False, True, False]
+        assert [example.known for example in file.examples] == [True, False, True, False]
         assert judge.calls == ["score"]
 
 
@@ -210,7 +175,6 @@ def test_a_judge_labels_and_is_needed(tmp_path, prior):
     judge = ScriptedProxy()
     found = tuned(tmp_path, prior, options={"judge": judge})
     assert found.labels.kind == "judge"
-    assert set(judge.calls) == {"score"}
     assert found.question.artifact.provenance["judge"]["name"] == "scripted"
     asked = len(judge.calls)
     tuned(tmp_path, prior, options={"judge": judge}, update=True)
@@ -222,7 +186,6 @@ def test_a_judge_labels_and_is_needed(tmp_path, prior):
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ("Yes", True),
         ("**Yes**, it agrees.", True),
         (" no.", False),
         ("No, Paris", False),
@@ -255,16 +218,13 @@ def test_a_label_is_the_share_of_samples_that_are_right():
     assert found.shares == pytest.approx((2 / 3, 1.0, 0.0))
     assert found.known == (True, True, True)
     assert label([sampled("Paris", "Lyon", gold=())], "agreement").shares == (0.5,)
-    without = label([sampled()])
-    assert without.shares == ()
-    assert "samples" not in without.description
+    assert label([sampled()]).shares == ()
 
 
 def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, fake):
     found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
-    bodies = [body for _, body, _ in Fake.seen if body["temperature"] > 0]
-    assert len(bodies) == 4 * N
-    assert {(body["temperature"], body["seed"]) for body in bodies} == {(1.0, seed) for seed in range(4)}
+    drawn_with = [(body["temperature"], body["seed"]) for _, body, _ in Fake.seen if body["temperature"] > 0]
+    assert sorted(drawn_with) == sorted([(1.0, seed) for seed in range(4)] * N)
     assert found.labels.shares == tuple(0.75 * known(each.question.text) for each in found.labels.answered)
     assert found.question.artifact.provenance["samples"] == 4
     assert found.question.auc > 0.95
@@ -275,13 +235,12 @@ def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, f
 
 def test_more_samples_are_asked_for_and_fewer_are_read(tmp_path, prior, fake):
     for samples, asked, most in ((0, N, None), (1, N, 1.0), (3, 2 * N, 2 / 3), (1, 0, 1.0)):
-        before, told = len(Fake.seen), []
-        options = {"samples": samples}
-        given = {"direct": fake(drawn), "options": options, "update": True, "before": told.append}
-        found = tuned(tmp_path, prior, **given)
-        calls = told[0].calls
+        before, plans = len(Fake.seen), []
+        options = {"options": {"samples": samples}, "update": True, "before": plans.append}
+        found = tuned(tmp_path, prior, direct=fake(drawn), **options)
+        calls = plans[0].calls
         assert len(Fake.seen) - before == calls["direct"] + calls.get("sample", 0) == asked
-        assert max(found.labels.shares, default=None) == (most if most is None else pytest.approx(most))
+        assert max(found.labels.shares, default=None) == (most and pytest.approx(most))
 
 
 def test_sampling_goes_on_where_it_stopped(tmp_path, prior, fake):
@@ -310,14 +269,11 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     assert found.labels.shares[texts.index("what is number 8?")] == pytest.approx(2 / 3)
 
 
-def test_an_object_of_the_application_samples_only_by_another(tmp_path, prior):
-    direct, sampling = Direct(), Direct()
-    with pytest.raises(ConfigurationError, match="at random") as error:
+def test_an_object_of_the_application_cannot_be_made_to_sample(tmp_path, prior):
+    direct = Direct()
+    with pytest.raises(ConfigurationError, match="at random"):
         tuned(tmp_path, prior, direct=direct, options={"samples": 2})
-    assert "sampling=" in error.value.hint
     assert direct.asked == []
-    tuned(tmp_path, prior, direct=direct, options={"samples": 2, "sampling": sampling})
-    assert (len(direct.asked), len(sampling.asked)) == (N, 2 * N)
 
 
 # --- labels of a model's own samples (KBM, section 2.2) ----------------------------------------------------
@@ -342,32 +298,23 @@ class Samples(ScriptedProxy):
 @pytest.fixture
 def forty(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    path = tmp_path / "q.jsonl"
-    lines = ({"question": f"q{i}? ", "gold_answers": ["Paris"], "dataset": "d"} for i in range(40))
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def targets(files):
-    return {example.target for file in files for example in file.examples}
+    lines = [{"question": f"q{i}? ", "gold_answers": ["Paris"], "dataset": "d"} for i in range(40)]
+    return write(tmp_path / "q.jsonl", *lines)
 
 
 def test_accuracy_is_the_share_of_right_samples(forty):
     (file,) = read_own([forty], Samples("Paris", "It is Paris.", "Rome"), "accuracy")
-    assert targets([file]) == {2 / 3}
-    assert all(example.known for example in file.examples)
-    assert file.examples[0].question == "q0?"
+    assert {(example.target, example.known) for example in file.examples} == {(2 / 3, True)}
+    assert file.examples[0].question.text == "q0?"
 
 
 def test_certainty_needs_no_gold_answers(forty):
     forty.write_text('{"question": "q?"}\n')
     for seed, (texts, certainty) in enumerate(((("Paris",), 1.0), (("a1", "b1"), 0.0), (("",), 0.0))):
-        assert targets(read_own([forty], Samples(*texts), "certainty", seed=seed)) == {certainty}
+        (file,) = read_own([forty], Samples(*texts), "certainty", seed=seed)
+        assert file.examples[0].target == certainty
     with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
         read_own([forty], Samples("Paris"), "accuracy")
-    forty.write_text('["q?"]\n')
-    with pytest.raises(DataFormatError, match="line 1: not a JSON object"):
-        read_own([forty], Samples("Paris"), "certainty")
 
 
 def test_a_model_is_asked_on_where_it_was_stopped(forty):
@@ -393,11 +340,10 @@ def test_labels_that_are_in_the_data_are_not_sampled(forty):
 def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monkeypatch):
     class Half(Samples):
         def sample(self, prompt, values, **options):
-            super().sample(prompt, values, **options)
-            numbers = [int(v["question"][1:-1]) for v in values]
-            return [(Draft(text="Paris" if number % 2 else "Rome"),) for number in numbers]
+            odd = [int(value["question"][1:-1]) % 2 for value in values]
+            return [(Draft(text="Paris" if each else "Rome"),) for each in odd]
 
-    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Half("Paris"))
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: Half())
     out = tmp_path / "g"
     options = ["--label", "accuracy", "--draft", "none", "--proxy", "tiny", "--out", str(out)]
     done = CliRunner().invoke(app, ["train", "--data", str(forty), *options])

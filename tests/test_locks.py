@@ -10,7 +10,8 @@ from rgate_integrations.cli.train import train
 from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect
-from rgate_integrations.tuning.training.own import cached_drafts
+from rgate_integrations.tuning.own import TrainingOptions, drafts_for
+from rgate_integrations.tuning.questions import Question
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
@@ -93,17 +94,18 @@ class Slow(ScriptedProxy):
 
 def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    questions, slow, waits = [f"What is {i}?" for i in range(5)], Slow(), []
+    questions, slow, waits = [Question(f"What is {i}?") for i in range(5)], Slow(), []
+    options = TrainingOptions(tokens=8)
 
     def told(what, done, total):
         waits.append(what)
         slow.may_go_on.set()
 
-    first = threading.Thread(target=cached_drafts, args=(slow, questions, 8))
+    first = threading.Thread(target=drafts_for, args=(slow, questions, options))
     first.start()
     assert slow.began.wait(PATIENCE)
     second = ScriptedProxy()
-    assert len(cached_drafts(second, questions, 8, told)) == 5
+    assert len(drafts_for(second, questions, options, told)) == 5
     first.join(PATIENCE)
     assert second.calls == []
     assert waits == ["waiting for another training that writes the same drafts"]

@@ -9,108 +9,96 @@ from typer.testing import CliRunner
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.tuning.evaluation import measure_drift
-from rgate_integrations.tuning.report import read_results, report_page
-
-
-def write(path, *lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+from rgate_integrations.tuning.evaluation import auc, measure_drift
+from rgate_integrations.tuning.report import Result, read_results, report_page
+from tests.tuning_parts import write
 
 
 @pytest.mark.model
 def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path):
-    questions = write(
-        tmp_path / "q.jsonl",
-        *({"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)),
-    )
+    lines = [{"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)]
+    questions = write(tmp_path / "q.jsonl", *lines)
     passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
     PassageIndex.build(passages).save(tmp_path / "index")
-    data, runner = str(tmp_path / "paired.jsonl"), CliRunner()
-    options = ["--llm", tiny, "--index", str(tmp_path / "index"), "--answer-tokens", "6"]
-    done = runner.invoke(app, ["collect", "--questions", str(questions), "--out", data, *options])
-    assert done.exit_code == 0, done.output
-    assert "24 questions" in done.output
-    options = ["calibrate", "--data", data, "--budget", "0.9", "--probability", "none", "--draft", "none"]
-    done = runner.invoke(app, [*options, "--out", str(tmp_path / "g")])
-    assert done.exit_code == 0, done.output
-    result = tmp_path / "r.json"
-    options = ["evaluate", "--gate", str(tmp_path / "g"), "--data", data, "--draft", "none"]
-    options += ["--out", str(result)]
-    done = runner.invoke(app, options)
-    assert done.exit_code == 0, done.output
+    data, gate, result = str(tmp_path / "paired.jsonl"), str(tmp_path / "g"), tmp_path / "r.json"
+    read = ["--data", data, "--draft", "none"]
+    asked = ["--questions", str(questions), "--index", str(tmp_path / "index")]
+    outputs = []
+    for command in (
+        ["collect", *asked, "--out", data, "--llm", tiny, "--answer-tokens", "6"],
+        ["calibrate", *read, "--budget", "0.9", "--probability", "none", "--out", gate],
+        ["evaluate", *read, "--gate", gate, "--out", str(result)],
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+        outputs.append(done.output)
+    assert "24 questions" in outputs[0]
     assert json.loads(result.read_text())["pooled"]["n"] == 24
+    assert len(read_results([result])[0].questions) == 24
 
 
 # --- the report --------------------------------------------------------------------------------------------
 
 
-def result(n=60):
+@pytest.fixture
+def result():
     rng = np.random.default_rng(0)
-    p = rng.random(n).round(3)
-    questions = [
-        {
-            "question": f"question {i}?" if i else "</script><script>document.title='broken'</script>",
-            "dataset": "a" if i % 2 else "b",
-            "p_known": float(p[i]),
-            "closed_book_correct": bool(rng.random() < p[i]),
-            "rag_correct": bool(rng.random() < 0.6),
-            "draft": "<b>bold</b>",
-        }
-        for i in range(n)
-    ]
-    return {"gate": "g", "draft": "proxy", "threshold": 0.5, "sets": {}, "pooled": {}, "questions": questions}
+    questions = []
+    for i, p in enumerate(rng.random(60).round(3).tolist()):
+        questions.append(
+            {
+                "question": f"question {i}?" if i else "</script><script>document.title='broken'</script>",
+                "dataset": "a" if i % 2 else "b",
+                "p_known": p,
+                "closed_book_correct": bool(rng.random() < p),
+                "rag_correct": bool(rng.random() < 0.6),
+                "draft": "<b>bold</b>",
+            }
+        )
+    return {"gate": "g", "draft": "proxy", "threshold": 0.5, "questions": questions}
 
 
-def test_the_page_needs_no_network_and_escapes_text(tmp_path):
+def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(result()))
+    path.write_text(json.dumps(result))
     page = report_page(read_results([path]))
     assert "</script><script>document" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    assert "bold" not in report_page(read_results([path]), texts=False)
-    for bad in ("{}", "[", "[]"):
+    hidden = report_page(read_results([path]), texts=False)
+    assert "bold" not in hidden
+    assert "question 3" not in hidden
+    for bad in ("{}", "[", "[]", json.dumps(result | {"notes": 5})):
         path.write_text(bad)
         with pytest.raises(DataFormatError, match=r"r\.json"):
             read_results([path])
 
 
-def test_the_slider_moves_every_number(browser, tmp_path):
-    shown = result()
+def test_the_slider_moves_every_number(browser, tmp_path, result):
     page = tmp_path / "report.html"
-    page.write_text(report_page([shown]), encoding="utf-8")
+    page.write_text(report_page([Result.model_validate(result)]), encoding="utf-8")
     browser.get(page.as_uri())
     assert browser.title == "Retrieval gate report"
 
     def card(name):
         return browser.find_element("css selector", f'[data-name="{name}"] b').text
 
-    def move(value):
+    asked = result["questions"]
+    for threshold in (0.5, 0.2, 0.8):
         browser.execute_script(
             "const s = document.getElementById('threshold'); s.value = arguments[0];"
             "s.dispatchEvent(new Event('input'))",
-            value,
+            threshold,
         )
-
-    for threshold in (0.5, 0.2, 0.8):
-        move(threshold)
-        asked = shown["questions"]
-        rate = np.mean([q["p_known"] < threshold for q in asked])
-        right = np.mean(
-            [q["rag_correct"] if q["p_known"] < threshold else q["closed_book_correct"] for q in asked]
-        )
-        assert card("retrieval rate") == f"{100 * rate:.1f} %"
-        assert card("in-accuracy") == f"{100 * right:.1f} %"
-    from rgate_integrations.tuning.evaluation import auc
-
+        right = [q["rag_correct" if q["p_known"] < threshold else "closed_book_correct"] for q in asked]
+        assert card("retrieval rate") == f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
+        assert card("in-accuracy") == f"{100 * np.mean(right):.1f} %"
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"
     assert len(browser.find_elements("css selector", "#sets tr")) == 3
     assert browser.execute_script("return document.querySelectorAll('#curve path').length") == 3
     assert not browser.get_log("browser")
     browser.set_window_size(375, 800)
-    wide = browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
-    assert wide
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 
 # --- drift -------------------------------------------------------------------------------------------------
@@ -126,8 +114,7 @@ def test_drift_by_hand_and_by_simulation():
     other = measure_drift(before, rng.beta(5, 2, 500), 0.4)
     assert other.psi > 0.25
     assert other.advice.endswith("calibrate again.")
-    constant = measure_drift([0.5] * 101, [0.5] * 60, 0.4)
-    assert constant.psi == 0
+    assert measure_drift([0.5] * 101, [0.5] * 60, 0.4).psi == 0
     with pytest.raises(DataFormatError, match="too few"):
         measure_drift(before, [0.5] * 10, 0.5)
 

@@ -5,61 +5,77 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
+from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts.folder import read_gate
 from rgate_integrations.models.base import middle_layers
-from rgate_integrations.tuning.training.examples import read_examples
-from rgate_integrations.tuning.training.linear import cross_validate, fit_probe
-from rgate_integrations.tuning.training.own import cached_drafts
+from rgate_integrations.models.local import shared_proxy
+from rgate_integrations.prompts import answering
+from rgate_integrations.tuning.own import ANSWER_TOKENS, TrainingOptions, drafts_for, read_own
+from rgate_integrations.tuning.probe import cross_validate, fit_probe
+from rgate_integrations.tuning.questions import Question, read_examples
 from tests.scripted_proxy import ScriptedProxy
-
-
-def write(path, *lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+from tests.tuning_parts import write
 
 
 def line(question, known, **more):
     return {"question": question, "closed_book_correct": known, **more}
 
 
-def test_bad_files_name_file_and_line(tmp_path):
-    good = write(tmp_path / "good.jsonl", line("who?", True), line("what?", False, dataset="d"))
-    (found,) = read_examples([good])
-    assert [(e.question, e.known, e.dataset) for e in found.examples] == [
-        ("who?", True, "good"),
-        ("what?", False, "d"),
-    ]
-    for bad, why in (
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: not a JSON object"),
         ('{"question": "x"}', "line 2: no closed_book_correct"),
         ('{"question": 3, "closed_book_correct": true}', "line 2: no question"),
         ('{"question": "x", "closed_book_correct": 1}', "line 2: no closed_book_correct"),
         ('{"question": "Who", "closed_book_correct": false}', "line 2: .*known in"),
-    ):
-        path = tmp_path / "bad.jsonl"
-        path.write_text('{"question": "who?", "closed_book_correct": true}\n' + bad)
-        with pytest.raises(DataFormatError, match=why):
-            read_examples([path])
+    ],
+)
+def test_bad_lines_are_named(tmp_path, bad, why):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"question": "who?", "closed_book_correct": true}\n' + bad)
+    with pytest.raises(DataFormatError, match=why):
+        read_examples([path])
+
+
+def test_bad_files_are_named(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n")
-    for path in (tmp_path / "empty.jsonl", tmp_path / "missing.jsonl"):
-        with pytest.raises(DataFormatError, match=path.name):
-            read_examples([path])
     (tmp_path / "binary.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(DataFormatError, match="cannot be read"):
-        read_examples([tmp_path / "binary.jsonl.gz"])
+    for name in ("empty.jsonl", "missing.jsonl", "binary.jsonl.gz"):
+        with pytest.raises(DataFormatError, match=name):
+            read_examples([tmp_path / name])
 
 
 def test_a_repeated_question_counts_once(tmp_path):
-    first = write(tmp_path / "a.jsonl", line("Who is it?", True), line("what?", False))
+    first = write(tmp_path / "a.jsonl", line("Who is it?", True), line("what?", False, dataset="d"))
     second = write(tmp_path / "b.jsonl", line("who is  it", True), line("where?", True))
     files = read_examples([first, second])
-    assert [len(f.examples) for f in files] == [2, 1]
+    found = [(e.question.text, e.known, e.question.dataset) for file in files for e in file.examples]
+    assert found == [("Who is it?", True, "a"), ("what?", False, "d"), ("where?", True, "b")]
     with pytest.raises(DataFormatError, match=r"a\.jsonl"):
         read_examples([first, first])
+
+
+def test_labels_other_than_the_default(tmp_path):
+    soft = [{"question": "a?", "certainty": 0.25}, {"question": "b?", "certainty": 1.0}]
+    path = write(tmp_path / "soft.jsonl", *soft)
+    (found,) = read_examples([path], "certainty")
+    assert [(e.target, e.known) for e in found.examples] == [(0.25, False), (1.0, True)]
+    with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
+        read_examples([path], "match_ratio")
+
+
+# --- probes --------------------------------------------------------------------------------------------------
 
 
 def separable(n=200, seed=0):
@@ -67,55 +83,43 @@ def separable(n=200, seed=0):
     known = rng.random(n) < 0.4
     states = rng.normal(size=(n, 3, 24)).astype(np.float32)
     states[:, :, 5] += known[:, None] * 1.5
-    return states, known
+    return states, known, [""] * n
 
 
 def test_the_folded_probe_equals_its_parts():
-    from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    states, known = separable()
-    fitted = fit_probe(states, known)
-    assert fit_probe(states, known).weight.tobytes() == fitted.weight.tobytes()
+    states, known, sets = separable()
     logits = np.zeros(len(known))
-    for b in range(3):
+    for layer in range(3):
         model = make_pipeline(
             StandardScaler(), PCA(24, svd_solver="full"), LogisticRegression(C=0.005, max_iter=2_000)
         )
-        logits += model.fit(states[:, b].astype(np.float64), known).decision_function(states[:, b]) / 3
+        model.fit(states[:, layer].astype(np.float64), known)
+        logits += model.decision_function(states[:, layer]) / 3
+    fitted = fit_probe(states, known, 0, sets)
     np.testing.assert_allclose(fitted(states), logits, atol=1e-4)
+    assert fit_probe(states, known, 0, sets).weight.tobytes() == fitted.weight.tobytes()
 
 
 def test_probes_find_what_is_there_and_nothing_else():
-    from sklearn.metrics import roc_auc_score
-
-    states, known = separable()
-    assert roc_auc_score(known, cross_validate(states, known, 5, 0)) > 0.8
+    states, known, sets = separable()
+    assert roc_auc_score(known, cross_validate(states, known, 5, 0, sets)) > 0.8
     shuffled = np.random.default_rng(1).permutation(known)
-    assert 0.35 < roc_auc_score(shuffled, cross_validate(states, shuffled, 5, 0)) < 0.65
+    assert 0.35 < roc_auc_score(shuffled, cross_validate(states, shuffled, 5, 0, sets)) < 0.65
 
 
 def test_a_probe_learns_what_differs_within_a_set():
-    from sklearn.metrics import roc_auc_score
-
     rng = np.random.default_rng(0)
     sets = np.repeat(["easy", "hard"], 200)
     known = rng.random(400) < np.where(sets == "easy", 0.9, 0.1)
     states = rng.normal(size=(400, 1, 6)).astype(np.float32)
     states[:, 0, 0] += 4 * (sets == "easy")
     states[:, 0, 1] += 0.8 * known
-    within = [
-        np.mean(
-            [
-                roc_auc_score(known[sets == s], fit_probe(states, known, sets=given)(states[sets == s]))
-                for s in set(sets)
-            ]
-        )
-        for given in (sets.tolist(), None)
-    ]
-    assert within[0] > within[1] + 0.02
+
+    def within(given):
+        scores = fit_probe(states, known, 0, given)(states)
+        return np.mean([roc_auc_score(known[sets == s], scores[sets == s]) for s in ("easy", "hard")])
+
+    assert within(sets.tolist()) > within([""] * 400) + 0.02
 
 
 def test_middle_layers():
@@ -123,18 +127,18 @@ def test_middle_layers():
     assert middle_layers(30, "question") == (14, 16, 18)
 
 
+def train(data, out, *options):
+    return CliRunner().invoke(app, ["train", "--data", str(data), "--out", str(out), *options])
+
+
 @pytest.mark.model
 def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
-    from typer.testing import CliRunner
-
-    from rgate_integrations.cli.main import app
-
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
-    options = ["train", "--data", str(data), "--folds", "2", "--tokens", "4", "--proxy", tiny]
+    options = ["--folds", "2", "--tokens", "4", "--proxy", tiny]
     for draft in ("proxy", "recorded", "none"):
-        done = CliRunner().invoke(app, [*options, "--draft", draft, "--out", str(tmp_path / draft)])
+        done = train(data, tmp_path / draft, "--draft", draft, *options)
         assert done.exit_code == 0, done.output
         assert "mean of the sets" in done.output
         given = "4." if draft == "recorded" else None
@@ -142,20 +146,16 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     drafts = next((tmp_path / "drafts").glob("*.jsonl"))
     written = drafts.read_text()
     drafts.write_text(written[: len(written) // 2])  # a kill in the middle of a line
-    again = CliRunner().invoke(app, [*options, "--draft", "proxy", "--out", str(tmp_path / "again")])
-    assert again.exit_code == 0
+    assert train(data, tmp_path / "again", *options).exit_code == 0
     # The half that was written again ran in another batch: the same tokens, log-probabilities up to rounding.
-    lines = drafts.read_text().splitlines()[1:], written.splitlines()[1:]  # the first says what made them
-    for new, old in zip(*lines, strict=True):
+    for new, old in zip(drafts.read_text().splitlines()[1:], written.splitlines()[1:], strict=True):
         new_draft, old_draft = json.loads(new)["draft"], json.loads(old)["draft"]
-        assert json.loads(new)["question"] == json.loads(old)["question"]
         assert new_draft["token_ids"] == old_draft["token_ids"]
         assert new_draft["logprobs"] == pytest.approx(old_draft["logprobs"], abs=1e-3)
     first, second = read_gate(str(tmp_path / "proxy")), read_gate(str(tmp_path / "again"))
     assert first.weight.tobytes() == second.weight.tobytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
-    failed = CliRunner().invoke(app, ["train", "--data", str(one_class), "--out", str(tmp_path / "x")])
-    assert isinstance(failed.exception, DataFormatError)
+    assert isinstance(train(one_class, tmp_path / "x").exception, DataFormatError)
     assert not (tmp_path / "x").exists()
 
 
@@ -164,7 +164,7 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
 
     def drafted(words, weights):
         proxy = type("Model", (ScriptedProxy,), {"fingerprint": weights})(fixed=words)
-        return cached_drafts(proxy, ["who?"], 8)[0].text, len(proxy.calls)
+        return drafts_for(proxy, [Question("who?")], TrainingOptions())[0].text, len(proxy.calls)
 
     assert drafted("One.", "a") == ("One.", 1)
     assert drafted("Two.", "a") == ("One.", 0), "kept"
@@ -174,13 +174,6 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
 @pytest.mark.model
 def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     """Its own answers are labelled, and it judges under the prompt that they were written for."""
-    from typer.testing import CliRunner
-
-    from rgate_integrations.cli.main import app
-    from rgate_integrations.models.local import shared_proxy
-    from rgate_integrations.prompts import answering
-    from rgate_integrations.tuning.training.own import ANSWER_TOKENS, read_own
-
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     questions = [f"What is {i} plus {i}?" for i in range(12)]
     prompt = answering("Be brief.")
@@ -192,13 +185,10 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
     assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]
     options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
-    done = CliRunner().invoke(app, ["train", "--data", str(data), *options, "--out", str(tmp_path / "gate")])
+    done = train(data, tmp_path / "gate", *options)
     assert done.exit_code == 0, (done.output, done.exception)
     trained = read_gate(str(tmp_path / "gate"))
     assert (trained.llm, trained.base_model, trained.system) == (tiny, tiny, "Be brief.")
     gate = load_gate(str(tmp_path / "gate"))
     assert gate.gate.specs[-1].prompt == prompt
     assert gate.decide("What is 2 plus 2?").error is None
-    write(tmp_path / "bare.jsonl", {"question": "a?"})
-    with pytest.raises(DataFormatError, match="no gold_answers"):
-        read_own([tmp_path / "bare.jsonl"], shared_proxy(tiny))

@@ -13,7 +13,7 @@ from rgate_integrations.gates.tuned import TunedGate
 from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tune
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.questions import Question
-from rgate_integrations.tuning.report import mean_tokens, report_page
+from rgate_integrations.tuning.report import mean_tokens
 from tests.test_gate_values import Private
 from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
 
@@ -31,9 +31,8 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
     assert even.p_known > 0.5 > odd.p_known
     assert even.gate == "tuned"
-    assert sorted(p.name for p in found.folder.iterdir()) == [
-        "README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors",
-    ]  # fmt: skip
+    names = {path.name for path in found.folder.iterdir()}
+    assert names == {"README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"}
 
 
 def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(tmp_path, prior):
@@ -72,16 +71,18 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     (tmp_path / "my-gate" / "gate.json").write_text(json.dumps({"format": 1, "method": "calibrated"}))
     with pytest.raises(ConfigurationError, match="no tuned gate"):
         tuned(tmp_path, prior, direct=direct, update=True)
-    for out in (".", "..", "/"):
+    for out in (".", "/"):
         with pytest.raises(ConfigurationError):
             tune(questions(), direct=direct, retrieve=retrieve, out=out, options=TuneOptions(prior=prior))
     assert direct.asked == []
 
 
-@pytest.mark.parametrize("name", ["concurrency", "tokens", "folds", "sample"])
-def test_options_out_of_range_are_refused(name):
-    with pytest.raises(ConfigurationError, match=name):
-        TuneOptions(**{name: 0})
+@pytest.mark.parametrize(
+    "bad", [{"concurrency": 0}, {"tokens": 0}, {"sample": 0}, {"samples": -1}, {"labels": "guess"}]
+)
+def test_options_out_of_range_are_refused(bad):
+    with pytest.raises(ConfigurationError):
+        TuneOptions(**bad)
 
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
@@ -134,24 +135,17 @@ def test_the_report_is_one_page_that_fetches_nothing_and_runs_nothing_of_the_log
     assert '"gate": "shipped"' in page
 
 
-@pytest.mark.parametrize("notes", [None, 5, "text", {"a": 1}])
-def test_notes_that_are_none_are_not_shown(notes):
-    result = {"gate": "g", "threshold": 0.5, "questions": [], "notes": notes}
-    assert '"notes": []' in report_page([result])
-
-
 def test_tokens_by_hand():
     short = Draft(text="x", tokens=("a",) * 4, prompt_tokens=10)
     long = Draft(text="x" * 40, prompt_tokens=100)  # whose tokens are not listed: about ten
     answered = [Answered(Question("?"), {"direct": short, "retrieve": long}, {})] * 2
-    yes, no = np.array([True, True]), np.array([False, False])
-    one = np.array([True, False])
-    assert mean_tokens(answered, yes, no).tolist() == [100, 10]
-    assert mean_tokens(answered, no, no).tolist() == [10, 4]
-    assert mean_tokens(answered, one, no).tolist() == [55, 7]
-    assert mean_tokens(answered, one, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
+    both, neither, one = np.array([True, True]), np.array([False, False]), np.array([True, False])
+    assert mean_tokens(answered, both).tolist() == [100, 10]
+    assert mean_tokens(answered, neither).tolist() == [10, 4]
+    assert mean_tokens(answered, one).tolist() == [55, 7]
+    assert mean_tokens(answered, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
     unknown = [Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})]
-    assert mean_tokens(unknown, one[:1], no[:1]) is None
+    assert mean_tokens(unknown, one[:1]) is None
 
 
 @pytest.mark.model

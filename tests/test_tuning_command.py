@@ -138,7 +138,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(command, monkeypatch):
     def stopped(*given, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rgate_integrations.tuning.tuner.tune", stopped)
+    monkeypatch.setattr("rgate_integrations.tuning.tune", stopped)
     done = command(by_number, "--model", "m", "--budget", "0.9", "--yes")
     assert "What was answered is kept: the same command goes on." in done.output
     assert done.exit_code != 0

@@ -1,5 +1,7 @@
 """An LLM that knows the even numbers, a proxy that reads which they are, and what tunes a gate with both."""
 
+import json
+
 import numpy as np
 
 from rgate_integrations.decision import Draft
@@ -49,14 +51,21 @@ def questions(n=N):
     return [{"question": f"what is number {i}?", "gold_answers": [f"n{i}"]} for i in range(n)]
 
 
+class Killed(BaseException):
+    """What no handler of exceptions stops, as a kill."""
+
+
 class Direct:
     """Knows the even ones, and says so in its log-probabilities."""
 
-    def __init__(self, fails=()):
+    def __init__(self, fails=(), dies_at=None):
         self.asked = []
         self.fails = fails
+        self.dies_at = dies_at
 
     def __call__(self, question):
+        if len(self.asked) == self.dies_at:
+            raise Killed
         self.asked.append(question)
         number = int(question.rstrip("?").split()[-1])
         if number in self.fails:
@@ -82,13 +91,10 @@ def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, option
     )
 
 
-class Spread:
-    """Embeds a number at its remainder by two: two clusters, of which one is small."""
-
-    name = identity = "spread"
-
-    def embed(self, texts):
-        return np.array([[1.0, 0.0] if int(t.split()[-1].rstrip("?")) < 900 else [0.0, 1.0] for t in texts])
+def write(path, *lines):
+    """Write objects as JSONL."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def by_number(body):

@@ -31,9 +31,9 @@ from rgate_integrations.runtime.files import json_text, read_jsonl, write_atomic
 from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
+    from rgate_integrations.tuning.calibration import Policy
     from rgate_integrations.tuning.evaluation import JudgedQuestions
-    from rgate_integrations.tuning.paired import Paired
-    from rgate_integrations.tuning.policies import Policy
+    from rgate_integrations.tuning.questions import Example
 
 
 def evaluate(
@@ -56,13 +56,12 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""
-    from rgate_integrations.tuning.evaluation import compare
-    from rgate_integrations.tuning.paired import read_paired
+    from rgate_integrations.tuning import compare, read_paired
 
     stages = None
     if latency is not None:
         stages = numbers(latency, ("direct", "rag", "search", "gate"), needed=("rag", "direct"))
-    questions = [q for f in read_paired([*data, *(more or [])]) for q in f.records[:limit]]
+    questions = [e for f in read_paired([*data, *(more or [])]) for e in f.examples[:limit]]
     judge = partial(_evaluated, questions, draft, threshold, proxy, seed)
     result, judged = judge(gate)
     console = Terminal(width=None if Terminal().is_terminal else 140)
@@ -80,7 +79,7 @@ def evaluate(
 
 
 def _evaluated(
-    questions: Sequence[Paired],
+    questions: Sequence[Example],
     draft: str,
     threshold: float | None,
     proxy: str | None,
@@ -102,17 +101,17 @@ def _evaluated(
         )
 
 
-def _each_question(questions: Sequence[Paired], judged: JudgedQuestions) -> list[dict[str, Any]]:
+def _each_question(questions: Sequence[Example], judged: JudgedQuestions) -> list[dict[str, Any]]:
     """Return what ``rgate report`` shows of each question."""
     rows = []
-    for question, decision in zip(questions, judged.decisions, strict=True):
+    for example, decision in zip(questions, judged.decisions, strict=True):
         rows.append(
             {
-                "question": question.question,
-                "dataset": question.dataset,
+                "question": example.question.text,
+                "dataset": example.question.dataset,
                 "p_known": round(decision.p_known, 5),
-                "closed_book_correct": question.closed_book_correct,
-                "rag_correct": question.rag_correct,
+                "closed_book_correct": example.known,
+                "rag_correct": example.rag_correct,
                 "draft": decision.draft.text[:300] if decision.draft else None,
             }
         )
@@ -275,7 +274,7 @@ def calibrate(
         typer.Option(help="retrieval=…,draft=…,answer=…[,wrong=…]: prices, for the lowest expected cost."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
-    probability: Annotated[str, typer.Option(help="platt, temperature, isotonic or none.")] = "platt",
+    probability: Annotated[str, typer.Option(help="platt, isotonic or none.")] = "platt",
     proxy: ProxyName = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
@@ -284,14 +283,14 @@ def calibrate(
     from rgate_integrations.gates.probability import Method
     from rgate_integrations.gates.registry import loadable, saved_gate
     from rgate_integrations.tuning import calibrate as calibrate_threshold
-    from rgate_integrations.tuning.paired import read_paired
+    from rgate_integrations.tuning import read_paired
 
     policy = _policy(budget, max_loss, cost, confidence)
     if probability not in get_args(Method):
         raise ConfigurationError(f"--probability {probability!r} is not known.", hint="platt is the default.")
     files = read_paired([*data, *(more or [])])
     loaded = gate_for(gate, draft, proxy)
-    questions = sum(len(f.records) for f in files)
+    questions = sum(len(f.examples) for f in files)
     options: dict[str, Any] = {"draft": draft, "method": probability, "seed": seed}
     with Bar(what=f"gate {gate}", total=questions) as bar:
         found = calibrate_threshold(loaded, files, policy, report=bar.count, **options)

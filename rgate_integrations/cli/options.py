@@ -68,7 +68,7 @@ def gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
     from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES, load_gate
     from rgate_integrations.gates.evidence.base import expand_specs
     from rgate_integrations.gates.evidence.draft import DraftSpec
-    from rgate_integrations.tuning.training.own import valid_draft_kind
+    from rgate_integrations.tuning.questions import valid_draft_kind
 
     valid_draft_kind(draft)
     if name == DEFAULT_GATE:

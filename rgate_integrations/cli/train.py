@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
-    from rgate_integrations.tuning.training.adapters import AdapterOptions
+    from rgate_integrations.tuning.own import TrainingOptions
 
 GATES = ("probe", "ik", "slimplm", "adapt", "boundary", "rewriter")
 _LLM = "the LLM of the data"
@@ -55,12 +55,12 @@ def train(
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
-    from rgate_integrations.tuning.training.adapters import AdapterOptions
-    from rgate_integrations.tuning.training.trainer import RECIPES
+    from rgate_integrations.tuning.own import TrainingOptions
+    from rgate_integrations.tuning.pairs import RECIPES
 
     _check(gate, draft, own=own, system=system)
     recipe = RECIPES.get(gate)  # a probe has none
-    options = AdapterOptions(
+    options = TrainingOptions(
         draft=draft,  # type: ignore[arg-type]  # `_check` has
         tokens=tokens,
         folds=folds,
@@ -77,7 +77,7 @@ def train(
 
 
 def _check(gate: str, draft: str, *, own: bool, system: str | None) -> None:
-    from rgate_integrations.tuning.training.own import valid_draft_kind
+    from rgate_integrations.tuning.questions import valid_draft_kind
 
     valid_draft_kind(draft)
     if gate not in GATES:
@@ -93,7 +93,7 @@ def _train(
     paths: Sequence[Path],
     model: str,
     out: Path,
-    options: AdapterOptions,
+    options: TrainingOptions,
     bar: Bar,
     *,
     own: bool,
@@ -101,15 +101,14 @@ def _train(
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.gates.artifacts.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
-    from rgate_integrations.tuning.training.adapters import train_adapter
-    from rgate_integrations.tuning.training.examples import read_examples
-    from rgate_integrations.tuning.training.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
-    from rgate_integrations.tuning.training.probe import train_probe
-    from rgate_integrations.tuning.training.trainer import RECIPES, fine_tune, rewriter_pairs
+    from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
+    from rgate_integrations.tuning.probe import train_probe
+    from rgate_integrations.tuning.questions import read_examples
 
     if gate == "rewriter":
-        recipe, pairs = options.recipe or RECIPES[gate], rewriter_pairs(paths)
-        fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=bar.tell)
+        from rgate_integrations.tuning.fine_tuning import train_rewriter
+
+        train_rewriter(paths, model, out, options, progress=bar.tell)
         return {}
     if own:
         files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
@@ -123,7 +122,9 @@ def _train(
     known = [example.known for file in files for example in file.examples]
     bar.print(f"{len(known)} questions, {sum(known) / len(known):.0%} known")
     if gate != "probe":
-        return train_adapter(gate, files, model, out, options, progress=bar.tell, show=bar.print)
+        from rgate_integrations.tuning.fine_tuning import train_adapter
+
+        return train_adapter(gate, files, model, out, options, progress=bar.tell)
     artifact = train_probe(files, shared_proxy(model), options, progress=bar.tell)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]

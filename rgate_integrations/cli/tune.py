@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import Proxy
+    from rgate_integrations.tuning.calibration import Policy
     from rgate_integrations.tuning.fitting import FittedGate
-    from rgate_integrations.tuning.labelling import LabelKind
-    from rgate_integrations.tuning.policies import Policy
     from rgate_integrations.tuning.tuner import Plan, Tuned
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
@@ -68,7 +67,7 @@ def tune(
     notices, bar = Terminal(stderr=True), training_bar()
     options = TuneOptions(
         policy=_policy(max_loss, budget, confidence),
-        labels=_label_kind(labels),
+        labels=labels,  # type: ignore[arg-type]  # TuneOptions checks it
         judge=None if judge is None else _judge(judge, concurrency),
         sample=max_questions,
         embedder=_embedder(notices),
@@ -149,22 +148,13 @@ def _is_asked() -> bool:
 
 
 def _policy(max_loss: float | None, budget: float | None, confidence: float) -> Policy:
-    from rgate_integrations.tuning.policies import Budget, MaxLoss
+    from rgate_integrations.tuning import Budget, MaxLoss
 
     if max_loss is not None and budget is not None:
         raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
     if budget is not None:
         return Budget(budget, confidence)
     return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
-
-
-def _label_kind(labels: str) -> LabelKind:
-    from rgate_integrations.tuning.labelling import LABEL_KINDS
-
-    for kind in LABEL_KINDS:
-        if kind == labels:
-            return kind
-    raise ConfigurationError(f"--labels {labels!r} is not known.", hint="gold, judge or agreement")
 
 
 def _print(tuned: Tuned, console: Terminal) -> None:

@@ -19,13 +19,12 @@ from rgate_integrations.gates.ability import ABILITY, Ability, save_measured
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder, locked, parse_json
+from rgate_integrations.runtime.files import check_replaceable, locked, parse_json
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm
-from rgate_integrations.tuning.collection import Answers, Progress, silent
-from rgate_integrations.tuning.paired import answers_file
+from rgate_integrations.tuning.collection import Answers, Progress, answers_file, silent
+from rgate_integrations.tuning.fitting import ridge_logistic
 from rgate_integrations.tuning.questions import Question
-from rgate_integrations.tuning.training.linear import ridge_logistic
 
 ANSWER_TOKENS = 64
 LEAST_ANSWERS = 20
@@ -64,38 +63,27 @@ def read_anchors() -> list[Question]:
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
+    anchors = []
     text = (files("rgate_integrations") / "weights" / "anchors.jsonl").read_text(encoding="utf-8")
-    by_kind: dict[str, list[Question]] = {}
     for line in text.splitlines():
         fields = parse_json(line)
-        question = Question(fields["question"], tuple(fields["gold_answers"]), dataset=fields["kind"])
-        by_kind.setdefault(question.dataset, []).append(question)
-    return [question for some in zip(*by_kind.values(), strict=True) for question in some]
+        anchors.append(Question(fields["question"], tuple(fields["gold_answers"]), dataset=fields["kind"]))
+    return anchors
 
 
 def measure_ability(
-    arm: Arm,
-    out: str | Path,
-    *,
-    name: str = "",
-    gate: DecisionEngine | None = None,
-    anchors: Sequence[Question] | None = None,
-    concurrency: int = 4,
-    progress: Progress = silent,
+    arm: Arm, out: str | Path, *, concurrency: int = 4, progress: Progress = silent
 ) -> Measured:
     """Ask an LLM the anchor questions without passages, and estimate its ability from which answers are right.
 
     Answers are kept as they come, in ``out`` with ``.answers.jsonl`` behind it. Run again after a kill, it goes on:
     no call that was answered is made again. An answer is right if it contains a gold answer, word by word. The
     estimate is the likeliest ability (maximum a posteriori): the prior is what the name says, and the difficulty of a
-    question what the gate says.
+    question what the default gate says.
 
     Args:
-        arm: What answers, such as `rgate_integrations.tuning.arms.ModelArm`.
+        arm: What answers, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
         out: Folder for the ability; one that was measured before is replaced.
-        name: Name of the LLM, for the prior; the arm's when empty.
-        gate: A gate with heads, which knows the difficulty of questions; the default one when None.
-        anchors: Other questions; those of the package when None.
         concurrency: Calls at a time.
         progress: Told what is being done, how far it is, and how far it goes.
 
@@ -106,48 +94,35 @@ def measure_ability(
         LockedError: Another process is measuring there.
     """
     folder = Path(out)
-    there = existing_folder(folder)
-    if there.exists() and not (there / ABILITY).is_file():
-        raise ConfigurationError(
-            f"{str(out)!r} exists, and has no ability in it.", hint="Name another folder."
-        )
-    chosen = read_anchors() if anchors is None else list(anchors)
+    check_replaceable(folder, (ABILITY,))
     kept = answers_file(folder)
     # The answers are locked and not the folder, which is replaced in one step at the end.
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
-        failed = answers.ask(chosen, concurrency=concurrency, report=partial(progress, "asking the LLM"))
-        answered, right, counts = _mark(answers, chosen)
+        anchors = read_anchors()
+        failed = answers.ask(anchors, concurrency=concurrency, report=partial(progress, "asking the LLM"))
+        answered, right = [], []
+        counts: dict[str, tuple[int, int]] = {}
+        for question in anchors:
+            answer = answers.answer_of(question, "direct")
+            if answer is not None:
+                is_right = is_correct(answer.text, question.gold)
+                answered.append(question.text)
+                right.append(is_right)
+                hits, asked = counts.get(question.dataset, (0, 0))
+                counts[question.dataset] = (hits + is_right, asked + 1)
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
-                f"{len(answered)} of {len(chosen)} questions were answered; {LEAST_ANSWERS} are needed.",
+                f"{len(answered)} of {len(anchors)} questions were answered; {LEAST_ANSWERS} are needed.",
                 hint="Run the same again: only what failed is asked.",
             )
-        easiness, slope = anchor_logits(gate or load_gate(), answered)
-        llm = name or arm.name
-        prior, _ = resolve_ability(llm)
-        prior = replace(prior, llm=llm, sd=max(prior.sd, _LEAST_SD))
+        easiness, slope = anchor_logits(load_gate(), answered)
+        prior, _ = resolve_ability(arm.name)
+        prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
         ability = estimate_ability(prior, easiness, slope, np.array(right, dtype=float))
         source = f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly"
         ability = replace(ability, source=source)
         return Measured(ability, prior, counts, failed, save_measured(ability, folder))
-
-
-def _mark(
-    answers: Answers, questions: Sequence[Question]
-) -> tuple[list[str], list[bool], dict[str, tuple[int, int]]]:
-    """Return the questions that were answered, which of them rightly, and right answers and all by kind."""
-    answered: list[str] = []
-    right: list[bool] = []
-    counts: dict[str, tuple[int, int]] = {}
-    for question in questions:
-        answer = answers.answer_of(question, "direct")
-        if answer is not None:
-            answered.append(question.text)
-            right.append(is_correct(answer.text, question.gold))
-            hits, asked = counts.get(question.dataset, (0, 0))
-            counts[question.dataset] = (hits + right[-1], asked + 1)
-    return answered, right, counts
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:

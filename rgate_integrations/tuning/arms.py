@@ -14,9 +14,13 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
 """Of sampled answers, as in KBM (section 2.2)."""
+
+SAMPLE = "sample"
+"""The first word of the names of arms that sample."""
 
 _METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex's query engines and LLMs
 _TEXTS = ("answer", "result", "output", "text", "response", "content")
@@ -41,7 +45,7 @@ class Arm(Protocol):
     @property
     def facts(self) -> Mapping[str, Any]: ...  # noqa: D102
 
-    def answer(self, questions: Sequence[str]) -> list[Draft]:
+    def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Return one answer a question, with log-probabilities where there are some."""
 
 
@@ -92,9 +96,9 @@ class ModelArm:
             facts |= {"temperature": TEMPERATURE, "seed": self.seed}
         return facts
 
-    def answer(self, questions: Sequence[str]) -> list[Draft]:
+    def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Search, if there is an index, and answer."""
-        values = [{"question": question} for question in questions]
+        values = [{"question": question.text} for question in questions]
         if self.seed is not None:
             drawn = self.llm.sample(
                 self.prompt, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=self.seed
@@ -102,10 +106,11 @@ class ModelArm:
             return [drafts[0] for drafts in drawn]
         if self.index is None:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
+        texts = [question.text for question in questions]
         passages = []
-        for hits in self.index.search(list(questions), self.k):
+        for hits in self.index.search(texts, self.k):
             passages.append([hit.passage for hit in hits])
-        return write_answers(self.llm, questions, passages, tokens=self.tokens, prompt=self.prompt)
+        return write_answers(self.llm, texts, passages, tokens=self.tokens, prompt=self.prompt)
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,16 @@ class ObjectArm:
 
     call: Callable[[str], Any]
     name: str
-    batch: int = 1
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = field(default=1, init=False)
 
-    def answer(self, questions: Sequence[str]) -> list[Draft]:
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its name: there is nothing else that tells it apart."""
+        return {"object": self.name}
+
+    def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Ask one question after the other."""
-        return [read_answer(self.call(question)) for question in questions]
+        return [read_answer(self.call(question.text)) for question in questions]
 
 
 def as_arm(given: Any, what: str) -> Arm:
@@ -153,31 +162,29 @@ def as_arm(given: Any, what: str) -> Arm:
             hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
         )
     name = str(getattr(given, "model_name", "") or getattr(given, "__name__", "") or type(given).__name__)
-    return ObjectArm(call, name, facts={"object": name})
+    return ObjectArm(call, name)
 
 
-def sampling_arms(given: Any, direct: Arm, n: int) -> list[Arm]:
-    """Return ``n`` arms that sample answers without retrieval, one answer a question each.
+def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
+    """Return arms that sample answers without retrieval, one answer a question each, by their names.
 
     Args:
-        given: What samples, as for `as_arm`; None for the model of ``direct``.
         direct: The arm that answers without retrieval.
         n: How many.
+        seed: Another one draws other answers.
 
     Raises:
         ConfigurationError: ``direct`` is an object of the application, which only the application can make sample.
     """
-    if n == 0:
-        return []
-    arm = direct if given is None else as_arm(given, "sampling")
-    if isinstance(arm, ModelArm):
-        return [replace(arm, index=None, seed=seed) for seed in range(n)]
-    if given is None:
-        raise ConfigurationError(
-            "samples= needs an LLM that answers at random, and direct= is an object of yours.",
-            hint="Give the same one with a temperature, such as sampling=llm.bind(temperature=1.0).",
-        )
-    return [arm] * n
+    arms: dict[str, Arm] = {}
+    for number in range(n):
+        if not isinstance(direct, ModelArm):
+            raise ConfigurationError(
+                "samples= needs an LLM that answers at random, and direct= is an object of yours.",
+                hint="Give a Proxy, such as ServedProxy(URL, MODEL).",
+            )
+        arms[f"{SAMPLE} {number + 1}"] = replace(direct, index=None, seed=seed * n + number)
+    return arms
 
 
 def read_answer(given: Any) -> Draft:
@@ -192,26 +199,22 @@ def read_answer(given: Any) -> Draft:
     if text is None:
         raise EvidenceError(f"The answer is a {type(given).__name__}, in which there is no text.")
     tokens, logprobs = message_logprobs(getattr(given, "response_metadata", None))
-    usage = getattr(given, "usage_metadata", None)
-    length = usage.get("input_tokens") if isinstance(usage, Mapping) else None
+    usage = getattr(given, "usage_metadata", None) or {}
     return Draft(
         text=text.strip(),
         tokens=tokens,
         logprobs=logprobs or None,
         source="llm",
-        prompt_tokens=max(length, 0) if isinstance(length, int) else 0,
+        prompt_tokens=usage.get("input_tokens", 0),
     )
 
 
 def _text(given: Any) -> str | None:
     """Return the text of an answer: itself, or that of the attribute or key where frameworks put it."""
-    if isinstance(given, str):
+    if given is None or isinstance(given, str):
         return given
     for name in _TEXTS:
-        found = given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
-        if isinstance(found, list):  # a message's blocks
-            return "".join(part if isinstance(part, str) else part.get("text", "") for part in found)
-        text = None if found is None or callable(found) else _text(found)
+        text = _text(given.get(name) if isinstance(given, Mapping) else getattr(given, name, None))
         if text is not None:
             return text
     return None

@@ -1,26 +1,258 @@
-"""Calibrates a gate on paired data: a probability map on one part, a threshold with a guarantee on the other."""
+"""Thresholds with a guarantee: policies that choose one on held-out questions, and the calibration of a gate.
+
+`Budget` and `MaxLoss` give a guarantee that holds with the given confidence over the draw of the calibration
+questions, for new questions from the same source. Both test the thresholds in a fixed order and stop at the first
+that fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
+"Learn then Test", proposition 3 and section 2.3.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from datetime import date
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.tuning.evaluation import JudgedQuestions, expected_calibration_error, judge
-from rgate_integrations.tuning.paired import PairedFile
-from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
-from rgate_integrations.tuning.training.own import DraftKind
+from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
+from rgate_integrations.tuning.questions import DataFile, DraftKind
+
+ALWAYS = 1.01
+"""A threshold above every probability: always retrieve."""
 
 LEAST = 20
+"""With fewer labelled questions no threshold is chosen."""
+
+GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), 1 / (1 + np.exp(-np.linspace(-12, 12, 97)))]))
+"""The thresholds that are tried, in ascending order. Fixed sequence testing requires that no data are seen first."""
+
+
+@dataclass(frozen=True)
+class ThresholdChoice:
+    """The threshold that a policy chose.
+
+    Attributes:
+        threshold: Retrieve iff p_known is below it.
+        guarantee: One sentence: what is guaranteed, or why nothing can be.
+        guaranteed: Whether it is.
+        facts: Numbers behind it, as JSON values.
+    """
+
+    threshold: float
+    guarantee: str
+    guaranteed: bool
+    facts: dict[str, Any]
+
+
+class Policy(Protocol):
+    """Chooses a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
+
+    name: ClassVar[str]
+
+    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
+        """Choose."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Retrieve for at most a share of the questions, with confidence.
+
+    The retrieval rate grows with the threshold, so thresholds are tested from 0 upward while the exact upper
+    confidence bound (Clopper and Pearson 1934) of the rate stays within the budget.
+
+    Attributes:
+        rate: The greatest retrieval rate, in [0, 1].
+        confidence: Of the guarantee, in (0, 1).
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    rate: float
+    confidence: float = 0.95
+    name: ClassVar[str] = "budget"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.rate <= 1 and 0 < self.confidence < 1):
+            raise ConfigurationError(f"{self} is out of range.", hint="rate in [0, 1], confidence in (0, 1)")
+
+    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
+        """Choose the greatest threshold whose retrieval rate is surely within the budget."""
+        n = len(p)
+        # P(known) is never below 0, so that threshold retrieves for nobody, whatever the question.
+        threshold, bound = 0.0, 0.0
+        for candidate in [*GRID[1:], ALWAYS]:
+            upper = upper_bound(int((p < candidate).sum()), n, self.confidence)
+            if upper > self.rate:
+                break
+            threshold, bound = float(candidate), upper
+        guarantee = (
+            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}."
+        )
+        if threshold == 0:
+            guarantee = (
+                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves."
+            )
+        facts = {"n": n, "retrieval_rate": float((p < threshold).mean()), "upper_bound": bound}
+        return ThresholdChoice(threshold, guarantee, threshold > 0, facts)
+
+
+@dataclass(frozen=True)
+class MaxLoss:
+    """Lose at most some in-accuracy against always-retrieve, with confidence.
+
+    The loss of a question is 1 where it is skipped and only retrieval gets it right, -1 where it is skipped and
+    only the answer without retrieval is right, else 0. For each threshold, from always-retrieve downward, the
+    hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
+    means of bounded random variables by betting", section 4), which is valid at every n and adapts to how seldom
+    the arms differ.
+
+    Attributes:
+        loss: The greatest loss of in-accuracy, in (0, 1).
+        confidence: Of the guarantee, in (0, 1).
+
+    Raises:
+        ConfigurationError: A number is out of its range.
+    """
+
+    loss: float
+    confidence: float = 0.95
+    name: ClassVar[str] = "max-loss"
+
+    def __post_init__(self) -> None:
+        if not (0 < self.loss < 1 and 0 < self.confidence < 1):
+            raise ConfigurationError(f"{self} is out of range.", hint="loss in (0, 1), confidence in (0, 1)")
+
+    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
+        """Choose the least threshold whose loss is surely within the bound."""
+        n, level = len(p), 1 - self.confidence
+        # The test wants its questions in random order, whatever the order of the file.
+        order = np.random.default_rng(0).permutation(n)
+        p = p[order]
+        gain = rag[order].astype(float) - closed_book[order]
+        threshold = ALWAYS
+        for candidate in GRID[::-1]:
+            if betting_p_value(np.where(p >= candidate, gain, 0.0), self.loss, level) > level:
+                break
+            threshold = float(candidate)
+        skipped = p >= threshold
+        facts = {
+            "n": n,
+            "retrieval_rate": float(1 - skipped.mean()),
+            "loss": float(np.where(skipped, gain, 0.0).mean()),
+        }
+        if not skipped.any():
+            why = (
+                f"No threshold that skips can guarantee a loss of at most {self.loss:.1%} with confidence "
+                f"{self.confidence:.0%} and n = {n}: it always retrieves."
+            )
+            return ThresholdChoice(ALWAYS, why, False, facts)
+        guarantee = (
+            f"Loses at most {self.loss:.1%} in-accuracy against always retrieving, with confidence "
+            f"{self.confidence:.0%}."
+        )
+        return ThresholdChoice(threshold, guarantee, True, facts)
+
+
+@dataclass(frozen=True)
+class MinCost:
+    """The cheapest threshold for given costs, in any one unit (say milliseconds).
+
+    With a price for a wrong answer the expected cost a question is minimised; without one, the cost for each
+    right answer. This is an estimate, not a guarantee.
+
+    Attributes:
+        retrieval: Extra cost of answering with retrieval.
+        draft: Cost of the gate's decision.
+        answer: Cost of an answer without retrieval.
+        wrong: Price of a wrong answer, or None.
+
+    Raises:
+        ConfigurationError: A cost is below 0.
+    """
+
+    retrieval: float
+    draft: float = 0.0
+    answer: float = 0.0
+    wrong: float | None = None
+    name: ClassVar[str] = "cost"
+
+    def __post_init__(self) -> None:
+        if min(self.retrieval, self.draft, self.answer, self.wrong or 0.0) < 0:
+            raise ConfigurationError("A cost cannot be negative.")
+
+    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
+        """Choose the threshold with the least cost; of equal ones that which retrieves least."""
+        least, threshold = math.inf, ALWAYS
+        for candidate in [*GRID, ALWAYS]:
+            retrieve = p < candidate
+            right = float(np.where(retrieve, rag, closed_book).mean())
+            cost = self.draft + self.answer + float(retrieve.mean()) * self.retrieval
+            if self.wrong is not None:
+                cost += (1 - right) * self.wrong
+            else:
+                cost = cost / right if right else math.inf
+            if cost < least - 1e-12:
+                least, threshold = cost, float(candidate)
+        rate = float((p < threshold).mean())
+        per = "right answer" if self.wrong is None else "question"
+        estimate = f"The least cost on these questions: {least:.4g} a {per}, retrieving for {rate:.1%}."
+        facts = {"n": len(p), "retrieval_rate": rate, "cost": least}
+        return ThresholdChoice(threshold, estimate, True, facts)
+
+
+def upper_bound(successes: int, n: int, confidence: float) -> float:
+    """Return the exact one-sided upper confidence bound of a binomial share (Clopper and Pearson 1934)."""
+    try:
+        from scipy.stats import beta
+    except ImportError as error:
+        raise missing_dependency("scipy", "train") from error
+    return 1.0 if successes >= n else float(beta.ppf(confidence, successes + 1, n - successes))
+
+
+def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
+    """Return a valid p-value of "the mean of the losses is above ``bound``".
+
+    The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so its
+    inverse maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
+
+    Args:
+        losses: In [-1, 1], in random order, shape (n,).
+        bound: The mean that is tested, below 1.
+        level: Level at which the test will be used; tunes the bets, not their validity.
+    """
+    x, m = (losses + 1) / 2, (bound + 1) / 2
+    n = len(x)
+    count = np.arange(1, n + 1)
+    mean = (0.5 + np.cumsum(x)) / (count + 1)
+    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (count + 1)
+    before = np.concatenate([[0.25], variance[:-1]])
+    bets = np.minimum(np.sqrt(2 * math.log(1 / level) / (n * before)), 0.9 / (1 - m))
+    capital = np.cumsum(np.log1p(bets * (m - x)))
+    return math.exp(-max(float(capital.max()), 0.0))
+
+
+def provenance_of(policy: Any, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
+    """Return where a threshold comes from, as JSON values.
+
+    ``scores`` are the quantiles of P(known) that `rgate_integrations.tuning.evaluation.measure_drift` compares with.
+    """
+    return {
+        "policy": {"name": policy.name, **vars(policy)},
+        "guarantee": choice.guarantee,
+        "guaranteed": choice.guaranteed,
+        **choice.facts,
+        "date": date.today().isoformat(),
+        "scores": np.quantile(p, np.linspace(0, 1, 101)).round(5).tolist(),
+    }
 
 
 @dataclass(frozen=True)
@@ -40,19 +272,18 @@ class Calibration:
 
 def calibrate(
     gate: DecisionEngine,
-    files: Sequence[PairedFile],
+    files: Sequence[DataFile],
     policy: Policy,
     *,
     method: Method = "platt",
     draft: DraftKind = "proxy",
-    share: float = 0.5,
     seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> Calibration:
     """Calibrate a gate on paired data.
 
-    The questions are split: on one part the probability map is fitted, on the other the threshold is chosen, so
-    that the policy's guarantee is about scores that have not seen its questions.
+    The questions are split in half: on one the probability map is fitted, on the other the threshold is chosen, so
+    that the policy's guarantee is about scores that have not seen its questions. Without a map all choose.
 
     Args:
         gate: The gate.
@@ -60,51 +291,45 @@ def calibrate(
         policy: Chooses the threshold.
         method: The probability map.
         draft: What the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
-        share: Share of the questions that fit the map; 0 with ``method="none"``.
-        seed: Seed of the split and of the policy.
+        seed: Seed of the split.
         report: Told how many questions are done.
 
     Raises:
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
-    questions = list(chain.from_iterable(file.records for file in files))
-    order = np.random.default_rng(seed).permutation(len(questions))
-    fitting = round(len(questions) * (0.0 if method == "none" else share))
-    if len(questions) - fitting < LEAST:
+    examples = [example for file in files for example in file.examples]
+    fitting = 0 if method == "none" else len(examples) // 2
+    if len(examples) - fitting < LEAST:
         raise DataFormatError(
-            f"{len(questions) - fitting} of {len(questions)} questions are left to choose a threshold on.",
+            f"{len(examples) - fitting} of {len(examples)} questions are left to choose a threshold on.",
             hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
         )
-    judged = judge(gate, questions, draft=draft, report=report)
-    fit, choose = order[:fitting], order[fitting:]
+    judged = judge(gate, examples, draft=draft, report=report)
+    fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
-    p = np.array([fitted(score) for score in judged.p])
-    # Thresholds are tried at the scores of the questions that fitted the map: those that choose must not name them.
-    seen = np.quantile(p[fit], np.linspace(0, 1, 101)) if fitting else None
-    known, rag = judged.closed_book[choose], judged.rag[choose]
-    choice = policy.choose(p[choose], known, rag, seed, seen)
-    provenance = provenance_of(policy, choice, p[choose], seed) | {
+    before = judged.p[choose]
+    p = np.array([fitted(score) for score in before])
+    known = judged.closed_book[choose]
+    choice = policy.choose(p, known, judged.rag[choose])
+    provenance = provenance_of(policy, choice, p) | {
+        "seed": seed,
         "probability": fitted.method,
-        "ece_before": round(expected_calibration_error(judged.p[choose], known), 4),
-        "ece": round(expected_calibration_error(p[choose], known), 4),
+        "ece_before": round(expected_calibration_error(before, known), 4),
+        "ece": round(expected_calibration_error(p, known), 4),
         "draft": draft,
-        "data": [{"name": f.name, "sha256": f.sha256, "n": len(f.records)} for f in files],
+        "data": [file.as_provenance() for file in files],
     }
+    # Where no model was read, none is loaded for its fingerprint.
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    called = any(decision.cost.model_calls for decision in judged.decisions)
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=_fingerprint(gate, judged),
+        fingerprint=gate.get_proxy().fingerprint if may_read and called else "",
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
-
-
-def _fingerprint(gate: DecisionEngine, judged: JudgedQuestions) -> str:
-    """Return the weights that the scores are of; nothing if no model was read, which is then not loaded for it."""
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    called = any(decision.cost.model_calls for decision in judged.decisions)
-    return gate.get_proxy().fingerprint if may_read and called else ""
 
 
 def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:
@@ -113,7 +338,7 @@ def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> Prob
     Args:
         p: Scores in [0, 1], shape (n,).
         known: Labels, shape (n,). With one class only nothing can be fitted, and the scores stay as they are.
-        method: Which map: Platt scaling, temperature, or isotonic regression.
+        method: Which map: Platt scaling, or isotonic regression.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
@@ -129,7 +354,6 @@ def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> Prob
         model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, known)
         x, y = model.X_thresholds_.tolist(), model.y_thresholds_.tolist()
         return ProbabilityMap(method="isotonic", x=tuple(x), y=tuple(y))
-    fitted = LogisticRegression(C=1e4, fit_intercept=method == "platt").fit(logits(p)[:, None], known)
+    fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
     slope = max(float(fitted.coef_[0, 0]), 0.0)
-    intercept = float(fitted.intercept_[0]) if method == "platt" else 0.0
-    return ProbabilityMap(method=method, slope=slope, intercept=intercept)
+    return ProbabilityMap(method="platt", slope=slope, intercept=float(fitted.intercept_[0]))

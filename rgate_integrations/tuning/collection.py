@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError, Serve
 from rgate_integrations.models.download import cache_dir
 from rgate_integrations.runtime.files import JsonlLog, json_line, locked
 from rgate_integrations.runtime.records import Record
-from rgate_integrations.tuning.arms import Arm
+from rgate_integrations.tuning.arms import SAMPLE, Arm
 from rgate_integrations.tuning.questions import Question
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -31,14 +31,13 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 ArmName: TypeAlias = str
 """``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
 
-SAMPLE = "sample"
-JUDGE_ARM = "judge"
 STOP_AFTER = 10
 """So many failures in a row of one kind of arm mean that there is no use in asking on."""
 
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _SHORTEST_SECRET = 6
 
+_Job: TypeAlias = tuple[ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
@@ -95,13 +94,12 @@ class Answers:
         self._log = JsonlLog(path)
         self._made_with: dict[ArmName, Any] = {}
         self._questions: dict[str, Question] = {}
-        self._answers: dict[ArmName, dict[str, tuple[Draft, float]]] = {}
-        self._failed: set[tuple[str, ArmName]] = set()
+        self._answers: dict[tuple[ArmName, str], tuple[Draft, float]] = {}
+        self._failed: set[tuple[ArmName, str]] = set()
         for number, line in enumerate(self._log.values(), start=1):
             fields = line if isinstance(line, dict) else {}
             if isinstance(fields.get("made_with"), dict):
-                # Each run adds what it newly asked with; the checks of `add` see all of it.
-                self._made_with |= fields["made_with"]
+                self._made_with |= fields["made_with"]  # each run writes what it newly asked with
             elif number == 1:
                 raise DataFormatError(
                     f"{str(path)!r} holds something else than answers.", hint="Name another file."
@@ -118,8 +116,9 @@ class Answers:
         """
         new = {}
         for name, arm in arms.items():
-            facts, theirs = dict(arm.facts), self._made_with.get(name)
-            if theirs is None:
+            facts = dict(arm.facts)
+            theirs = self._made_with.setdefault(name, facts)
+            if theirs is facts:
                 new[name] = facts
             elif theirs != facts:
                 raise ConfigurationError(
@@ -128,32 +127,31 @@ class Answers:
                 )
         if new:
             self._log.append([{"made_with": new}])
-        self._made_with |= new
         self.arms |= arms
 
     def whole(self) -> list[Answered]:
         """Return the questions that both arms answered (or the one there is), in the order of asking."""
         found = []
+        arms = [name for name in self.arms if kind_of(name) in ("direct", "retrieve", SAMPLE)]
         needed = {"direct", "retrieve"} & self.arms.keys()
         for key, question in self._questions.items():
             drafts, seconds = {}, {}
-            for arm in self.arms:
-                given = self._answers.get(arm, {}).get(key)
-                if given is not None and kind_of(arm) != JUDGE_ARM:
-                    drafts[arm], seconds[arm] = given
+            for arm in arms:
+                if (arm, key) in self._answers:
+                    drafts[arm], seconds[arm] = self._answers[arm, key]
             if needed <= drafts.keys():
                 found.append(Answered(question, drafts, seconds))
         return found
 
     def answer_of(self, question: Question, arm: ArmName) -> Draft | None:
         """Return what an arm answered, or None if it has not."""
-        given = self._answers.get(arm, {}).get(question.key)
-        return None if given is None else given[0]
+        draft, _ = self._answers.get((arm, question.key), (None, 0.0))
+        return draft
 
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
         """Return the questions that an arm has not answered yet; those that it failed at before come last."""
         left = [question for question in questions if self.answer_of(question, arm) is None]
-        return sorted(left, key=lambda question: (question.key, arm) in self._failed)
+        return sorted(left, key=lambda question: (arm, question.key) in self._failed)
 
     def ask(
         self,
@@ -187,28 +185,30 @@ class Answers:
         jobs = self._jobs(questions, self.arms if arms is None else arms)
         total = sum(len(some) for _, some in jobs)
         done = failures = 0
-        in_a_row: dict[str, int] = {}
-        for arm, question, outcome, seconds in self._asked(jobs, concurrency):
-            failed = isinstance(outcome, Exception)
+        in_a_row: Counter[str] = Counter()
+        for arm, question, outcome, seconds in self._outcomes(jobs, concurrency):
             line = _line(arm, question, outcome, seconds)
             # On disk first: what was paid for survives a kill before the next line.
             self._log.append([line])
             self._take(Record(str(self.path), 0, line))
-            done, failures = done + 1, failures + failed
-            in_a_row[kind_of(arm)] = in_a_row.get(kind_of(arm), 0) + 1 if failed else 0
+            done += 1
             if report is not None:
                 report(done, total)
-            hopeless = done == 1 and isinstance(outcome, ServerError)
-            if failed and (hopeless or in_a_row[kind_of(arm)] == STOP_AFTER or failures == total):
+            kind = kind_of(arm)
+            if not isinstance(outcome, Exception):
+                in_a_row[kind] = 0
+                continue
+            failures += 1
+            in_a_row[kind] += 1
+            unusable = done == 1 and isinstance(outcome, ServerError)
+            if unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Asking was given up: {failures} calls failed, the last with: {line['error']}",
                     hint=f"What was answered is kept in {str(self.path)!r}: repair it, and run the same again.",
                 )
         return failures
 
-    def _jobs(
-        self, questions: Sequence[Question], arms: Sequence[ArmName] | Mapping[ArmName, Arm]
-    ) -> list[tuple[ArmName, list[Question]]]:
+    def _jobs(self, questions: Sequence[Question], arms: Iterable[ArmName]) -> list[_Job]:
         """Return what is to be asked, the arms of a question close to each other."""
         jobs: list[tuple[int, ArmName, list[Question]]] = []
         for name in arms:
@@ -218,34 +218,30 @@ class Answers:
         jobs.sort(key=lambda job: job[0])
         return [(name, some) for _, name, some in jobs]
 
-    def _asked(
-        self, jobs: Sequence[tuple[ArmName, list[Question]]], concurrency: int
+    def _outcomes(
+        self, jobs: Sequence[_Job], concurrency: int
     ) -> Iterator[tuple[ArmName, Question, Draft | Exception, float]]:
-        """Yield the outcome of each call as it ends; no more calls are begun than are waited for."""
-        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="rgate-collect")
-        running: dict[Future[list[_Outcome]], tuple[ArmName, list[Question]]] = {}
-        left = iter(jobs)
+        """Yield the outcome of each call as it ends; no more calls are begun than run at once."""
+        waiting = deque(jobs)
+        running: dict[Future[list[_Outcome]], _Job] = {}
         at_once = 1
-        try:
-            while True:
-                for arm, some in islice(left, at_once - len(running)):
-                    running[pool.submit(self._answer, arm, some)] = (arm, some)
-                if not running:
-                    return
+        # Calls that are under way when it ends are waited for: their threads must not outlive it.
+        with ThreadPoolExecutor(concurrency, thread_name_prefix="rgate-collect") as pool:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.popleft()
+                    running[pool.submit(self._answer, *job)] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     arm, some = running.pop(future)
                     for question, (outcome, seconds) in zip(some, future.result(), strict=True):
                         yield arm, question, outcome, seconds
                 at_once = concurrency
-        finally:
-            # Those that are under way are waited for: their threads must not outlive the call.
-            pool.shutdown(wait=True, cancel_futures=True)
 
     def _answer(self, arm: ArmName, some: Sequence[Question]) -> list[_Outcome]:
         """Answer some questions; with an error, one by one, so that only those fail that must."""
         start = perf_counter()
         try:
-            drafts = self.arms[arm].answer([question.text for question in some])
+            drafts = self.arms[arm].answer(some)
         except Exception as error:  # whatever the user's own object raises
             if len(some) == 1:
                 return [(error, 0.0)]
@@ -263,14 +259,19 @@ class Answers:
         question, arm = Question.of(record), record.text("arm")
         self._know(question)
         if "error" in record.fields:
-            self._failed.add((question.key, arm))
+            self._failed.add((arm, question.key))
             return
         try:
             draft = Draft.model_validate(record.fields.get("draft"))
         except ValueError as error:
             raise record.wrong("no answer that could have been kept") from error
-        seconds = record.optional_number("seconds") or 0.0
-        self._answers.setdefault(arm, {})[question.key] = (draft, seconds)
+        self._answers[arm, question.key] = (draft, record.optional_number("seconds") or 0.0)
+
+
+def answers_file(out: str | Path) -> Path:
+    """Return where the answers for a file of paired data, or for a folder, are kept: beside it."""
+    path = Path(out)
+    return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
 
 def kind_of(arm: ArmName) -> str:
@@ -280,7 +281,7 @@ def kind_of(arm: ArmName) -> str:
 
 def cached_answers(
     what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = silent
-) -> Answers:
+) -> list[dict[ArmName, Draft]]:
     """Ask a local model, and keep its answers in the cache: a training that is started again continues.
 
     Args:
@@ -288,6 +289,9 @@ def cached_answers(
         arms: What answers; another model, even of the same name, has a file of its own.
         questions: The questions.
         progress: Told what is being done, how far it is, and how far it goes.
+
+    Returns:
+        The answers to each question, by arm.
 
     Raises:
         ServerError: A question could not be answered; the others are kept.
@@ -302,12 +306,19 @@ def cached_answers(
         failed = answers.ask(questions, concurrency=1, report=partial(progress, f"writing {what}"))
     if failed:
         raise ServerError(f"{failed} {what} could not be written.", hint="Run the same again.")
-    return answers
+    by_key = {each.question.key: dict(each.answers) for each in answers.whole()}
+    return [by_key[question.key] for question in questions]
 
 
 def _line(arm: ArmName, question: Question, outcome: Draft | Exception, seconds: float) -> dict[str, Any]:
-    line: dict[str, Any] = {"arm": arm, "question": question.text, "gold_answers": [*question.gold]}
-    line |= {"id": question.id, "dataset": question.dataset, "popularity": question.popularity}
+    line = {
+        "arm": arm,
+        "question": question.text,
+        "gold_answers": [*question.gold],
+        "id": question.id,
+        "dataset": question.dataset,
+        "popularity": question.popularity,
+    }
     if isinstance(outcome, Exception):
         return line | {"error": without_secrets(f"{type(outcome).__name__}: {outcome}")}
     draft = outcome.model_dump(mode="json", exclude_defaults=True, exclude={"response_id"})

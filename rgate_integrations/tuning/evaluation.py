@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -15,13 +13,13 @@ import numpy as np
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, decide
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.runtime.flow import run
-from rgate_integrations.tuning.paired import Paired
-from rgate_integrations.tuning.training.own import DraftKind, valid_draft_kind
+from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts, valid_draft_kind
 
 _CHUNK = 64
+_SAMPLES = 1_000  # of a bootstrap
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
 _LEAST_LOGGED = 50
 _SOMEWHAT, _MUCH = 0.1, 0.25  # population stability index, by the usual rule of thumb
@@ -51,14 +49,18 @@ class JudgedQuestions:
 
     def part(self, positions: PositionArray) -> JudgedQuestions:
         """Return some of the questions."""
-        decisions = tuple(self.decisions[i] for i in positions)
-        closed_book, rag = self.closed_book[positions], self.rag[positions]
-        return JudgedQuestions(self.p[positions], self.retrieve[positions], closed_book, rag, decisions)
+        return JudgedQuestions(
+            self.p[positions],
+            self.retrieve[positions],
+            self.closed_book[positions],
+            self.rag[positions],
+            tuple(self.decisions[i] for i in positions),
+        )
 
 
 def judge(
     gate: GateLike,
-    questions: Sequence[Paired],
+    examples: Sequence[Example],
     *,
     draft: DraftKind = "proxy",
     threshold: float | None = None,
@@ -68,7 +70,7 @@ def judge(
 
     Args:
         gate: The gate.
-        questions: The questions.
+        examples: The questions.
         draft: ``"recorded"`` gives it what the LLM wrote without retrieval, ``"proxy"`` and ``"none"`` nothing.
         threshold: Used instead of the gate's own.
         report: Told how many questions are done.
@@ -77,18 +79,17 @@ def judge(
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     valid_draft_kind(draft)
-    drafts = [q.draft() if draft == "recorded" else None for q in questions]
-    if draft == "recorded" and not all(drafts):
-        raise DataFormatError("Some questions have no closed_book_text.", hint='Use draft="proxy" or "none".')
+    questions = [example.question for example in examples]
+    drafts = recorded_drafts(questions) if draft == "recorded" else None
     decisions: list[Decision] = []
     for start in range(0, len(questions), _CHUNK):
-        chunk = questions[start : start + _CHUNK]
+        part = slice(start, start + _CHUNK)
         flow = decide(
             gate,
-            [q.question for q in chunk],
+            [question.text for question in questions[part]],
             threshold=threshold,
-            drafts=drafts[start : start + _CHUNK],
-            popularity=[q.popularity for q in chunk],
+            drafts=drafts and drafts[part],
+            popularity=[question.popularity for question in questions[part]],
         )
         decisions += run(flow)
         if report is not None:
@@ -96,13 +97,13 @@ def judge(
     return JudgedQuestions(
         p=np.array([d.p_known for d in decisions], dtype=float),
         retrieve=np.array([d.retrieve for d in decisions], dtype=bool),
-        closed_book=np.array([q.closed_book_correct for q in questions], dtype=bool),
-        rag=np.array([bool(q.rag_correct) for q in questions], dtype=bool),
+        closed_book=np.array([e.known for e in examples], dtype=bool),
+        rag=np.array([e.rag_correct for e in examples], dtype=bool),
         decisions=tuple(decisions),
     )
 
 
-def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> dict[str, Any]:
+def measure(judged: JudgedQuestions, seed: int = 0) -> dict[str, Any]:
     """Return every number about one set of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` is of P(known) for "right without retrieval", ``auc_utility`` of 1 - P(known) for "retrieval helps"
@@ -111,71 +112,72 @@ def measure(judged: JudgedQuestions, *, samples: int = 1_000, seed: int = 0) -> 
     `rgate_integrations.tuning.evaluation.area_between`; ``curve`` is (retrieval rate, in-accuracy) at
     0, 5, ..., 100 %. ``intervals`` holds 95 % bootstrap intervals. What cannot be computed is None.
     """
-    p, retrieve, closed, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
-    numbers = _numbers(p, retrieve, closed, rag)
-    for name, value in numbers.items():
-        if isinstance(value, float):
-            numbers[name] = round(value, 4) + 0.0  # the sum turns -0.0 into 0.0
-    n = len(p)
-    draws: defaultdict[str, list[float]] = defaultdict(list)
-    rng = np.random.default_rng(seed)
-    for _ in range(samples):
-        pick = rng.integers(0, n, n)
-        drawn = _numbers(p[pick], retrieve[pick], closed[pick], rag[pick])
-        for name in _WITH_INTERVAL:
-            # A draw may hold one class only: it has no AUC, and is left out of that interval.
-            if drawn[name] is not None:
-                draws[name].append(drawn[name])
-    curve = retrieval_curve(p, closed, rag)
-    accuracies = np.interp(np.linspace(0, n, 21), np.arange(n + 1), curve)
+    numbers = _numbers(judged)
+    n = len(judged.p)
+    draws: dict[str, list[float]] = {name: [] for name in _WITH_INTERVAL if not math.isnan(numbers[name])}
+    for drawn in _bootstrap(n, seed):
+        again = _numbers(judged.part(drawn))
+        for name, values in draws.items():
+            values.append(again[name])
+    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    rates = np.linspace(0, 1, 21)
+    accuracies = np.interp(rates * n, np.arange(n + 1), curve)
     return {
-        **numbers,
-        "failed": sum(d.error is not None for d in judged.decisions),
-        "curve": [[round(i * 0.05, 2), round(float(value), 4)] for i, value in enumerate(accuracies)],
-        "intervals": {name: _interval(draws[name]) for name in _WITH_INTERVAL if name in draws},
+        **{name: _rounded(value) for name, value in numbers.items()},
+        "n": n,
+        "failed": sum(decision.error is not None for decision in judged.decisions),
+        "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
+        "intervals": {name: _interval(values) for name, values in draws.items()},
     }
 
 
-def _interval(draws: Sequence[float]) -> list[float]:
-    return [round(float(end), 4) for end in np.quantile(draws, [0.025, 0.975])]
+def _bootstrap(n: int, seed: int) -> Iterator[PositionArray]:
+    """Draw n questions with replacement, many times."""
+    rng = np.random.default_rng(seed)
+    for _ in range(_SAMPLES):
+        yield rng.integers(0, n, n)
 
 
-def _numbers(p: Float64Array, retrieve: BoolArray, closed: BoolArray, rag: BoolArray) -> dict[str, Any]:
+def _interval(draws: Sequence[float] | Float64Array) -> list[float | None]:
+    """Return the 95 % interval of a bootstrap. A draw of one class has no AUC, and is left out."""
+    return [_rounded(end) for end in np.nanquantile(draws, [0.025, 0.975])]
+
+
+def _rounded(value: float) -> float | None:
+    """Return a number for JSON, which has no NaN."""
+    return None if math.isnan(value) else round(float(value), 4) + 0.0  # the sum turns -0.0 into 0.0
+
+
+def _numbers(judged: JudgedQuestions) -> dict[str, float]:
+    p, retrieve, closed, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
     rate = float(retrieve.mean())
     never, always = float(closed.mean()), float(rag.mean())
     differ = closed != rag
-    area = area_between(p, closed, rag)
     return {
-        "n": len(p),
-        "auc": _auc(p, closed),
-        "auc_utility": _auc(-p[differ], rag[differ]),
+        "auc": auc(p, closed),
+        "auc_utility": auc(-p[differ], rag[differ]),
         "accuracy": float((retrieve == ~closed).mean()),
         "ece": expected_calibration_error(p, closed),
         "brier": float(((p - closed) ** 2).mean()),
         "retrieval_rate": rate,
-        "containment_accuracy": float(np.where(retrieve, rag, closed).mean()),
+        "containment_accuracy": float(judged.answered_rightly().mean()),
         "never": never,
         "always": always,
         "oracle": float((closed | rag).mean()),
         "random_same_rate": never + rate * (always - never),
         "helped": int((~retrieve & closed & ~rag).sum()),
         "harmed": int((~retrieve & ~closed & rag).sum()),
-        "area_between": None if math.isnan(area) else area,
+        "area_between": area_between(p, closed, rag),
     }
-
-
-def _auc(scores: Float64Array, labels: BoolArray) -> float | None:
-    return auc(scores, labels) if labels.any() and not labels.all() else None
 
 
 def evaluate(
     gate: GateLike,
-    questions: Sequence[Paired],
+    examples: Sequence[Example],
     *,
     name: str = "gate",
     draft: DraftKind = "proxy",
     threshold: float | None = None,
-    samples: int = 1_000,
     seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
@@ -183,77 +185,74 @@ def evaluate(
 
     Args:
         gate: The gate.
-        questions: The questions.
+        examples: The questions.
         name: What the gate is called in the result.
         draft: See `judge`.
         threshold: Used instead of the gate's own.
-        samples: Bootstrap samples.
         seed: Seed of the bootstrap.
         report: Told how many questions are done.
 
     Returns:
-        The result, as JSON values: ``gate, threshold, draft, sets, pooled, gate_ms, versions, seconds``; and what
+        The result, as JSON values: ``gate, threshold, draft, sets, pooled, gate_ms, versions``; and what
         the gate made of each question.
     """
-    start = time.perf_counter()
-    judged = judge(gate, questions, draft=draft, threshold=threshold, report=report)
-    seconds = time.perf_counter() - start
-    thresholds = {d.threshold for d in judged.decisions}
-    places: dict[str, list[int]] = {}
-    for place, question in enumerate(questions):
-        places.setdefault(question.dataset, []).append(place)
+    judged = judge(gate, examples, draft=draft, threshold=threshold, report=report)
+    thresholds = {decision.threshold for decision in judged.decisions}
+    datasets = np.array([example.question.dataset for example in examples])
     sets = {}
-    for dataset, positions in places.items():
-        sets[dataset] = measure(judged.part(np.array(positions)), samples=samples, seed=seed)
+    for dataset in dict.fromkeys(datasets.tolist()):
+        sets[dataset] = measure(judged.part(np.flatnonzero(datasets == dataset)), seed)
     result = {
         "gate": name,
         "threshold": thresholds.pop() if len(thresholds) == 1 else None,
         "draft": draft,
         "sets": sets,
-        "pooled": measure(judged, samples=samples, seed=seed),
+        "pooled": measure(judged, seed),
         "gate_ms": round(float(np.mean([d.cost.milliseconds for d in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),
             "python": platform.python_version(),
             "numpy": version("numpy"),
         },
-        "seconds": round(seconds, 2),
     }
     return result, judged
 
 
-def compare(
-    first: JudgedQuestions, second: JudgedQuestions, *, samples: int = 2_000, seed: int = 0
-) -> dict[str, Any]:
+def compare(first: JudgedQuestions, second: JudgedQuestions, *, seed: int = 0) -> dict[str, Any]:
     """Compare two gates on the same questions, paired.
 
     Returns:
         ``auc_difference`` and ``in_accuracy_difference`` (first minus second) with 95 % bootstrap intervals, and
-        the exact McNemar test of the answers: ``only_first``, ``only_second`` right, and ``p_value``.
+        the exact McNemar test of the answers: ``only_first``, ``only_second`` right, and ``p_value``. The AUC's are
+        None where all labels are the same.
     """
-    differences = first.answered_rightly().astype(float) - second.answered_rightly()
-    only_first, only_second = int((differences > 0).sum()), int((differences < 0).sum())
-    n = len(differences)
-    rng = np.random.default_rng(seed)
-    draws = []
-    for _ in range(samples):
-        pick = rng.integers(0, n, n)
-        known = first.closed_book[pick]
-        if known.any() and not known.all():
-            draws.append(auc(first.p[pick], known) - auc(second.p[pick], known))
-    of_first, of_second = _auc(first.p, first.closed_book), _auc(second.p, second.closed_book)
+    everything = np.arange(len(first.p))
+    differences = _differences(first, second, everything)
+    draws = np.array([_differences(first, second, drawn) for drawn in _bootstrap(len(everything), seed)])
+    right, other = first.answered_rightly(), second.answered_rightly()
+    only_first, only_second = int((right & ~other).sum()), int((other & ~right).sum())
     # A fair coin's tail: both are equally often right where they differ.
     differing, fewer = only_first + only_second, min(only_first, only_second)
     tail = sum(math.comb(differing, i) for i in range(fewer + 1)) / 2**differing
     return {
-        "auc_difference": None if of_first is None or of_second is None else round(of_first - of_second, 4),
-        "auc_interval": _interval(draws) if draws else None,
-        "in_accuracy_difference": round(float(differences.mean()), 4),
-        "in_accuracy_interval": [round(end, 4) for end in paired_interval(differences, samples, seed)],
+        "auc_difference": _rounded(differences[0]),
+        "auc_interval": None if math.isnan(differences[0]) else _interval(draws[:, 0]),
+        "in_accuracy_difference": _rounded(differences[1]),
+        "in_accuracy_interval": _interval(draws[:, 1]),
         "only_first": only_first,
         "only_second": only_second,
         "p_value": round(min(1.0, 2 * tail), 6),
     }
+
+
+def _differences(
+    first: JudgedQuestions, second: JudgedQuestions, places: PositionArray
+) -> tuple[float, float]:
+    """Return by how much the first gate's AUC and accuracy are above the second's, on some of the questions."""
+    known = first.closed_book[places]
+    area = auc(first.p[places], known) - auc(second.p[places], known)
+    right = first.answered_rightly()[places].mean() - second.answered_rightly()[places].mean()
+    return area, float(right)
 
 
 def break_even(
@@ -350,19 +349,14 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 
     Args:
         scores: One score an item; higher should mean positive.
-        labels: Whether each item is positive.
-
-    Raises:
-        DataFormatError: The lengths differ, a score is not a number, or all labels are the same.
+        labels: Whether each item is positive. NaN is returned where all are the same.
     """
-    values, positive = np.asarray(scores, dtype=float), np.asarray(labels, dtype=bool)
-    if values.shape != positive.shape or np.isnan(values).any():
-        raise DataFormatError(f"{values.size} scores do not match {positive.size} labels, or are no numbers.")
-    if positive.all() or not positive.any():
-        raise DataFormatError(f"All {positive.size} labels are the same.", hint="AUC needs both.")
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positive = np.asarray(labels, dtype=bool)
     n = int(positive.sum())
+    if n in (0, len(positive)):
+        return math.nan
+    _, place, counts = np.unique(np.asarray(scores, dtype=float), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     above = ranks[positive].sum() - n * (n + 1) / 2
     return float(above / (n * (len(positive) - n)))
 
@@ -372,21 +366,6 @@ def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 1
     place = np.minimum((p * bins).astype(int), bins - 1)
     distances = np.bincount(place, weights=p - labels, minlength=bins)
     return float(np.abs(distances).sum() / len(p))
-
-
-def paired_interval(differences: Float64Array, samples: int = 2_000, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean of paired differences.
-
-    Args:
-        differences: One a question, shape (n,); of few distinct values, which are drawn by their counts.
-        samples: Bootstrap samples.
-        seed: Seed of the bootstrap.
-    """
-    n = len(differences)
-    values, counts = np.unique(differences, return_counts=True)
-    means = np.random.default_rng(seed).multinomial(n, counts / n, samples) @ values / n
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
@@ -420,4 +399,28 @@ def area_between(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> flo
     # Both curves meet the line at its ends, so the sum of the distances is the area under them.
     mine = float((retrieval_curve(p, closed_book, rag) - line).sum())
     best = float((retrieval_curve(-gain, closed_book, rag) - line).sum())
-    return mine / best if best > 1e-12 else float("nan")
+    return mine / best if best > 1e-12 else math.nan
+
+
+def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
+    """Yield (training positions, test positions) of each fold; a position is a question.
+
+    Raises:
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.model_selection import KFold
+    except ImportError as error:
+        raise missing_dependency("sklearn", "train") from error
+    yield from KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n))
+
+
+def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
+    """Return the AUC of held-out scores as a model card shows it: of each set, their mean, and pooled."""
+    names = np.asarray(sets)
+    found = {}
+    for name in dict.fromkeys(sets):
+        area = auc(scores[names == name], known[names == name])
+        if not math.isnan(area):
+            found[name] = area
+    return {"auc": found, "auc_mean": float(np.mean(list(found.values()))), "auc_pooled": auc(scores, known)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,10 @@ from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
+from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, provenance_of
 from rgate_integrations.tuning.collection import Progress
-from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
+from rgate_integrations.tuning.evaluation import auc, expected_calibration_error, question_folds
 from rgate_integrations.tuning.labelling import Labels
-from rgate_integrations.tuning.policies import Policy, ThresholdChoice, provenance_of
-from rgate_integrations.tuning.training.linear import question_folds, ridge_logistic
-
-LEAST = 20
-"""Fewer labelled questions are not fitted to."""
 
 _CHUNK = 64
 _DRAWS = 5
@@ -119,7 +116,6 @@ def fit_gate(
     policy: Policy,
     *,
     tokens: int = 0,
-    folds: int = 5,
     seed: int = 0,
     facts: dict[str, Any] | None = None,
     llm: str = "",
@@ -131,7 +127,6 @@ def fit_gate(
         readings: What the proxy read of their questions.
         policy: Chooses the threshold.
         tokens: How many tokens of the begun answer are read; 0 for the question alone.
-        folds: Folds of the cross-fitting.
         seed: Seed of everything.
         facts: What else the gate's file says of its origin; JSON values.
         llm: Name of the LLM.
@@ -142,33 +137,32 @@ def fit_gate(
     places, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
         places, features = _read_beginnings(labels, tokens)
-        if len(places) < LEAST:
-            return None
     known = np.array(labels.known, dtype=bool)[places]
     rag = np.array(labels.rag, dtype=bool)[places]
-    if known.all() or not known.any():
+    if len(known) < LEAST or known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
     shares = np.array(labels.shares)[places] if labels.shares else None
     table = Table(readings.prior[places], basis(readings.states[places]), features, known, shares)
-    held_out = crossfit(table, folds, seed)
+    held_out = crossfit(table, seed)
     p = 1 / (1 + np.exp(-held_out))
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
-    choice = policy.choose(p, known, rag, seed)
+    choice = policy.choose(p, known, rag)
     if not choice.guaranteed:
-        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag, seed)}")
+        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
-    provenance = provenance_of(policy, choice, p, seed) | {
+    provenance = provenance_of(policy, choice, p) | {
+        "seed": seed,
         "labels": labels.kind,
-        "samples": max(each.samples for each in labels.answered),
+        "samples": labels.samples,
         "unlabelled": labels.unknown,
         "known": round(float(known.mean()), 4),
         "auc": round(after, 4),
         "auc_before": round(before, 4),
         "ece": round(expected_calibration_error(p, known), 4),
         "shrinkage": correction.strength,
-        "folds": folds,
+        "folds": FOLDS,
         **(facts or {}),
     }
     artifact = _fold(
@@ -179,7 +173,7 @@ def fit_gate(
 
 def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
     """Fold the basis into weight and bias, so that the gate multiplies the states once."""
-    weight = (correction.weight @ basis.components) / basis.scale
+    weight = basis.projection @ correction.weight
     return TunedArtifact(
         slope=correction.slope,
         bias=correction.bias - float(basis.mean @ weight),
@@ -202,17 +196,18 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
     return np.array(places, dtype=int), np.array(features)
 
 
-def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray, seed: int) -> str:
+def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
     """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
+    n = len(p)
     for times in _TIMES_MORE:
         guaranteed = 0
         for _ in range(_DRAWS):
-            drawn = rng.integers(0, len(p), times * len(p))
-            guaranteed += policy.choose(p[drawn], known[drawn], rag[drawn], seed).guaranteed
+            drawn = rng.integers(0, n, times * n)
+            guaranteed += policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed
         if 2 * guaranteed > _DRAWS:
-            return f"About {times * len(p)} questions like these would do."
-    return f"{_TIMES_MORE[-1] * len(p)} questions like these would not do either: allow for more."
+            return f"About {times * n} questions like these would do."
+    return f"{_TIMES_MORE[-1] * n} questions like these would not do either: allow for more."
 
 
 COMPONENTS = 64
@@ -225,11 +220,16 @@ taken unless another is clearly better: it was near the best for every recorded 
 HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 """Shrinkage of the weights of a begun answer's features, likewise; each has a variance of 1."""
 
+FOLDS = 5
+"""Of the cross-fitting, and of the choice of the shrinkage."""
+
 _SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not turn its order around
 _INTERCEPT = 1e-3  # keeps the intercept finite where all labels are the same
-_FOLDS = 5
 _BASIS = 2_000  # questions that the principal components are computed from
 _TINY = 1e-6
+_NEWTON_STEPS = 30
+_CONVERGED = 1e-4
+_FLATTEST = 1e-4  # curvature that a row has at least: where all is certain, a step would be endless
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,11 @@ class Basis:
 
     Attributes:
         mean: Of the states, shape (layers * hidden size,).
-        scale: Their standard deviations, shape (layers * hidden size,).
-        components: Shape (components, layers * hidden size).
+        projection: Of what is left without the mean, shape (layers * hidden size, components).
     """
 
     mean: Float64Array
-    scale: Float64Array
-    components: Float64Array
+    projection: Float64Array
 
     @classmethod
     def of(cls, states: Float32Array, seed: int = 0) -> Basis:
@@ -259,12 +257,11 @@ class Basis:
         kept = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
         directions = standard.T @ vectors[:, kept] / np.sqrt(np.maximum(values[kept], _TINY))
         spread = np.sqrt(max(values[kept].sum() / len(flat), _TINY))
-        return cls(mean, scale, directions.T / spread)
+        return cls(mean, directions / scale[:, None] / spread)
 
     def __call__(self, states: Float32Array) -> Float64Array:
         """Return the components of states, shape (n, components)."""
-        flat = states.reshape(len(states), -1).astype(np.float64)
-        found: Float64Array = ((flat - self.mean) / self.scale) @ self.components.T
+        found: Float64Array = (states.reshape(len(states), -1) - self.mean) @ self.projection
         return found
 
 
@@ -336,43 +333,38 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
         seed: Seed of the folds.
     """
     head_strengths = HEAD_STRENGTHS if table.features.shape[1] else HEAD_STRENGTHS[:1]
-    folds = list(question_folds(len(table.known), min(_FOLDS, len(table.known)), seed))
-    tried: list[tuple[float, float]] = []
-    losses: list[Float64Array] = []
-    for head_strength in head_strengths:
-        for strength in STRENGTHS:
-            loss = np.zeros(len(table.known))
-            for train, test in folds:
-                held_out = table.part(test)
-                logits = _fitted(table.part(train), strength, head_strength)(held_out)
-                loss[test] = np.logaddexp(0.0, logits) - held_out.labels * logits
-            tried.append((strength, head_strength))
-            losses.append(loss)
+    tried = list(product(head_strengths, STRENGTHS))
+    n = len(table.known)
+    losses = np.zeros((len(tried), n))
+    for train, test in question_folds(n, FOLDS, seed):
+        fitted_to, held_out = table.part(train), table.part(test)
+        for row, (head_strength, strength) in enumerate(tried):
+            logits = _fit(fitted_to, strength, head_strength)(held_out)
+            losses[row, test] = np.logaddexp(0.0, logits) - held_out.labels * logits
     # The first, unless another is better by one standard error.
-    best = int(np.stack(losses).mean(axis=1).argmin())
+    best = int(losses.mean(axis=1).argmin())
     difference = losses[0] - losses[best]
-    if difference.mean() <= difference.std() / np.sqrt(len(difference)):
+    if difference.mean() <= difference.std() / np.sqrt(n):
         best = 0
-    strength, head_strength = tried[best]
-    fitted = _fitted(table, strength, head_strength)
+    head_strength, strength = tried[best]
+    correction = _fit(table, strength, head_strength)
     if table.shares is None:
-        return fitted
+        return correction
     # The intercept must fit the answers themselves: samples are right less often than they are.
-    one, labels = np.ones((len(table.known), 1)), table.known.astype(np.float64)
-    (moved,) = ridge_logistic(one, labels, [_INTERCEPT], fitted(table))
-    return replace(fitted, bias=fitted.bias + float(moved))
+    (moved,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
+    return replace(correction, bias=correction.bias + float(moved))
 
 
-def crossfit(table: Table, folds: int, seed: int) -> Float64Array:
+def crossfit(table: Table, seed: int) -> Float64Array:
     """Return for each question the logit of a correction that was fitted without its fold, shape (n,)."""
     # The shrinkage is chosen anew within each fold: chosen once on everything, it would have seen the test part.
     found = np.zeros(len(table.known))
-    for train, test in question_folds(len(table.known), min(folds, len(table.known)), seed):
+    for train, test in question_folds(len(table.known), FOLDS, seed):
         found[test] = fit_correction(table.part(train), seed)(table.part(test))
     return found
 
 
-def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
+def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     """Fit with given shrinkage. The columns are: the prior, the components, the features, a one."""
     mean = table.features.mean(axis=0)
     scale = table.features.std(axis=0) + _TINY
@@ -389,3 +381,49 @@ def _fitted(table: Table, strength: float, head_strength: float) -> Correction:
         head=head,
         strength=strength,
     )
+
+
+def ridge_logistic(
+    columns: Float64Array,
+    target: Float64Array | BoolArray,
+    penalty: Sequence[float] | Float64Array,
+    offset: Float64Array,
+    weights: Float64Array | None = None,
+) -> Float64Array:
+    """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
+
+    scikit-learn's logistic regression has neither an offset nor a penalty for each column.
+
+    Args:
+        columns: Shape (n, d).
+        target: Probabilities in [0, 1], shape (n,).
+        penalty: Shape (d,).
+        offset: Shape (n,).
+        weights: How much each row counts, shape (n,); alike when None.
+
+    Returns:
+        The weights of the columns, shape (d,).
+    """
+    ridge = np.asarray(penalty, dtype=float)
+    counts = np.ones(len(target)) if weights is None else weights
+    target = target.astype(np.float64)
+
+    def loss_at(w: Float64Array) -> float:
+        logits = offset + columns @ w
+        return float(counts @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
+
+    found = np.zeros(columns.shape[1])
+    loss = loss_at(found)
+    for _ in range(_NEWTON_STEPS):
+        p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
+        gradient = columns.T @ (counts * (p - target)) + ridge * found
+        curvature = counts * np.maximum(p * (1 - p), _FLATTEST)
+        step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
+        # A full step may overshoot where labels are separable.
+        while loss_at(found - step) > loss and np.abs(step).max() > _CONVERGED:
+            step = step / 2
+        found = found - step
+        loss = loss_at(found)
+        if np.abs(step).max() < _CONVERGED:
+            break
+    return found

@@ -1,11 +1,12 @@
-"""Labels for answers: by gold answers, by a judge, or by whether both arms say the same."""
+"""Labels for answers: by gold answers, by a judge, or by whether both arms say the same; and paired data of them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,21 +15,15 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdict_gate import ik_score
 from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.files import json_line, locked, write_atomically
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
-from rgate_integrations.tuning.arms import ModelArm
-from rgate_integrations.tuning.collection import (
-    JUDGE_ARM,
-    SAMPLE,
-    Answered,
-    Answers,
-    ArmName,
-    Progress,
-    kind_of,
-    silent,
-)
+from rgate_integrations.tuning.arms import Arm, ModelArm
+from rgate_integrations.tuning.collection import Answered, Answers, ArmName, Progress, answers_file, silent
+from rgate_integrations.tuning.questions import Question, Questions, read_questions
 
 JUDGE = PromptTemplate(
     name="answer-judge",
@@ -92,6 +87,11 @@ class Labels:
     shares: tuple[float, ...] = ()
 
     @property
+    def samples(self) -> int:
+        """The most samples that a question has."""
+        return max((each.samples for each in self.answered), default=0)
+
+    @property
     def description(self) -> str:
         """What the labels are, and what they are not."""
         text = {
@@ -102,12 +102,11 @@ class Labels:
         }[self.kind]
         if not self.shares:
             return text
-        most = max(each.samples for each in self.answered)
         between = float(np.mean([0 < share < 1 for share in self.shares]))
         return (
-            f"{text} The gates were fitted to the share of right answers among up to {most} samples a question, "
-            f"which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all figures here "
-            "are about the answer itself."
+            f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples a "
+            f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
+            "figures here are about the answer itself."
         )
 
 
@@ -129,99 +128,69 @@ def label(
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
 
     Raises:
-        ConfigurationError: There is no judge, or the kind is not known.
+        ConfigurationError: There is no judge.
         DataFormatError: Gold answers are needed, and no question has some.
     """
     if kind == "auto":
         kind = "agreement"
-        if answered and all(each.question.gold for each in answered):
+        if verdicts is not None:
+            kind = "judge"
+        elif all(each.question.gold for each in answered):
             kind = "gold"
-    if kind not in LABEL_KINDS:
-        raise ConfigurationError(f"Labels {kind!r} are not known.", hint="gold, judge or agreement")
+    if kind == "judge" and verdicts is None:
+        raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
     usable = [each for each in answered if kind == "agreement" or each.question.gold]
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
-    if kind == "judge" and verdicts is None:
-        raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    right = _compare(usable, kind, embedder) if verdicts is None or kind != "judge" else verdicts
     kept: list[Answered] = []
     known: list[bool] = []
     rag: list[bool] = []
     shares: list[float] = []
     for each in usable:
-        key = each.question.key
-        of_direct, of_retrieve = right.get(("direct", key)), right.get(("retrieve", key))
+        right: dict[ArmName, bool | None] = {}
+        for arm, answer in each.answers.items():
+            if verdicts is not None and kind == "judge":
+                right[arm] = verdicts[arm, each.question.key]
+            elif kind == "gold":
+                right[arm] = is_correct(answer.text, each.question.gold)
+            else:  # the answer with retrieval is what the others agree with
+                right[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
+        direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question counts only with both labels: thresholds are chosen on pairs.
-        if of_direct is None or of_retrieve is None:
+        if direct is None or retrieve is None:
             continue
+        samples = [said for said in right.values() if said is not None] or [direct]
         kept.append(each)
-        known.append(of_direct)
-        rag.append(of_retrieve)
-        shares.append(_share(each, right, of_direct))
+        known.append(direct)
+        rag.append(retrieve)
+        shares.append(sum(samples) / len(samples))
     return Labels(
         kind=kind,
         answered=tuple(kept),
         known=tuple(known),
         rag=tuple(rag),
         unknown=len(answered) - len(kept),
-        judge=judge if kind == "judge" else "",
+        judge=judge,
         shares=tuple(shares) if any(each.samples for each in usable) else (),
     )
 
 
-def _share(answered: Answered, right: Verdicts, of_direct: bool) -> float:
-    """Return the share of a question's samples that is right; the answer's own label where no sample has one."""
-    counted = []
-    for arm in answered.answers:
-        said = right.get((arm, answered.question.key))
-        if kind_of(arm) == SAMPLE and said is not None:
-            counted.append(said)
-    return sum(counted) / len(counted) if counted else float(of_direct)
-
-
-def _compare(answered: Sequence[Answered], kind: LabelKind, embedder: Embedder | None) -> Verdicts:
-    """Compare every answer with the gold ones or, for agreement, with the answer with retrieval."""
-    found: dict[tuple[ArmName, str], bool | None] = {}
-    compared, texts, others = [], [], []
-    for each in answered:
-        for arm, answer in each.answers.items():
-            place = (arm, each.question.key)
-            if kind == "gold":
-                found[place] = is_correct(answer.text, each.question.gold)
-            elif arm == "retrieve":  # it is what the others agree with
-                found[place] = True
-            else:
-                compared.append(place)
-                texts.append(answer.text)
-                others.append(each.retrieve.text)
-    # All at once: embedding one by one would be slow.
-    found.update(zip(compared, agreeing(texts, others, embedder), strict=True))
-    return found
-
-
-def agreeing(texts: Sequence[str], others: Sequence[str], embedder: Embedder | None) -> list[bool]:
-    """Return whether each text says the same as the other one at its place.
+def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
+    """Return whether two answers say the same.
 
     They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
     nothing agrees with none.
     """
-    found = []
-    unsure = []  # they differ in words, and may mean the same
-    for place, (text, other) in enumerate(zip(texts, others, strict=True)):
-        short, long = sorted((text, other), key=lambda each: len(normalise(each)))
-        same = len(normalise(short).split()) <= _SHORT and contains_answer(long, short)
-        found.append(same)
-        if not same and normalise(short):
-            unsure.append(place)
-    if embedder is None or not unsure:
-        return found
-    first = embedder.embed([texts[place] for place in unsure])
-    second = embedder.embed([others[place] for place in unsure])
-    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    cosines = (first * second).sum(axis=1) / np.maximum(lengths, 1e-12)
-    for place, cosine in zip(unsure, cosines, strict=True):
-        found[place] = bool(cosine >= SAME_MEANING)
-    return found
+    short, long = sorted((normalise(text), normalise(other)), key=len)
+    if not short:
+        return False
+    if len(short.split()) <= _SHORT and contains_answer(long, short):
+        return True
+    if embedder is None:
+        return False
+    first, second = embedder.embed([text, other])
+    length = np.linalg.norm(first) * np.linalg.norm(second)
+    return bool(first @ second >= SAME_MEANING * length)
 
 
 @dataclass(frozen=True)
@@ -231,19 +200,22 @@ class JudgeArm(ModelArm):
     A local model judges by its Yes and No logits, binarised at 0.5; a served one by what it writes.
 
     Attributes:
-        values: What it is asked about each question: fields of `JUDGE` by the question's text.
+        judged: The answer to each question, by `Question.key`.
     """
 
-    values: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    judged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def facts(self) -> dict[str, Any]:
         """Model and prompt."""
         return {"llm": self.llm.name, "weights": self.llm.fingerprint, "prompt": JUDGE.hash}
 
-    def answer(self, questions: Sequence[str]) -> list[Draft]:
+    def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Judge the answers to some questions."""
-        values = [self.values[question] for question in questions]
+        values = []
+        for question in questions:
+            gold = "; ".join(question.gold)
+            values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
         if isinstance(self.llm, ServedProxy):
             return self.llm.generate(JUDGE, values, tokens=_VERDICT_TOKENS)
         found = []
@@ -273,25 +245,16 @@ def ask_judge(
     """
     answered = [each for each in answers.whole() if each.question.gold]
     found: dict[tuple[ArmName, str], bool | None] = {}
-    for arm in dict.fromkeys(arm for each in answered for arm in each.answers):
-        values: dict[str, dict[str, str]] = {}
-        asked = []
-        for each in answered:
-            question, given = each.question, each.answers.get(arm)
-            if given is None:
-                continue
-            if refuses(given.text):
-                found[arm, question.key] = False
-                continue
-            asked.append(question)
-            values[question.text] = {
-                "question": question.text,
-                "gold": "; ".join(question.gold),
-                "answer": given.text.strip(),
-            }
-        name = f"{JUDGE_ARM} {judge.name} of {arm}"
-        answers.add({name: JudgeArm(judge, values=values)})
+    for arm in list(answers.arms):
+        judged = {
+            each.question.key: each.answers[arm].text.strip() for each in answered if arm in each.answers
+        }
+        name = f"judge {judge.name} of {arm}"
+        answers.add({name: JudgeArm(judge, judged=judged)})
+        asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
         answers.ask(asked, arms=[name], concurrency=concurrency, report=partial(progress, f"judging {arm}"))
+        for key in judged:
+            found[arm, key] = False
         for question in asked:
             said = answers.answer_of(question, name)
             found[arm, question.key] = None if said is None else verdict(said.text)
@@ -308,3 +271,82 @@ def verdict(reply: str) -> bool | None:
     """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
     found = _VERDICT.match(reply)
     return found[1].lower() == "yes" if found else None
+
+
+def collect(
+    questions: Questions,
+    llm: Proxy,
+    out: str | Path,
+    *,
+    index: Retriever | None = None,
+    k: int = 3,
+    tokens: int = 64,
+    judge: Proxy | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.
+
+    Answers are kept as they come, in a file beside ``out``; run again, it goes on, and no call that was answered is
+    made again. ``out`` is written at the end, whole, with all questions that were answered so far.
+
+    Args:
+        questions: What `rgate_integrations.tuning.questions.read_questions` reads; each with gold answers.
+        llm: Answers.
+        out: The file.
+        index: Finds passages; None asks without retrieval only.
+        k: Passages a question.
+        tokens: Maximum length of an answer.
+        judge: A model that judges answers against the gold ones; what it does not tell, and everything without a
+            judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
+        report: Told how many calls are done, and how many there are.
+
+    Returns:
+        ``out``; `rgate_integrations.tuning.questions.read_paired` reads it.
+
+    Raises:
+        ConfigurationError: Earlier answers were made otherwise, such as by another LLM.
+        DataFormatError: A question has no gold answers, or ``out`` holds something else.
+        ServerError: The LLM could not be asked.
+        LockedError: Another process is writing to the file.
+        WriteError: A file could not be written, such as on a full disk; what was answered is kept.
+    """
+    out = Path(out)
+    kept = answers_file(out)
+    arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
+    if index is not None:
+        arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
+    # The answers lie beside the file, so that one lock serves for both.
+    with locked(out):
+        asked = read_questions(questions, gold=True)
+        if out.exists() and not kept.exists():
+            raise DataFormatError(
+                f"{str(out)!r} holds something else than what is collected now.", hint="Name another file."
+            )
+        answers = Answers(kept, arms)
+        answers.ask(asked, report=report)
+        verdicts = {} if judge is None else ask_judge(answers, judge)
+        lines = [json_line(_record(each, llm.name, verdicts)) for each in answers.whole()]
+        write_atomically(out, "".join(lines))
+    return out
+
+
+def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
+    """Return a question with its answers and whether they are right, as `read_paired` reads it."""
+    question = answered.question
+    record: dict[str, Any] = {
+        "id": question.id or question.key,
+        "question": question.text,
+        "gold_answers": [*question.gold],
+        "llm": llm,
+        "dataset": question.dataset,
+        "popularity": question.popularity,
+        "closed_book_text": answered.direct.text,
+        "closed_book_logprobs": answered.direct.logprobs,
+    }
+    for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
+        if arm in answered.answers:
+            text = answered.answers[arm].text
+            said = verdicts.get((arm, question.key))
+            record[f"{column}_answer"] = text
+            record[f"{column}_correct"] = is_correct(text, question.gold) if said is None else said
+    return record

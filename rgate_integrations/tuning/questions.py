@@ -1,19 +1,28 @@
-"""The questions that an LLM is asked: read, made unique, and a part of them that stands for all."""
+"""Questions and what is known of them: read from logs, and from files of recorded and labelled answers."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
+from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
 _HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
+
+LABEL = "closed_book_correct"
+MATCH_RATIO = "match_ratio"
+
+DraftKind = Literal["proxy", "recorded", "none"]
+"""Whose drafts are read: the proxy's own, what the LLM is recorded to have written, or none: the question alone."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,8 @@ class Question:
         id: What a file calls it; empty where it has no name.
         dataset: Which set it is from; may be empty.
         popularity: Popularity of its entity, where it is known.
+        context: A passage that answers it; empty where none is given.
+        draft: What the LLM is recorded to have written without retrieval, or None.
     """
 
     text: str
@@ -33,6 +44,8 @@ class Question:
     id: str = ""
     dataset: str = ""
     popularity: float | None = None
+    context: str = ""
+    draft: Draft | None = None
 
     @property
     def key(self) -> str:
@@ -47,12 +60,19 @@ class Question:
             DataFormatError: The record has no question, or a field of another kind than it must be.
         """
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
+        gold = [answer for answer in record.texts(key) if answer.strip()]
+        draft = None
+        text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
+        if text:
+            draft = Draft(text=text, logprobs=record.logprobs("closed_book_logprobs"), source="recorded")
         return cls(
             text=record.text("question"),
-            gold=tuple(answer for answer in record.texts(key) if answer.strip()),
+            gold=tuple(gold),
             id=record.optional_text("id"),
             dataset=record.optional_text("dataset") or dataset,
             popularity=record.optional_number("popularity"),
+            context=record.optional_text("context"),
+            draft=draft,
         )
 
 
@@ -73,49 +93,234 @@ def read_questions(source: Questions, limit: int | None = None, *, gold: bool = 
         DataFormatError: A line cannot be used, or there is no question; the message names file and line.
     """
     found: dict[str, Question] = {}
-    for question in _read(source, gold):
+    if isinstance(source, str | Path):
+        dataset = _dataset(Path(source))
+        given: Iterable[Any] = read_records(source, hint=_HINT)
+    else:
+        dataset = ""
+        given = source
+    for number, each in enumerate(given, start=1):
+        question = each if isinstance(each, Question) else Question.of(_as_record(each, number), dataset)
+        if gold and not question.gold:
+            raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
         # A later line may know the answers that an earlier one left out.
         if question.key not in found or not found[question.key].gold:
             found[question.key] = question
         if len(found) == limit:
             break
     if not found:
-        name = repr(str(source)) if isinstance(source, str | Path) else "what was given"
-        raise DataFormatError(f"There are no questions in {name}.", hint=_HINT)
+        raise DataFormatError("There are no questions.", hint=_HINT)
     return list(found.values())
 
 
-def _read(source: Questions, gold: bool) -> Iterator[Question]:
-    dataset, records = "", _given(source)
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if not path.is_file():
-            raise DataFormatError(f"There is no file {str(path)!r}.", hint=_HINT)
-        dataset, records = path.name.split(".")[0], read_records(path, hint=_HINT)
-    for record in records:
-        question = record if isinstance(record, Question) else Question.of(record, dataset)
-        if gold and not question.gold:
-            raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
-        yield question
+def _as_record(given: Any, number: int) -> Record:
+    if isinstance(given, Record):
+        return given
+    fields: Any = {"question": given} if isinstance(given, str) else given
+    return Record(f"question {number}", number, dict(fields) if isinstance(fields, Mapping) else {}, _HINT)
 
 
-def _given(source: Any) -> Iterator[Record | Question]:
-    for number, given in enumerate(source, start=1):
-        if isinstance(given, Question):
-            yield given
-            continue
-        fields = {"question": given} if isinstance(given, str) else given
-        is_object = isinstance(fields, Mapping)
-        yield Record(f"question {number}", number, dict(fields) if is_object else {}, _HINT)
+def _dataset(path: Path) -> str:
+    return path.name.split(".")[0]
 
 
-def sample_questions(questions: Sequence[Question], n: int, seed: int) -> list[Question]:
-    """Return ``n`` questions at random, in their order; all of them if there are no more.
+@dataclass(frozen=True)
+class Example:
+    """A question, and which of an LLM's answers to it are right.
+
+    Attributes:
+        question: The question, with the answer that was recorded.
+        target: The label of the answer without retrieval, in [0, 1]; soft labels lie between.
+        rag_correct: Whether the answer with retrieval is right; None where none was recorded.
+    """
+
+    question: Question
+    target: float
+    rag_correct: bool | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the LLM answered rightly without retrieval."""
+        return self.target >= 0.5
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of examples, for the provenance of what is made from it.
+
+    Attributes:
+        name: Name of the file, without folders.
+        sha256: Its checksum.
+        examples: What it holds.
+    """
+
+    name: str
+    sha256: str
+    examples: tuple[Example, ...]
+
+    @classmethod
+    def of(cls, path: Path, examples: Sequence[Example]) -> DataFile:
+        """Describe the file that examples were read from.
+
+        Raises:
+            DataFormatError: There are none.
+        """
+        if not examples:
+            raise DataFormatError(f"{path} holds no questions that are not in the files before it.")
+        return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
+
+    def as_provenance(self) -> dict[str, Any]:
+        """Return name, checksum, number of questions and share of known ones."""
+        known = sum(example.known for example in self.examples) / len(self.examples)
+        return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
+
+
+def read_examples(
+    paths: Sequence[str | Path], label: str = LABEL, targets: Mapping[str, float] | None = None
+) -> list[DataFile]:
+    """Read files of labelled questions; a question that occurred before, in any file, is left out.
+
+    Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
+    are optional.
 
     Args:
-        questions: The questions.
-        n: How many, at least 1.
-        seed: Seed of the draw.
+        paths: JSONL files, also gzipped.
+        label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
+            computed from ``gold_answers`` and ``closed_book_text``.
+        targets: Labels by question, in place of those in the files.
+
+    Raises:
+        DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
+            the message names file and line.
     """
-    drawn = np.random.default_rng(seed).permutation(len(questions))[:n]
-    return [questions[place] for place in np.sort(drawn)]
+    seen: dict[str, tuple[bool, str]] = {}
+    files = []
+    for path in map(Path, paths):
+        examples = []
+        for record in read_records(path, hint=f'Each line needs "question" and "{label}".'):
+            question = Question.of(record, _dataset(path))
+            target = _target(record, question, label) if targets is None else targets[question.text]
+            example = Example(question, target)
+            key = normalise(question.text) or question.text
+            if key not in seen:
+                seen[key] = (example.known, record.where)
+                examples.append(example)
+            known, first = seen[key]
+            if known != example.known:
+                raise record.wrong(
+                    f"{question.text[:60]!r} is {_word(example.known)}, but {_word(known)} in {first}"
+                )
+        files.append(DataFile.of(path, examples))
+    return files
+
+
+def _target(record: Record, question: Question, label: str) -> float:
+    """Return the label of a record, in [0, 1]."""
+    if label == MATCH_RATIO:
+        if question.draft is None or not question.gold:
+            raise record.wrong(f"no {'closed_book_text' if question.gold else 'gold_answers'}")
+        return float(match_ratio(question.draft.text, question.gold))
+    target = record.fields.get(label)
+    if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
+        return float(target)
+    raise record.wrong(f"no {label}")
+
+
+def match_ratio(text: str, gold: Sequence[str]) -> bool:
+    """Label by SlimPLM's matching ratio (section 3.2): more than half of the gold answers are contained.
+
+    Containment is on token boundaries; the published code's substring match finds the answer "no" in "know".
+    """
+    return matching_ratio(text, gold) > 0.5
+
+
+def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
+    """Read paired data: questions with both of the LLM's answers, one JSON record a line.
+
+    A record needs ``question`` and, for each arm, ``closed_book_correct`` and ``rag_correct``, or the answer
+    (``closed_book_answer``, ``rag_answer``) with ``gold_answers``. Optional: ``dataset``, ``closed_book_text``,
+    ``closed_book_logprobs``, ``popularity``.
+
+    Args:
+        paths: JSONL files, also gzipped.
+
+    Raises:
+        DataFormatError: A file cannot be read or is empty, or a record lacks what is needed; the message names
+            file and line.
+    """
+    files = []
+    for path in map(Path, paths):
+        examples = []
+        for record in read_records(path, hint='Each line is {"question": "…", …}.'):
+            question = Question.of(record, _dataset(path))
+            known = _is_right(record, question, "closed_book")
+            examples.append(Example(question, float(known), _is_right(record, question, "rag")))
+        files.append(DataFile.of(path, examples))
+    return files
+
+
+def _is_right(record: Record, question: Question, arm: str) -> bool:
+    """Return what a record says of an arm's answer, or what its gold answers say."""
+    given = record.fields.get(f"{arm}_correct")
+    if isinstance(given, bool):
+        return given
+    answer = record.fields.get(f"{arm}_answer")
+    if given is None and isinstance(answer, str) and question.gold:
+        return is_correct(answer, question.gold)
+    raise record.wrong(f"no {arm}_correct that is true or false, and no {arm}_answer with gold_answers")
+
+
+def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
+    """Return the labels, shape (n,), if they can be learned.
+
+    Args:
+        examples: The questions.
+        folds: Folds of the cross-validation, or 0 for none.
+
+    Raises:
+        DataFormatError: All labels are the same, or there are fewer questions of a label than folds.
+    """
+    known = np.array([example.known for example in examples])
+    right = int(known.sum())
+    wrong = len(known) - right
+    if not right or not wrong:
+        raise DataFormatError(
+            f"All {len(known)} questions are {_word(right > 0)}.", hint="Both labels are needed."
+        )
+    if folds and not 2 <= folds <= min(right, wrong):
+        raise DataFormatError(
+            f"{folds} folds need at least {folds} questions of each label; there are {right} known and {wrong} "
+            "unknown.",
+            hint="Give more data or fewer folds.",
+        )
+    return known
+
+
+def _word(known: bool) -> str:
+    return "known" if known else "unknown"
+
+
+def valid_draft_kind(kind: str) -> None:
+    """Check a kind of draft that a user gave.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if kind not in get_args(DraftKind):
+        raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
+
+
+def recorded_drafts(questions: Sequence[Question]) -> list[Draft]:
+    """Return what the LLM is recorded to have written, one draft a question.
+
+    Raises:
+        DataFormatError: A question has none.
+    """
+    drafts = []
+    for question in questions:
+        if question.draft is None:
+            raise DataFormatError(
+                f"{question.text[:60]!r} has no closed_book_text.", hint='Use draft="proxy" or "none".'
+            )
+        drafts.append(question.draft)
+    return drafts

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts.folder import read_gate, tuned_files
@@ -16,17 +18,16 @@ from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
-from rgate_integrations.tuning.collection import SAMPLE, Answers, ArmName, Progress, kind_of, silent
+from rgate_integrations.tuning.calibration import MaxLoss, Policy
+from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, kind_of, silent
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_labels,
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, ask_judge, label
-from rgate_integrations.tuning.paired import answers_file
-from rgate_integrations.tuning.policies import MaxLoss, Policy
-from rgate_integrations.tuning.questions import Question, Questions, read_questions, sample_questions
+from rgate_integrations.tuning.labelling import JUDGE, LABEL_KINDS, LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.questions import Question, Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
@@ -49,15 +50,13 @@ class TuneOptions:
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
         samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
-            them that is right is what the gates are fitted to (KBM, section 2.2).
-        sampling: What draws them; the model of ``direct`` when None.
-        folds: Folds of the cross-fitting, at least 2.
+            them that is right is what the gates are fitted to (KBM, section 2.2). ``direct`` must be a model then.
         seed: Seed of everything.
         prior: The gate that is corrected: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
 
     Raises:
-        ConfigurationError: A number is out of its range.
+        ConfigurationError: A number is out of its range, or the kind of labels is not known.
     """
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
@@ -68,18 +67,18 @@ class TuneOptions:
     concurrency: int = 4
     tokens: int = 32
     samples: int = 0
-    sampling: Any = None
-    folds: int = 5
     seed: int = 0
     prior: str = DEFAULT_GATE
     proxy: Proxy | str | None = None
 
     def __post_init__(self) -> None:
-        least = {"concurrency": 1, "tokens": 1, "samples": 0, "folds": 2, "sample": 1}
-        for name, lowest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ConfigurationError(f"{name} is {value}; it must be at least {lowest}.")
+        if self.labels not in LABEL_KINDS:
+            raise ConfigurationError(f"Labels {self.labels!r} are not known.", hint=", ".join(LABEL_KINDS))
+        sample = 1 if self.sample is None else self.sample
+        if min(self.concurrency, self.tokens, sample) < 1 or self.samples < 0:
+            raise ConfigurationError(
+                "A number is out of range.", hint="concurrency, tokens, sample >= 1; samples >= 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,11 @@ def tune(
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
     }
-    for number, arm in enumerate(sampling_arms(options.sampling, arms["direct"], options.samples), start=1):
-        arms[f"{SAMPLE} {number}"] = arm
+    arms |= sampling_arms(arms["direct"], options.samples)
     asked = read_questions(questions)
     if options.sample is not None:
-        asked = sample_questions(asked, options.sample, options.seed)
+        drawn = np.random.default_rng(options.seed).permutation(len(asked))[: options.sample]
+        asked = [asked[place] for place in np.sort(drawn)]
     with locked(kept):
         _check_out(folder, update)  # again: another run may have made it meanwhile
         answers = Answers(kept, arms)
@@ -225,14 +224,12 @@ def _plan(questions: Sequence[Question], answers: Answers) -> Plan:
 
 def _label(answers: Answers, options: TuneOptions, progress: Progress) -> Labels:
     """Label what was answered, and refuse what nothing can be learned from."""
-    kind, judge = options.labels, options.judge
-    if kind == "auto" and judge is not None:
-        kind = "judge"
     verdicts = None
-    if kind == "judge" and judge is not None:
-        verdicts = ask_judge(answers, judge, concurrency=options.concurrency, progress=progress)
-    name = "" if judge is None else judge.name
-    labels = label(answers.whole(), kind, verdicts=verdicts, judge=name, embedder=options.embedder)
+    judge = ""
+    if options.judge is not None and options.labels in ("auto", "judge"):
+        judge = options.judge.name
+        verdicts = ask_judge(answers, options.judge, concurrency=options.concurrency, progress=progress)
+    labels = label(answers.whole(), options.labels, verdicts=verdicts, judge=judge, embedder=options.embedder)
     check_labels(labels)
     return labels
 
@@ -246,16 +243,7 @@ def _fit_and_write(
     facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
     if labels.judge:
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
-    fit = partial(
-        fit_gate,
-        labels,
-        readings,
-        options.policy,
-        folds=options.folds,
-        seed=options.seed,
-        facts=facts,
-        llm=llm,
-    )
+    fit = partial(fit_gate, labels, readings, options.policy, seed=options.seed, facts=facts, llm=llm)
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)

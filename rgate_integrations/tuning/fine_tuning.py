@@ -1,0 +1,391 @@
+"""Trains the gates that are LoRA adapters, on transformers' ``Trainer`` with a loss on the targets alone.
+
+Imports torch: import it where it is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.loading import load_gate
+from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.gates.artifacts.folder import ADAPTER, save_adapter
+from rgate_integrations.gates.artifacts.gate_file import SavedGate
+from rgate_integrations.models.download import resolve_model
+from rgate_integrations.models.local import LocalProxy, shared_proxy
+from rgate_integrations.models.model_folder import quiet
+from rgate_integrations.runtime.arrays import Float64Array, PositionArray
+from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
+from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
+from rgate_integrations.tuning.own import Recipe, SampledLabel, TrainingOptions, drafts_for
+from rgate_integrations.tuning.pairs import RECIPES, Pair, pairs_for, rewriter_pairs, verdict_prompt
+from rgate_integrations.tuning.questions import DataFile, Question, check_labels
+
+try:
+    import torch
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    from rgate_integrations.models.decoding import pad_left
+except ImportError as error:
+    raise missing_dependency(str(error.name), "local") from error
+
+ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
+
+_READ_DRAFTS = ("ik", "slimplm")
+_NO_LABEL = -100
+_RUN = "run.json"
+
+
+def train_adapter(
+    gate: str,
+    files: Sequence[DataFile],
+    model: str,
+    out: Path,
+    options: TrainingOptions | None = None,
+    *,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Fine-tune a gate on labelled questions, cross-validate it if asked, and save it.
+
+    Args:
+        gate: One of `ADAPTER_GATES`.
+        files: The labelled questions.
+        model: Base model: catalogue name, folder or Hub id.
+        out: Folder for the trained gate; `load_gate` takes it.
+        options: What is read, how it is trained and described; drafts are for `ik` and `slimplm` only.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Returns:
+        The metrics of the cross-validation; empty without one.
+
+    Raises:
+        ConfigurationError: The gate is not trained so, or not with these options.
+        DataFormatError: All labels are the same, or there are fewer questions than folds.
+    """
+    options = options or TrainingOptions()
+    if gate not in ADAPTER_GATES:
+        raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(ADAPTER_GATES))
+    if gate == "slimplm" and options.draft == "none":
+        raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
+    examples = [example for file in files for example in file.examples]
+    questions = [example.question for example in examples]
+    folds = options.folds or 0
+    known = check_labels(examples, folds)
+    proxy = shared_proxy(model)
+    drafts = None
+    parameters: dict[str, Any] = {}
+    if gate in _READ_DRAFTS:
+        drafts = drafts_for(proxy, questions, options, progress)
+        parameters["tokens"] = 0 if options.draft == "none" else options.tokens
+        parameters["source"] = "recorded" if options.draft == "recorded" else "proxy"
+    if gate == "boundary" and options.label in get_args(SampledLabel):
+        parameters["label"] = options.label
+    given: Sequence[Draft | None] = drafts or [None] * len(examples)
+    pairs = [pairs_for(gate, example, draft) for example, draft in zip(examples, given, strict=True)]
+    recipe = options.recipe or RECIPES[gate]
+    fit = partial(fine_tune, model=model, recipe=recipe, seed=options.seed, progress=progress)
+    metrics: dict[str, Any] = {}
+    if folds:
+        splits = question_folds(len(known), folds, options.seed)
+        load = partial(load_gate, gate, proxy=model, **parameters)
+        p = _cross_validate(fit, load, pairs, questions, drafts, splits)
+        metrics = fold_metrics(p, known, [question.dataset for question in questions])
+    fit(_join(pairs), out=out, resume=options.resume)
+    prompt = verdict_prompt(gate, drafts is not None)
+    saved = SavedGate(
+        method=gate,
+        prompts={prompt.name: prompt.hash},
+        parameters=parameters,
+        base_model=model,
+        fingerprint=proxy.fingerprint,
+        llm=options.llm,
+        provenance=options.provenance(
+            files,
+            folds=folds,
+            recipe=json.dumps(asdict(recipe)),
+            metrics=metrics,
+            packages=("torch", "transformers", "peft"),
+        ),
+    )
+    save_adapter(saved, out)
+    return metrics
+
+
+def _join(pairs: Iterable[Sequence[Pair]]) -> list[Pair]:
+    return list(chain.from_iterable(pairs))
+
+
+def _cross_validate(
+    fit: Callable[..., None],
+    load: Callable[..., DecisionEngine],
+    pairs: Sequence[Sequence[Pair]],
+    questions: Sequence[Question],
+    drafts: Sequence[Draft] | None,
+    splits: Iterable[tuple[PositionArray, PositionArray]],
+) -> Float64Array:
+    """Return for each question P(known) by an adapter that was trained without its fold."""
+    p = np.zeros(len(questions))
+    for train, test in splits:
+        with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
+            # Each fold has a folder of its own: an adapter that is loaded is known by its path.
+            adapter = Path(folder) / "gate"
+            fit(_join(pairs[place] for place in train), out=adapter)
+            asked = [questions[place].text for place in test]
+            given = [drafts[place] for place in test] if drafts else None
+            decisions = load(adapter=str(adapter)).decide_batch(asked, drafts=given)
+            p[test] = [decision.p_known for decision in decisions]
+    return p
+
+
+def train_rewriter(
+    paths: Sequence[Path],
+    model: str,
+    out: Path,
+    options: TrainingOptions | None = None,
+    *,
+    progress: Progress = silent,
+) -> None:
+    """Fine-tune the claim rewriter on annotated claims, and save its adapter.
+
+    Args:
+        paths: What `rgate_integrations.tuning.pairs.rewriter_pairs` reads.
+        model: Base model: catalogue name, folder or Hub id.
+        out: Folder for the adapter.
+        options: Of these, recipe, seed and resume.
+        progress: Told what is being done, how far it is, and how far it goes.
+    """
+    options = options or TrainingOptions()
+    recipe = options.recipe or RECIPES["rewriter"]
+    pairs = rewriter_pairs(paths)
+    fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=progress)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pair in tokens.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        target: Token ids that should continue it.
+        weight: Weight in the loss.
+    """
+
+    prompt: tuple[int, ...]
+    target: tuple[int, ...]
+    weight: float
+
+
+def fine_tune(
+    pairs: Sequence[Pair],
+    model: str,
+    out: Path,
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> None:
+    """Train a LoRA adapter and save it; only the logits of the targets are computed.
+
+    Checkpoints lie beside ``out`` until it is finished. The same seed gives the same weights on a CPU, also when
+    the run was killed and resumed.
+
+    Args:
+        pairs: What to learn.
+        model: Base model: catalogue name, folder or Hub id.
+        out: Folder for the adapter.
+        recipe: How.
+        seed: Seed of the adapter's weights, the order and the dropout.
+        resume: Continue from the last checkpoint of this very run, if there is one.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        ConfigurationError: There is nothing to train on, ``out`` is something else than an adapter, or the run that
+            is to be resumed was another one.
+    """
+    if not pairs:
+        raise ConfigurationError("There is nothing to train on.")
+    check_replaceable(out, (ADAPTER,))
+    proxy = LocalProxy(model)
+    rows = []
+    for pair in pairs:
+        prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
+        rows.append(Row(tuple(prompt), tuple(target), pair.weight))
+    # The rows are in it: other labels for the same questions are another run.
+    contents = hashlib.sha256(repr(rows).encode()).hexdigest()
+    identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
+    checkpoints = out.parent / f".{out.name}-checkpoints"
+    last = last_checkpoint(checkpoints, identity) if resume else None
+    if last is None:
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        write_atomically(checkpoints / _RUN, identity)
+    tuned = _model_to_tune(model, recipe, seed)
+    trainer = TargetTrainer(
+        model=tuned,
+        args=_arguments(recipe, len(rows), seed, checkpoints),
+        train_dataset=rows,
+        data_collator=Collator(proxy.encoder.tokenizer.pad_token_id),
+        callbacks=[ReportProgress(progress)],
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train(resume_from_checkpoint=last)
+    made = out.parent / f".{out.name}-made"
+    shutil.rmtree(made, ignore_errors=True)
+    tuned.save_pretrained(str(made))
+    (made / "README.md").unlink(missing_ok=True)  # peft's empty card
+    rename_folder(made, out)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
+    """Return the last whole checkpoint of a run, or None if there is none.
+
+    Raises:
+        ConfigurationError: The checkpoints are of a run with other data, options or weights.
+    """
+    whole = {}
+    for folder in checkpoints.glob("checkpoint-*"):
+        # The trainer writes its state last: a checkpoint without it was being written when the run was killed.
+        if (folder / "trainer_state.json").is_file():
+            whole[int(folder.name.removeprefix("checkpoint-"))] = str(folder)
+    if not whole:
+        return None
+    if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
+        raise ConfigurationError(
+            "The run that was stopped had other data, options or another base model.",
+            hint="Leave out --resume to begin anew, or train into another folder.",
+        )
+    return whole[max(whole)]
+
+
+def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
+    """Load the base model, and put a fresh adapter into it."""
+    transformers.set_seed(seed)
+    with quiet(transformers):
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            resolve_model(model),
+            dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    lora = LoraConfig(
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        lora_dropout=recipe.dropout,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        # peft asks transformers by a name that is going away
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(base, lora)
+
+
+def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> transformers.TrainingArguments:
+    """Return the arguments of transformers' trainer."""
+    cuda = torch.cuda.is_available()
+    per_pass = min(recipe.per_device, recipe.batch_size, rows)
+    passes = max(1, min(recipe.batch_size, rows) // per_pass)
+    steps = max(1, round(rows * recipe.epochs / (per_pass * passes)))
+    return transformers.TrainingArguments(
+        output_dir=str(checkpoints),
+        num_train_epochs=recipe.epochs,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=recipe.schedule,
+        warmup_steps=round(recipe.warmup * steps),
+        per_device_train_batch_size=per_pass,
+        gradient_accumulation_steps=passes,
+        bf16=cuda,
+        auto_find_batch_size=cuda,  # halves the batch when memory runs out
+        save_strategy="steps",
+        save_steps=max(1, steps // 10),
+        save_total_limit=2,
+        logging_steps=max(1, steps // 20),
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        seed=seed,
+        data_seed=seed,
+        dataloader_pin_memory=False,
+    )
+
+
+class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types here
+    """Minimises the mean negative log-probability of the target tokens, each with its row's weight."""
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
+    ) -> Any:
+        """Return the loss, and the logits if they are asked for."""
+        labels, weights = inputs.pop("labels"), inputs.pop("weights")
+        # All targets end at the end of their row (see `Collator`), so the last logits are enough; the logit that
+        # predicts a token stands one before it.
+        logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
+        logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
+        is_target = labels >= 0
+        target_logprobs = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        token_weights = is_target * weights[:, None]
+        loss = -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+
+class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Tells the last loss and the number of steps that are done.
+
+    Args:
+        progress: Is told.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.loss = ""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Keep the loss."""
+        if logs and "loss" in logs:
+            self.loss = f", loss {float(logs['loss']):.3f}"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tell."""
+        self.progress(f"training{self.loss}", state.global_step, state.max_steps)
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes a batch of rows, padded on the left, so that all targets end in the last position.
+
+    Attributes:
+        pad: Token id of the padding.
+    """
+
+    pad: int
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Return the batch; positions count from the first token that is no padding."""
+        ids, mask = pad_left([(*row.prompt, *row.target) for row in rows], self.pad, torch.device("cpu"))
+        widest = max(len(row.target) for row in rows)
+        labels = [[_NO_LABEL] * (widest - len(row.target)) + list(row.target) for row in rows]
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
+            "labels": torch.tensor(labels),
+            "weights": torch.tensor([row.weight for row in rows]),
+        }

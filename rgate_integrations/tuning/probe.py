@@ -1,0 +1,218 @@
+"""Linear probes on the proxy's hidden states: read, fitted, cross-validated, and weighted against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
+from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
+from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
+from rgate_integrations.tuning.own import TrainingOptions, drafts_for
+from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, check_labels
+
+COMPONENTS = 128
+"""Principal components that are kept of a layer."""
+
+REGULARISATION = 0.005
+"""scikit-learn's C: the inverse of the strength."""
+
+_HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
+_TINY = 1e-6  # keeps a constant feature from dividing by zero
+_CHUNK = 256
+_VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
+    "none": (("question", "mean"),),
+    "proxy": (("draft", "mean"), ("question", "mean")),
+    # a recorded answer is often whole: its last token sums it up
+    "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
+}
+"""What each kind of draft is read by: a probe a view."""
+
+
+def train_probe(
+    files: Sequence[DataFile],
+    proxy: LocalProxy,
+    options: TrainingOptions | None = None,
+    *,
+    progress: Progress = silent,
+) -> ProbeArtifact:
+    """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
+
+    Args:
+        files: The examples.
+        proxy: The model whose hidden states are read.
+        options: What is read, and how the result is described; at least 2 folds.
+        progress: Told what is being done, how far it is, and how far it goes.
+
+    Raises:
+        DataFormatError: All labels are the same, or there are fewer questions than folds.
+        ConfigurationError: There are fewer than 2 folds.
+    """
+    options = options or TrainingOptions()
+    folds = 5 if options.folds is None else options.folds
+    if folds < 2:
+        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
+    examples = [example for file in files for example in file.examples]
+    known = check_labels(examples, folds)
+    questions = [example.question for example in examples]
+    sets = [question.dataset for question in questions]
+    views = []
+    for span, pooling in _VIEWS[options.draft]:
+        depths = middle_layers(proxy.num_layers, span)
+        views.append([PooledLayer(depth, span, pooling) for depth in depths])
+    states = _read_states(proxy, questions, views, options, progress)
+    held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
+    # The views are weighted by a second cross-validation, so that no question weights itself.
+    logits = np.zeros(len(known))
+    for train, test in question_folds(len(known), folds, options.seed):
+        weights, bias = _combine(held_out[train], known[train])
+        logits[test] = held_out[test] @ weights + bias
+    weights, bias = _combine(held_out, known)
+    weighted = []
+    for view, weight in zip(states, weights, strict=True):
+        probe = fit_probe(view, known, options.seed, sets)
+        weighted.append(probe.weight * weight)
+        bias += probe.bias * float(weight)
+    return ProbeArtifact(
+        weight=np.concatenate(weighted).astype(np.float32),
+        bias=bias,
+        layers=tuple(layer for view in views for layer in view),
+        tokens=0 if options.draft == "none" else options.tokens,
+        source="recorded" if options.draft == "recorded" else "proxy",
+        base_model=proxy.name,
+        llm=options.llm,
+        system=options.system,
+        prompts={options.prompt.name: options.prompt.hash},
+        fingerprint=proxy.fingerprint,
+        provenance=options.provenance(
+            files,
+            folds=folds,
+            recipe=_recipe(views, weights),
+            metrics=fold_metrics(logits, known, sets),
+            packages=("torch", "transformers", "scikit-learn", "numpy"),
+        ),
+    )
+
+
+def _read_states(
+    proxy: LocalProxy,
+    questions: Sequence[Question],
+    views: Sequence[Sequence[PooledLayer]],
+    options: TrainingOptions,
+    progress: Progress,
+) -> list[Float32Array]:
+    """Read the questions chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
+    drafts = drafts_for(proxy, questions, options, progress)
+    layers = [layer for view in views for layer in view]
+    found: list[Float32Array] = []
+    for start in range(0, len(questions), _CHUNK):
+        values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
+        given = None if drafts is None else drafts[start : start + _CHUNK]
+        found += [hidden.states for hidden in proxy.hidden(options.prompt, values, given, layers)]
+        progress("reading hidden states", len(found), len(questions))
+    ends = np.cumsum([len(view) for view in views])
+    return np.split(np.stack(found), ends[:-1], axis=1)
+
+
+def _combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, float]:
+    """Fit the weights of several probes' held-out logits, shape (n, probes), and so calibrate them.
+
+    P(known) is the sigmoid of ``logits @ weights + bias``.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=1e6).fit(logits, known)
+    return model.coef_[0], float(model.intercept_[0])
+
+
+def _recipe(views: Sequence[Sequence[PooledLayer]], weights: Float64Array) -> str:
+    """Say in words how a probe was made, for its model card."""
+    read = []
+    for view, weight in zip(views, weights, strict=True):
+        depths = [layer.layer for layer in view]
+        read.append(f"{view[0].pooling} of the {view[0].span} at layers {depths} with weight {weight:.2f}")
+    return (
+        f"{', '.join(read)}; per layer standardised, {COMPONENTS} principal components and logistic regression with "
+        f"C={REGULARISATION}, averaged with one that has an intercept a data set; logits averaged over the layers, "
+        "weighted and calibrated by logistic regression on held-out logits"
+    )
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A linear probe.
+
+    Attributes:
+        weight: Shape (layers, hidden size).
+        bias: Added to the sum of ``weight * states``.
+    """
+
+    weight: Float32Array
+    bias: float
+
+    def __call__(self, states: Float32Array) -> Float64Array:
+        """Return the logit for each of the states, shape (n, layers, hidden size)."""
+        logits: Float64Array = np.einsum("nlh,lh->n", states.astype(np.float64), self.weight) + self.bias
+        return logits
+
+
+def fit_probe(states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]) -> LinearProbe:
+    """Fit one regularised logistic regression a layer, on standardised principal components, and average them.
+
+    With several data sets each layer is fitted twice and averaged: once as it is, and once with a free intercept
+    a set. The latter learns what tells known from unknown within a set, not which set a question is from.
+    Standardisation, projection and averaging are linear, so the result folds into one weight vector a layer.
+
+    Args:
+        states: Shape (n, layers, hidden size).
+        known: The labels, shape (n,).
+        seed: Seed of the solver.
+        sets: The data set of each question.
+    """
+    names = np.asarray(sets)
+    in_set = names[:, None] == np.unique(names)[None, :]
+    weights = []
+    biases = []
+    for layer in range(states.shape[1]):
+        weight, bias = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
+        weights.append(weight)
+        biases.append(bias)
+    return LinearProbe((np.stack(weights) / len(weights)).astype(np.float32), float(np.mean(biases)))
+
+
+def _fit_layer(
+    states: Float64Array, known: BoolArray, seed: int, in_set: BoolArray
+) -> tuple[Float64Array, float]:
+    """Return weight, shape (hidden size,), and bias of one layer's states, shape (n, hidden size)."""
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+
+    mean, scale = states.mean(axis=0), states.std(axis=0) + _TINY
+    pca = PCA(min(COMPONENTS, *states.shape), svd_solver="full")
+    components = pca.fit_transform((states - mean) / scale)
+    model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)
+    coefficients, intercept = model.coef_[0], float(model.intercept_[0])
+    if in_set.shape[1] > 1:
+        model.fit(np.hstack([components, _HARDLY_REGULARISED * in_set]), known)
+        coefficients = (coefficients + model.coef_[0, : components.shape[1]]) / 2
+    # Back from components to states: x -> coefficients @ components_ @ ((x - mean) / scale - pca.mean_) + intercept
+    projected = pca.components_.T @ coefficients
+    weight = projected / scale
+    return weight, intercept - float(mean @ weight) - float(pca.mean_ @ projected)
+
+
+def cross_validate(
+    states: Float32Array, known: BoolArray, folds: int, seed: int, sets: Sequence[str]
+) -> Float64Array:
+    """Return for each question the logit of a probe that was fitted without its fold."""
+    logits = np.zeros(len(known))
+    names = np.asarray(sets)
+    for train, test in question_folds(len(known), folds, seed):
+        logits[test] = fit_probe(states[train], known[train], seed, names[train].tolist())(states[test])
+    return logits
