@@ -151,12 +151,12 @@ def test_memory_does_not_grow_with_the_length(reader):
 
 
 @pytest.mark.model
-def test_question_and_begun_answer_are_read_in_one_pass(reader):
+def test_question_and_begun_answer_are_read_in_one_pass(reader, monkeypatch):
+    passes, read = [], reader.states
+    monkeypatch.setattr(reader, "states", lambda texts, numbers: passes.append(texts) or read(texts, numbers))
     gate = load_gate(BEGUN, on_error="raise")
-    gate.decide("What is the capital of Peru?", draft="The capital of Peru is")
-    before = reader.calls
     gate.decide("What is the capital of Chile?", draft="The capital of Chile is")
-    assert reader.calls == before + 1
+    assert len(passes) == 1
 
 
 @pytest.mark.model
@@ -249,7 +249,7 @@ def test_callers_at_once_load_it_once(tmp_path, monkeypatch):
 
     def make(folder):
         made.append(folder)
-        return SimpleNamespace(calls=0)
+        return SimpleNamespace()
 
     monkeypatch.setattr(reader_module, "Reader", make)
     with ThreadPoolExecutor(8) as pool:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import EvidenceError, ServerError, missing_dependency
+from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.credentials import read_credentials
-from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.threads import reset_after_fork
+
+if TYPE_CHECKING:
+    import httpx
 
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
 """The environment variable that has the token of a decision server, for the server and for its clients."""
 
-_LONGEST_ANSWER = 16 << 20
 _PROBE = 0.25  # seconds
 _QUOTED = 300  # characters of a server's own words in an error
+_ANSWER = TypeAdapter(dict[str, list[Decision]])
 
 
 class DecisionServer:
@@ -45,7 +47,7 @@ class DecisionServer:
 
     def after_fork(self) -> None:
         """Forget the connections, which are the parent's."""
-        self._client: Any = None
+        self._client: httpx.Client | None = None
         self._is_broken = False
 
     def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_known_by: str) -> list[Decision]:
@@ -60,51 +62,39 @@ class DecisionServer:
             ServerError: The server could not be asked, is full, or gave something else as an answer.
             EvidenceError: It refused the request.
         """
-        if self._is_broken and self._send("GET", "/ready", seconds=_PROBE)[0] != 200:
+        if self._is_broken and self._send("GET", "/ready", seconds=_PROBE).status_code != 200:
             raise ServerError(f"The decision server at {self.url} is not ready.")
         self._is_broken = False
         body = {"questions": items, "llm": llm, "llm_known_by": llm_known_by}
-        status, content = self._send("POST", "/v1/decide", seconds=self._seconds, json=body)
-        said = self._credentials.redact(content[: 2 * _QUOTED].decode(errors="replace"))[:_QUOTED]
-        if status == 422:
+        response = self._send("POST", "/v1/decide", seconds=self._seconds, json=body)
+        said = self._credentials.redact(response.text)[:_QUOTED]
+        if response.status_code == 422:
             raise EvidenceError(f"The decision server at {self.url} refused the request: {said}")
-        if status == 401:
+        if response.status_code == 401:
             raise ServerError(f"The decision server at {self.url} refused the token.", hint=f"Set {TOKEN}.")
-        if status != 200:
-            raise ServerError(f"The decision server at {self.url} answered {status}: {said}")
+        if response.status_code != 200:
+            raise ServerError(f"The decision server at {self.url} answered {response.status_code}: {said}")
         try:
-            decisions = [Decision.model_validate(each) for each in parse_json(content)["decisions"]]
-        except (ValidationError, ValueError, LookupError, TypeError):
+            decisions = _ANSWER.validate_json(response.content)["decisions"]
+        except (ValidationError, LookupError):
             decisions = []
         if len(decisions) != len(items):
             raise ServerError(f"{self.url} does not answer as a decision server does.", hint="rgate serve")
         return decisions
 
-    def _send(self, method: str, path: str, *, seconds: float, **options: Any) -> tuple[int, bytes]:
-        """Send a request; returns status and body."""
-        try:
-            import httpx
-        except ImportError as error:
-            raise missing_dependency("httpx", "served") from error
+    def _send(self, method: str, path: str, *, seconds: float, **options: Any) -> httpx.Response:
+        import httpx
+
         if self._client is None:
-            # Not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
-            headers = {"accept-encoding": "identity", **self._credentials.headers}
-            self._client = httpx.Client(headers=headers)
+            self._client = httpx.Client(headers=self._credentials.headers)
         headers = {"x-rgate-timeout-ms": str(1e3 * seconds)}
-        content = bytearray()
         try:
-            with self._client.stream(
-                method, self.url + path, headers=headers, timeout=seconds, **options
-            ) as response:
-                for part in response.iter_raw():
-                    content += part
-                    if len(content) > _LONGEST_ANSWER:
-                        raise ServerError(f"{self.url} answered more than {_LONGEST_ANSWER >> 20} MiB.")
-                return response.status_code, bytes(content)
+            return self._client.request(method, self.url + path, headers=headers, timeout=seconds, **options)
         except httpx.HTTPError as error:
+            self._is_broken = True
             trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
-        self._is_broken = True
-        # Not raised inside the `except`: the error of httpx would be chained, and it may quote what was sent.
-        raise ServerError(
-            f"The decision server at {self.url} could not be asked: {trouble}", hint="Is rgate serve running?"
-        )
+            # The error of httpx is not chained: it may quote what was sent.
+            raise ServerError(
+                f"The decision server at {self.url} could not be asked: {trouble}",
+                hint="Is rgate serve running?",
+            ) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
@@ -98,7 +98,6 @@ class Reader:
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
         self.threads = threads or usable_cores()
-        self.calls = 0
         try:
             import onnxruntime
             from tokenizers import Tokenizer
@@ -187,8 +186,7 @@ class Reader:
     def _read(
         self, rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]
     ) -> list[tuple[ReaderRow, dict[int, Float32Array]]]:
-        """Return each row as far as it was read, and the states of its tokens by layer. Counts as one call."""
-        self.calls += 1
+        """Return each row as far as it was read, and the states of its tokens by layer."""
         numbers = layer_numbers(layers)
         rows = list(rows)
         only_question = all(span == "question" for _, span, _ in layers)
@@ -211,12 +209,8 @@ class Reader:
                 used = 0
             batches[-1].append(windows[i])
             used += lengths[i]
-        read = partial(self.states, numbers=numbers)
-        # A pool starts its threads with the first work that it is given.
         with ThreadPoolExecutor(self.threads) as pool:
-            results: Iterable[list[dict[int, Float32Array]]] = map(read, batches)
-            if len(batches) > 1 and self.threads > 1:
-                results = pool.map(read, batches)
+            results = pool.map(partial(self.states, numbers=numbers), batches)
             by_place = dict(zip(order, chain.from_iterable(results), strict=True))
         in_order = map(by_place.__getitem__, range(len(windows)))
         found = []

@@ -249,22 +249,21 @@ class ServedProxy(Proxy):
         # No likelier than the least of those that are listed, and not more than they leave over.
         left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
-        scores, is_any_listed = [], False
+        listed: dict[str, float] = {}
         for rest in rests:
-            score = most
-            listed = _listed(rest, logprobs)
-            if listed:
-                score, is_any_listed = max(listed), True
-            scores.append(score)
+            for token, logprob in logprobs.items():
+                if token.strip() and rest.strip().startswith(token.strip()):
+                    listed[rest] = max(listed.get(rest, logprob), logprob)
         # The bounds of targets that are not listed say nothing about which of them is likelier.
-        if len(rests) > 1 and not is_any_listed:
+        if len(rests) > 1 and not listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
                 f"{self.name} would begin with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        return TargetScores(tuple(scores), completion.draft.prompt_tokens)
+        scores = tuple(listed.get(rest, most) for rest in rests)
+        return TargetScores(scores, completion.draft.prompt_tokens)
 
     def _request(
         self,
@@ -451,14 +450,3 @@ def _ssl_context() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context()
-
-
-def _listed(target: str, logprobs: Mapping[str, float]) -> list[float]:
-    """Return the log-probabilities of the tokens that a target may begin with, as far as they are listed."""
-    wanted = target.strip()
-    found = []
-    for token, logprob in logprobs.items():
-        text = token.strip()
-        if text and wanted.startswith(text):
-            found.append(logprob)
-    return found
