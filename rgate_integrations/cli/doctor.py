@@ -18,11 +18,10 @@ from rgate_integrations.cli.options import AsJson
 from rgate_integrations.cli.output import Terminal, print_error, print_json
 from rgate_integrations.errors import ModelLoadError, RGateError
 from rgate_integrations.models.catalog import CATALOGUE, entry
-from rgate_integrations.models.download import cache_dir, cached_path
+from rgate_integrations.models.download import Source, cache_dir, cached_path
 from rgate_integrations.models.download import download as bring
 from rgate_integrations.models.download import origin as origin_of
 from rgate_integrations.models.reader import READER, Reader
-from rgate_integrations.models.sources import Source
 
 _WORKS = "gives the states that it should"
 

