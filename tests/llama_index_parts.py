@@ -1,9 +1,9 @@
-"""What the LlamaIndex tests share: a scripted gate and LLM, a small index, and calls in every style."""
+"""What the LlamaIndex tests share: a scripted gate, LLMs that write and draft, shelves, and calls in every style."""
 
 import asyncio
 import functools
-import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
@@ -18,14 +18,22 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import MockLLM
+from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
+from llama_index.core.response_synthesizers import get_response_synthesizer
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import Field
 
 from rgate_integrations import Decision, Draft
 from rgate_integrations.llama_index import RetrievalGateEvent
-from tests.patience import PATIENCE
+from tests.begun_answers import TEXT, answer_to
 from tests.test_hybrid import TEXTS
 
 CLAIMS = Draft(text="Oulu lies far up north. Jupiter has many moons.")
+
+
+# --- calls and what is heard of them -----------------------------------------------------------------------
 
 
 def blocking(owner, name, *arguments):
@@ -50,9 +58,7 @@ def ask(engine, question, style):
         response = engine.query(question)
     else:
         response = engine.chat(question) if style == "query" else engine.stream_chat(question)
-    if style == "query":
-        return str(response), response
-    return "".join(response.response_gen), response
+    return (str(response) if style == "query" else "".join(response.response_gen)), response
 
 
 async def aask(engine, question, style):
@@ -90,21 +96,7 @@ def decisions_in(events):
     return [event.decision for event in events if isinstance(event, RetrievalGateEvent)]
 
 
-def names_of(events):
-    return [event.class_name() for event in events]
-
-
-def runs_meanwhile(loop):
-    """Whether an event loop runs while the caller blocks its own thread."""
-    ran = threading.Event()
-    loop.call_soon_threadsafe(ran.set)
-    return ran.wait(PATIENCE)
-
-
-@functools.cache
-def vector_index():
-    documents = [Document(text=text) for text in TEXTS.values()]
-    return VectorStoreIndex.from_documents(documents, embed_model=MockEmbedding(8))
+# --- gates and retrievers ----------------------------------------------------------------------------------
 
 
 class ScriptedGate:
@@ -114,14 +106,12 @@ class ScriptedGate:
         before: Called before each decision.
     """
 
-    def __init__(self, before=None):
-        self.questions = []
-        self.drafts = []
+    def __init__(self, before=lambda: None):
+        self.questions, self.drafts = [], []
         self.before = before
 
     def decide_batch(self, questions, *, drafts=None):
-        if self.before is not None:
-            self.before()
+        self.before()
         self.questions.append(list(questions))
         if "RAISE" in questions:
             raise RuntimeError("gate down")
@@ -133,13 +123,46 @@ class ScriptedGate:
         return await asyncio.to_thread(self.decide_batch, questions, **options)
 
     def _decision(self, question, draft):
-        return Decision(
-            question=question,
-            retrieve="unknown" in question,
-            p_known=0.5,
-            reason="because",
-            draft=draft or CLAIMS,
-        )
+        facts = {"p_known": 0.5, "reason": "because", "draft": draft or CLAIMS}
+        return Decision(question=question, retrieve="unknown" in question, **facts)
+
+
+@functools.cache
+def vector_index():
+    documents = [Document(text=text) for text in TEXTS.values()]
+    return VectorStoreIndex.from_documents(documents, embed_model=MockEmbedding(8))
+
+
+class Shelf(BaseRetriever):
+    """Finds its texts for every query, and keeps the queries; fails for "broken", finds nothing for "empty"."""
+
+    def __init__(self, *texts):
+        self.texts = texts or (TEXT,)
+        self.queries = []
+        super().__init__()
+
+    def _retrieve(self, query_bundle):
+        self.queries.append(query_bundle.query_str)
+        query_bundle.embedding = [1.0]  # as LlamaIndex's vector retriever does
+        if "broken" in query_bundle.query_str:
+            raise TimeoutError("index gone")
+        texts = [] if "empty" in query_bundle.query_str else self.texts
+        return [NodeWithScore(node=TextNode(id_=text, text=text), score=1.0) for text in texts]
+
+
+def over(retriever, *, streaming=False):
+    """Return an engine that reads what a retriever finds."""
+    return RetrieverQueryEngine(retriever, get_response_synthesizer(llm=MockLLM(), streaming=streaming))
+
+
+class Rag(CustomQueryEngine):
+    """An engine of one step, with passages."""
+
+    def custom_query(self, query_str):
+        return f"read about {query_str}"
+
+
+# --- LLMs --------------------------------------------------------------------------------------------------
 
 
 class ScriptedLLM(MockLLM):
@@ -155,7 +178,7 @@ class ScriptedLLM(MockLLM):
     asked: list = Field(default_factory=list)
     chats: bool = False
 
-    def __init__(self, fails=None, *, chats=False):
+    def __init__(self, fails=lambda options: None, *, chats=False):
         super().__init__()
         self.fails = fails
         self.chats = chats
@@ -164,26 +187,145 @@ class ScriptedLLM(MockLLM):
     def metadata(self):
         return LLMMetadata(model_name="scripted", is_chat_model=self.chats)
 
+    @llm_completion_callback()
     def complete(self, prompt, formatted=False, **options):
         tokens, logprobs = self._tokens(options)
         return CompletionResponse(text="".join(tokens), logprobs=logprobs)
 
+    @llm_completion_callback()
     async def acomplete(self, prompt, formatted=False, **options):
-        return self.complete(prompt, formatted, **options)
+        tokens, logprobs = self._tokens(options)
+        return CompletionResponse(text="".join(tokens), logprobs=logprobs)
 
+    @llm_chat_callback()
     def chat(self, messages, **options):
+        return self._chat(options)
+
+    @llm_chat_callback()
+    async def achat(self, messages, **options):
+        return self._chat(options)
+
+    def _chat(self, options):
         tokens, logprobs = self._tokens(options)
         message = ChatMessage(role="assistant", content="".join(tokens))
         return ChatResponse(message=message, logprobs=logprobs)
 
-    async def achat(self, messages, **options):
-        return self.chat(messages, **options)
-
     def _tokens(self, options):
         self.asked.append(sorted(options))
-        error = self.fails(options) if self.fails is not None else None
+        error = self.fails(options)
         if error is not None:
             raise error
         tokens = ["It ", "is ", "me."][: options.get("max_tokens", 9)]
         logprobs = [[LogProb(token=token, logprob=-0.5)] for token in tokens]
         return tokens, logprobs if options.get("logprobs") else None
+
+
+class Writer(MockLLM):
+    """Writes an answer token by token: `UNSURE` for prompts with "unknown" in them, else `KNOWN`.
+
+    Attributes:
+        calls: The prompts, in order.
+        ended: What became of each stream: "whole" or "closed".
+        fails_at: Token before which it fails; None never.
+        pace: Called before each token with its number; what it returns is awaited.
+        usage: What its server says that it has read; None if it does not say.
+    """
+
+    usage: int | None = None
+    calls: list = Field(default_factory=list)
+    ended: list = Field(default_factory=list)
+    fails_at: int | None = None
+    pace: object = None
+
+    def __init__(self, *, fails_at=None, pace=lambda number: None):
+        super().__init__()
+        self.fails_at = fails_at
+        self.pace = pace
+
+    @property
+    def metadata(self):
+        return LLMMetadata(model_name="writer", is_chat_model=False)
+
+    def complete(self, prompt, formatted=False, **options):
+        self.calls.append(prompt)
+        return CompletionResponse(text=answer_to(prompt))
+
+    async def acomplete(self, prompt, formatted=False, **options):
+        return self.complete(prompt, formatted, **options)
+
+    def _chunks(self, prompt):
+        self.calls.append(prompt)
+        words = answer_to(prompt).split()
+        for number, word in enumerate(words):
+            if number == self.fails_at:
+                raise OSError("connection lost")
+            text = " ".join(words[: number + 1])
+            delta = word if number == 0 else f" {word}"
+            yield CompletionResponse(text=text, delta=delta, **self._told(delta, number))
+
+    def _told(self, delta, number):
+        return {} if self.usage is None else {"raw": {"usage": {"prompt_tokens": self.usage}}}
+
+    @contextmanager
+    def _ending(self):
+        try:
+            yield
+        except (GeneratorExit, asyncio.CancelledError):
+            self.ended.append("closed")
+            raise
+        self.ended.append("whole")
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt, formatted=False, **options):
+        def written():
+            with self._ending():
+                yield from self._chunks(prompt)
+
+        return written()
+
+    @llm_completion_callback()
+    async def astream_complete(self, prompt, formatted=False, **options):
+        async def written():
+            with self._ending():
+                for number, chunk in enumerate(self._chunks(prompt)):
+                    waited = self.pace(number)
+                    if waited is not None:
+                        await waited
+                    yield chunk
+
+        return written()
+
+
+class Telling(Writer):
+    """A writer that can tell log-probabilities, where at least one likeliest token is asked for.
+
+    Attributes:
+        logprobs: Whether it is asked for them.
+        top_logprobs: How many of the likeliest tokens it is asked for.
+        refuses: Whether its server refuses.
+        form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
+        asked: What it was asked for at each call.
+    """
+
+    logprobs: bool | None = None
+    top_logprobs: int = 0
+    refuses: bool = False
+    form: str = "chat"
+    asked: list = Field(default_factory=list)
+
+    def _chunks(self, prompt):
+        self.asked.append(self.logprobs)
+        if self.logprobs and self.refuses:
+            raise ValueError("unknown parameter logprobs")
+        yield from super()._chunks(prompt)
+
+    def _told(self, delta, number):
+        if not self.logprobs or not self.top_logprobs:
+            return {}
+        value = -0.25 * number
+        if self.form == "own":
+            return {"logprobs": [[LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]]}
+        told = SimpleNamespace(tokens=[delta], token_logprobs=[value], top_logprobs=[{delta: value}])
+        if self.form == "chat":
+            told = SimpleNamespace(content=[SimpleNamespace(token=delta, logprob=value)])
+        return {"raw": SimpleNamespace(choices=[SimpleNamespace(logprobs=told, finish_reason=None)])}

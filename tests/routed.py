@@ -6,10 +6,9 @@ from langchain_core.runnables import RunnableLambda
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
-from tests import llama_index_writers
+from tests import llama_index_parts
 from tests.begun_answers import Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import SINGLES
-from tests.llama_index_parts import ask
 
 
 class Side:
@@ -69,10 +68,10 @@ class LlamaIndex(Side):
     way = "query"
 
     def make(self, answer_first, look_first, fails_at):
-        self.shelf, self.writer = llama_index_writers.Shelf(), llama_index_writers.Writer(fails_at=fails_at)
+        self.shelf, self.writer = llama_index_parts.Shelf(), llama_index_parts.Writer(fails_at=fails_at)
         streaming = "stream" in self.way
         self.engine = GatedQueryEngine.from_defaults(
-            llama_index_writers.over(self.shelf, streaming=streaming),
+            llama_index_parts.over(self.shelf, streaming=streaming),
             self.judge,
             self.writer,
             streaming=streaming,
@@ -82,7 +81,7 @@ class LlamaIndex(Side):
 
     def ask(self, question, threshold=None):
         engine = self.engine if threshold is None else self.engine.with_threshold(threshold)
-        text, response = ask(engine, question, self.way)
+        text, response = llama_index_parts.ask(engine, question, self.way)
         self.decision = response.metadata["rgate"]
         return text.strip()
 

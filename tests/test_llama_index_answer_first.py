@@ -1,4 +1,4 @@
-"""The direct engine answers first: what it has begun is judged, and goes on or is stopped. LlamaIndex."""
+"""LlamaIndex: the direct engine answers first, or a search is looked at first; the contract has what is shared."""
 
 import asyncio
 
@@ -11,50 +11,55 @@ from llama_index.core.base.response.schema import (
 )
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.empty import EmptyIndex
+from llama_index.core.llms import MockLLM
+from llama_index.core.schema import TextNode
 from pydantic import BaseModel
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine
-from tests.begun_answers import KNOWN, UNSURE, Reader, Stuck, in_step, nothing_left
-from tests.llama_index_parts import ask, both_ways, decisions_in, every_style, hearing
-from tests.llama_index_writers import Rag, Shelf, Telling, Writer, over
+from tests.begun_answers import KNOWN, LOOK, TEXT, UNSURE, Reader, Stuck, in_step, nothing_left
+from tests.llama_index_parts import (
+    Rag,
+    ScriptedGate,
+    Shelf,
+    Telling,
+    Writer,
+    ask,
+    both_ways,
+    decisions_in,
+    every_style,
+    hearing,
+    over,
+)
 from tests.patience import PATIENCE
 
 
-def gated(llm, *, judge=None, streaming=False, engine=None, **options):
-    options = {"tokens": 4, "question_gate": None} | options
+def gated(llm, *, judge=None, style="query", engine=None, **options):
+    options = AnswerFirst(**({"tokens": 4, "question_gate": None} | options))
     return GatedQueryEngine.from_defaults(
-        engine or Rag(), judge or Reader(), llm, streaming=streaming, answer_first=AnswerFirst(**options)
+        engine or Rag(), judge or Reader(), llm, streaming=style.endswith("stream"), answer_first=options
     )
-
-
-STREAMS = {"query": False, "aquery": False, "stream": True, "astream": True}
 
 
 @every_style
 def test_a_known_answer_is_a_response_of_the_kind_that_was_asked_for(style):
-    text, response = ask(gated(Writer(), streaming=STREAMS[style]), "a known one?", style)
+    engine = gated(Writer(), style=style)
+    text, response = ask(engine, "a known one?", style)
     assert text == KNOWN
     kinds = {"stream": StreamingResponse, "astream": AsyncStreamingResponse}
     assert type(response) is kinds.get(style, Response)
     assert response.metadata["rgate"]["draft"]["text"] == "It is surely the"
+    chat = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=Writer())
+    assert ask(chat, "a known one?", style)[0] == KNOWN
 
 
-@pytest.mark.parametrize("style", ["stream", "astream"])
-def test_the_streamed_chunks_are_those_of_the_direct_engine(style):
-    def chunks(engine):
-        if style == "stream":
-            return list(engine.query("a known one?").response_gen)
-
-        async def asked():
-            response = await engine.aquery("a known one?")
-            return [chunk async for chunk in response.response_gen]
-
-        return asyncio.run(asked())
-
+def test_the_streamed_chunks_are_those_of_the_direct_engine():
     alone = EmptyIndex().as_query_engine(llm=Writer(), streaming=True)
-    assert chunks(gated(Writer(), streaming=True)) == chunks(alone)
+    for engine in (alone, gated(Writer(), style="stream")):
+        chunks = list(engine.query("a known one?").response_gen)
+        assert chunks == [KNOWN.split()[0], *(f" {word}" for word in KNOWN.split()[1:])]
 
 
 @both_ways
@@ -79,7 +84,7 @@ def test_of_a_parsed_object_the_question_decides(call):
             return PydanticResponse(Fact(name="Ada"))
 
         async def aquery(self, str_or_query_bundle):
-            return PydanticResponse(Fact(name="Ada"))
+            return self.query(str_or_query_bundle)
 
     judge, look = Reader(), Reader({"easy form": 0.6, "hard form": 0.37})
     engine = GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(question_gate=look))
@@ -93,12 +98,11 @@ def test_of_a_parsed_object_the_question_decides(call):
 
 
 @pytest.mark.parametrize("form", ["chat", "completion", "own"])
-@every_style
-def test_log_probabilities_are_captured(style, form):
+@both_ways
+def test_log_probabilities_are_captured(call, form):
     llm, judge = Telling(), Reader()
     llm.form = form
-    engine = gated(llm, judge=judge, streaming=STREAMS[style])
-    assert ask(engine, "a known one?", style)[0] == KNOWN
+    assert str(call(gated(llm, judge=judge), "query", "a known one?")) == KNOWN
     ((draft,),) = judge.drafts
     assert draft.tokens == ("It", " is", " surely", " the")
     assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
@@ -111,8 +115,8 @@ def test_an_llm_that_refuses_log_probabilities_answers_without(call):
     llm, judge = Telling(), Reader()
     llm.refuses = True
     engine = gated(llm, judge=judge)
-    assert str(call(engine, "query", "a known one?")) == KNOWN
-    assert str(call(engine, "query", "a known one?")) == KNOWN
+    for _ in range(2):
+        assert str(call(engine, "query", "a known one?")) == KNOWN
     assert llm.asked == [True, None, None]
     assert [draft.logprobs for (draft,) in judge.drafts] == [None, None]
 
@@ -120,11 +124,10 @@ def test_an_llm_that_refuses_log_probabilities_answers_without(call):
 @both_ways
 def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(call):
     llm = Writer()
-    cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
-    assert (cost["tokens_in"], cost["tokens_out"]) == (0, 4)
-    llm.usage = 17
-    cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
-    assert (cost["model_calls"], cost["tokens_in"], cost["tokens_out"]) == (1, 17, 4)
+    for usage, read in ((None, 0), (17, 17)):
+        llm.usage = usage
+        cost = call(gated(llm), "query", "an unknown one?").metadata["rgate"]["cost"]
+        assert (cost["model_calls"], cost["tokens_in"], cost["tokens_out"]) == (1, read, 4)
     assert call(gated(llm), "query", "a known one?").metadata["rgate"]["cost"]["tokens_in"] == 0
 
 
@@ -133,19 +136,7 @@ def test_one_event_says_what_became_of_what_was_begun(call):
     with hearing() as events:
         call(gated(Writer()), "query", "an unknown one?")
         call(gated(Writer(), question_gate=Reader({"hopeless": 0.05})), "query", "hopeless")
-    begun = [
-        (d.retrieve, d.partial_answer.tokens_held, d.partial_answer.tokens_dropped)
-        for d in decisions_in(events)
-    ]
-    assert begun == [(True, 4, 4), (True, 0, 0)]
-
-
-@every_style
-def test_chat_engines_work_around_it(style):
-    engine = gated(Writer(), streaming=STREAMS[style])
-    chat = CondenseQuestionChatEngine.from_defaults(query_engine=engine, llm=Writer())
-    text, _ = ask(chat, "a known one?", style)
-    assert text == KNOWN
+    assert [decision.partial_answer.tokens_dropped for decision in decisions_in(events)] == [4, 0]
 
 
 @both_ways
@@ -161,6 +152,9 @@ def test_the_llm_that_answers_is_judged():
     engine = GatedQueryEngine.from_defaults(Rag(), load_gate(), Writer(), answer_first=True, tokens=16)
     assert engine.strategy.question_gate.gate.llm_name == "writer"
     assert engine.strategy.answer_first == AnswerFirst(tokens=16)
+
+
+# --- callers who share a loop, and callers who leave -----------------------------------------------------------
 
 
 async def test_callers_on_one_loop_do_not_wait_for_each_others_llm():
@@ -185,8 +179,36 @@ async def test_callers_who_are_cancelled_leave_nothing_behind():
 
 async def test_a_caller_who_leaves_a_stream_closes_it():
     llm = Writer()
-    response = await gated(llm, streaming=True).aquery("a known one?")
-    stream = response.response_gen
+    stream = (await gated(llm, style="astream").aquery("a known one?")).response_gen
     assert await anext(stream) == "It"
     await stream.aclose()
     assert await nothing_left(lambda: llm.ended == ["closed"])
+
+
+# --- look first --------------------------------------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("found", [TEXT, TextNode(text=TEXT)], ids=type)
+def test_what_is_not_quite_a_node_is_judged_by_its_text(call, found):
+    class Odd(Rag):
+        retriever: object = "there is one"
+
+        def retrieve(self, query_bundle):
+            return [found, None, 3]
+
+        def synthesize(self, query_bundle, nodes, additional_source_nodes=None):
+            return Response(f"read {len(nodes)}")
+
+        async def asynthesize(self, query_bundle, nodes, additional_source_nodes=None):
+            return self.synthesize(query_bundle, nodes)
+
+    engine = GatedQueryEngine.from_defaults(Odd(), ScriptedGate(), llm=MockLLM(), look_first=LOOK)
+    assert str(call(engine, "query", "who wrote the Zorba quartet")) == "read 3"
+    assert "what is the weather" in str(call(engine, "query", "what is the weather"))
+
+
+@pytest.mark.parametrize("options", [{"look_first": True}, {"answer_first": AnswerFirst(prefetch=True)}])
+def test_an_engine_of_one_step_is_refused(options):
+    with pytest.raises(ConfigurationError, match="two steps"):
+        GatedQueryEngine.from_defaults(Rag(), llm=MockLLM(), **options)

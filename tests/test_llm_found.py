@@ -25,7 +25,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import llm_name
 from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
-from tests.llama_index_writers import Rag
+from tests.llama_index_parts import Rag
 from tests.scripted_proxy import ScriptedProxy
 
 

@@ -12,8 +12,7 @@ from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.llama_index.local_llm import LocalLLM
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.prompts import ANSWER
-from tests.llama_index_parts import ask, every_style
-from tests.llama_index_writers import Rag
+from tests.llama_index_parts import Rag, ask, every_style
 from tests.test_local_chat import QUESTION, counted, self_gate  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.model

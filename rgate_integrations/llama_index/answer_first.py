@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -42,14 +41,16 @@ class EngineAnswer(BufferedAnswer):
             asked without from then on.
     """
 
+    source: EngineStream
+
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
         self._engine = engine
         self._bundle = bundle
         self._llm = llm
         partial = PartialAnswer()
-        self._stream = _EngineStream(engine, bundle, partial)
         asks_logprobs = bool(getattr(llm, "logprobs", None))
-        super().__init__(partial, self._stream, self._without_logprobs if asks_logprobs else None)
+        fallback = self._without_logprobs if asks_logprobs else None
+        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -69,7 +70,7 @@ class EngineAnswer(BufferedAnswer):
         yield from self.buffer(1)
         if self.error is not None:
             raise self.error
-        given: RESPONSE_TYPE = self._stream.response
+        given: RESPONSE_TYPE = self.source.response
         if not isinstance(given, StreamingResponse | AsyncStreamingResponse):
             return given
         if not streaming:
@@ -79,14 +80,21 @@ class EngineAnswer(BufferedAnswer):
             return AsyncStreamingResponse(self.astream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
         return StreamingResponse(self.stream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
 
-    def _without_logprobs(self) -> _EngineStream:
+    def _without_logprobs(self) -> EngineStream:
         vars(self._llm)["logprobs"] = None
-        self._stream = _EngineStream(self._engine, self._bundle, self.partial)
-        return self._stream
+        return EngineStream(self._engine, self._bundle, self.partial)
 
 
-class _EngineStream(TokenStream):
-    """The chunks of an engine's response; of what its LLM tells beside the text, notes are taken.
+class EngineStream(TokenStream):
+    """The chunks of an engine's response.
+
+    LlamaIndex's engines stream text alone. What their LLM tells beside it, it tells in events, which are heard while
+    a chunk is waited for.
+
+    Args:
+        engine: The engine.
+        bundle: The question.
+        partial: Gets what the LLM tells.
 
     Attributes:
         response: The response; None before the engine was asked.
@@ -97,17 +105,47 @@ class _EngineStream(TokenStream):
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
-        self._notes = Notes(partial)
+        self._partial = partial
+        self._kind: type[BaseEvent] | None = None
+        _listen()
 
     def pull(self) -> Any:
-        """Return the next chunk."""
-        with noting(self._notes):
+        """Return the next chunk, or `END`."""
+        with self._hearing():
             return super().pull()
 
     async def apull(self) -> Any:
-        """Await the next chunk."""
-        with noting(self._notes):
+        """Await the next chunk, or `END`."""
+        with self._hearing():
             return await super().apull()
+
+    def hear(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
+        """Note what the LLM tells with a chunk."""
+        # An LLM that chats by completing sends each response twice, in events of two kinds.
+        self._kind = self._kind or type(event)
+        response: Any = event.response
+        if type(event) is not self._kind or response is None:
+            return
+        partial = self._partial
+        raw = response.raw
+        choices = _of(raw, "choices")
+        choice = choices[0] if isinstance(choices, Sequence) and choices else None
+        partial.set_response(_of(raw, "id"))
+        tokens, logprobs = _logprobs(response, choice)
+        partial.tokens += tokens
+        partial.logprobs += logprobs
+        read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
+        partial.prompt_tokens = max(partial.prompt_tokens, read or 0)
+        if choice is not None and not partial.has_end:  # OpenAI's API ends with a finish reason
+            partial.has_end = _of(choice, "finish_reason") is not None
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        before = _hears.set(self)
+        try:
+            yield
+        finally:
+            _hears.reset(before)
 
     def _ask(self) -> Iterator[Any]:
         self.response = self._engine.query(self._bundle)
@@ -131,81 +169,29 @@ async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:
         yield chunk
 
 
-@dataclass
-class Notes:
-    """Who notes what an LLM tells.
-
-    Attributes:
-        partial: Gets it.
-        kind: The kind of event that tells it: an LLM that chats by completing sends each response twice.
-    """
-
-    partial: PartialAnswer
-    kind: type[BaseEvent] | None = None
-
-    def take(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
-        """Note a response."""
-        self.kind = self.kind or type(event)
-        response: Any = event.response
-        if type(event) is not self.kind or response is None:
-            return
-        partial = self.partial
-        raw = response.raw
-        choices = _of(raw, "choices")
-        choice = choices[0] if isinstance(choices, Sequence) and choices else None
-        partial.set_response(_of(raw, "id"))
-        tokens, logprobs = _logprobs(response, choice)
-        partial.tokens += tokens
-        partial.logprobs += logprobs
-        read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
-        partial.prompt_tokens = max(partial.prompt_tokens, read or 0)
-        if choice is not None and not partial.has_end:  # OpenAI's API ends with a finish reason
-            partial.has_end = _of(choice, "finish_reason") is not None
-
-
-_notes: ContextVar[Notes | None] = ContextVar("rgate_notes", default=None)
+_hears: ContextVar[EngineStream | None] = ContextVar("rgate_hears", default=None)
 _lock = threading.Lock()
 
 
 class _Listener(BaseEventHandler):
-    """Hands events to whoever is noting where they are sent."""
+    """Hands events to the stream that waits where they are sent."""
 
     @classmethod
     def class_name(cls) -> str:
         return "RetrievalGateListener"
 
     def handle(self, event: BaseEvent, **options: Any) -> None:
-        notes = _notes.get()
-        if notes is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
-            notes.take(event)
+        stream = _hears.get()
+        if stream is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
+            stream.hear(event)
 
 
-@contextlib.contextmanager
-def noting(notes: Notes) -> Iterator[None]:
-    """Note what LLMs tell in this context. LlamaIndex's events get one listener, at the first use."""
+def _listen() -> None:
+    """Give LlamaIndex's events one listener in this process."""
     root = get_dispatcher()
     with _lock:
         if not any(isinstance(handler, _Listener) for handler in root.event_handlers):
             root.add_event_handler(_Listener())
-    before = _notes.set(notes)
-    try:
-        yield
-    finally:
-        _notes.reset(before)
-
-
-def with_logprobs(llm: LLM) -> LLM | None:
-    """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
-
-    It knows them if it has a field ``logprobs`` that nobody has set, as LlamaIndex's OpenAI LLMs have.
-    """
-    if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
-        return None
-    options: dict[str, Any] = {"logprobs": True}
-    # llama.cpp's server, and the completions of any, give none where no likeliest token is asked for.
-    if getattr(llm, "top_logprobs", None) == 0:
-        options["top_logprobs"] = 1
-    return llm.model_copy(update=options)
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
@@ -223,6 +209,20 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
 
 def _of(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def with_logprobs(llm: LLM) -> LLM | None:
+    """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
+
+    It knows them if it has a field ``logprobs`` that nobody has set, as LlamaIndex's OpenAI LLMs have.
+    """
+    if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
+        return None
+    options: dict[str, Any] = {"logprobs": True}
+    # llama.cpp's server, and the completions of any, give none where no likeliest token is asked for.
+    if getattr(llm, "top_logprobs", None) == 0:
+        options["top_logprobs"] = 1
+    return llm.model_copy(update=options)
 
 
 def streams(engine: BaseQueryEngine) -> bool:
