@@ -14,7 +14,7 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.model_folder import quiet, refuse_code, refuse_pickles
+from rgate_integrations.models.pretrained import quiet, refuse_pickles
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.threads import ForkSafeLock
 
@@ -150,19 +150,17 @@ def _load(where: str) -> Callable[[Sequence[str]], Float32Array]:
     """Load the model of a folder or Hub id; returns what embeds texts."""
     if where == resolve_model(DEFAULT_EMBEDDER, kind="embedder"):
         return MiniLM(Path(where)).encode
-    refuse_code(where)
-    refuse_pickles(where)
     try:
-        import transformers
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
         raise missing_dependency(error.name or "sentence_transformers", "local") from error
     try:
-        with quiet(transformers):
+        refuse_pickles(where)
+        with quiet():
             model = SentenceTransformer(
                 where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {str(error).splitlines()[0]}",
             hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",

@@ -14,12 +14,10 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.models.token_stream import GeneratedToken, GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
-_OPTIONS = ("temperature", "max_tokens", "seed", "logprobs", "top_logprobs")
-_OF_LANGCHAIN = ("stream", "ls_structured_output_format")  # it may pass these to any model
 
 
 class LocalChat(BaseChatModel):
@@ -41,7 +39,6 @@ class LocalChat(BaseChatModel):
         seed: Of the draw; None draws another answer each time.
         logprobs: Whether messages carry ``response_metadata["logprobs"]``, as OpenAI's do. Answer first asks for them
             if it is None.
-        top_logprobs: How many of the likeliest tokens they hold in each place.
         layers: Layers whose hidden states are kept while an answer is streamed; by default those that
             ``rgate train`` reads. ``()`` keeps none.
 
@@ -59,7 +56,6 @@ class LocalChat(BaseChatModel):
     stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
     seed: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     layers: tuple[int, ...] | None = None
 
     @property
@@ -68,7 +64,12 @@ class LocalChat(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self._name({}), **{name: getattr(self, name) for name in (*_OPTIONS, "stop")}}
+        options = self.model_dump(include={"temperature", "max_tokens", "stop", "seed", "logprobs"})
+        return {"model_name": self._model.name, **options}
+
+    @property
+    def _model(self) -> LocalProxy:
+        return self.proxy or shared_proxy(self.model_name)
 
     def _generate(
         self,
@@ -97,59 +98,36 @@ class LocalChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        name = self._name(kwargs)
-        asked = self._asked(kwargs)
-        proxy = self.proxy if self.proxy is not None and name == self.proxy.name else shared_proxy(name)
-        ends = self.stop if stop is None else stop
-        options = GenerationOptions(
-            tokens=asked["max_tokens"],
-            stop=(ends,) if isinstance(ends, str) else tuple(ends or ()),
-            temperature=asked["temperature"],
-            seed=asked["seed"],
-            top_logprobs=asked["top_logprobs"] or 0,
-            layers=proxy.probed_layers if self.layers is None else self.layers,
-        )
-        answer = proxy.answer([_turn(message) for message in messages], options)
-        told: dict[str, Any] = {"model_name": name, "model_provider": "rgate"}
+        options = GenerationOptions.of(self, kwargs if stop is None else {**kwargs, "stop": stop})
+        answer = self._model.answer([_turn(message) for message in messages], options)
+        info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
         read = len(answer.prompt)  # told with the first chunk, and what was written with the last
         for chunk in answer.chunks():
-            last = answer.finish_reason is not None
-            if last:
-                told["finish_reason"] = answer.finish_reason
-            if asked["logprobs"]:
-                told["logprobs"] = {"content": [_logprob_entry(token) for token in chunk.tokens]}
-            wrote = len(answer.ids) if last else 0
-            usage = UsageMetadata(input_tokens=read, output_tokens=wrote, total_tokens=read + wrote)
-            message = AIMessageChunk(
-                content=chunk.text,
-                id=answer.id,
-                usage_metadata=usage if read or wrote else None,
-                chunk_position="last" if last else None,
-            )
-            yield ChatGenerationChunk(message=message, generation_info=told or None)
-            told, read = {}, 0
-
-    def _name(self, options: dict[str, Any]) -> str:
-        own = self.model_name if self.proxy is None else self.proxy.name
-        return str(options.get("model") or own)
-
-    def _asked(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a call, the model's own where it gives none."""
-        for name in options:
-            if name not in (*_OPTIONS, *_OF_LANGCHAIN, "model"):
-                raise ConfigurationError(
-                    f"LocalChat got an unexpected keyword argument {name!r}.",
-                    hint=f"It takes {', '.join(_OPTIONS)} and stop.",
+            message = AIMessageChunk(content=chunk.text, id=answer.id)
+            written = 0
+            if answer.finish_reason is not None:
+                written = len(answer.ids)
+                info["finish_reason"] = answer.finish_reason
+                message.chunk_position = "last"
+            if options.logprobs:
+                info["logprobs"] = {"content": [_logprob_entry(token) for token in chunk.tokens]}
+            if read or written:
+                message.usage_metadata = UsageMetadata(
+                    input_tokens=read, output_tokens=written, total_tokens=read + written
                 )
-        return {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
+            yield ChatGenerationChunk(message=message, generation_info=info or None)
+            info = {}
+            read = 0
 
 
 def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
     """Return a token with its log-probability in the form of OpenAI's API."""
-    listed = []
-    for text, logprob in ((token.text, token.logprob), *token.likeliest):
-        listed.append({"token": text, "logprob": logprob, "bytes": list(text.encode())})
-    return listed[0] | {"top_logprobs": listed[1:]}
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.text.encode()),
+        "top_logprobs": [],
+    }
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:

@@ -6,6 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from llama_index.core.base.llms.generic_utils import (
+    astream_chat_response_to_completion_response,
+    chat_response_to_completion_response,
+    prompt_to_messages,
+    stream_chat_response_to_completion_response,
+)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -24,12 +30,10 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.generated import GeneratedToken, GenerationOptions
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
+from rgate_integrations.models.token_stream import GenerationOptions
 
 __all__ = ["LocalLLM"]
-
-_OPTIONS = ("temperature", "max_tokens", "stop", "seed", "logprobs", "top_logprobs")
 
 
 class LocalLLM(LLM):
@@ -50,7 +54,6 @@ class LocalLLM(LLM):
         stop: Texts that end an answer.
         seed: Of the draw; None draws another answer each time.
         logprobs: Whether responses carry ``logprobs``, as OpenAI's do. Answer first asks for them if it is None.
-        top_logprobs: How many of the likeliest tokens they hold in each place.
         layers: Layers whose hidden states are kept while an answer is streamed; by default those that
             ``rgate train`` reads. ``()`` keeps none.
 
@@ -66,7 +69,6 @@ class LocalLLM(LLM):
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int = Field(default=0, ge=0, le=20)
     layers: tuple[int, ...] | None = None
 
     @classmethod
@@ -77,11 +79,12 @@ class LocalLLM(LLM):
     @property
     def metadata(self) -> LLMMetadata:
         """What the model is; loads it, to say how much its context holds."""
-        proxy = self._proxy()
-        context = proxy.runner.context_size
-        written = context // 2 if self.max_tokens is None else min(self.max_tokens, context // 2)
+        context = self._proxy().runner.context_size
         return LLMMetadata(
-            context_window=context, num_output=written, is_chat_model=True, model_name=proxy.name
+            context_window=context,
+            num_output=min(self.max_tokens or context, context // 2),
+            is_chat_model=True,
+            model_name=self._proxy().name,
         )
 
     @llm_chat_callback()
@@ -108,68 +111,50 @@ class LocalLLM(LLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        return _completion(_whole(list(self._responses(self._as_turn(prompt, formatted), kwargs))))
+        responses = self._responses(prompt_to_messages(prompt), kwargs)
+        return chat_response_to_completion_response(_whole(list(responses)))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a prompt piece by piece."""
-        responses = self._responses(self._as_turn(prompt, formatted), kwargs)
-        return (_completion(response) for response in responses)
+        responses = self._responses(prompt_to_messages(prompt), kwargs)
+        return stream_chat_response_to_completion_response(responses)
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = _in_threads(self._responses(self._as_turn(prompt, formatted), kwargs))
-        return _completion(_whole([response async for response in responses]))
+        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        return chat_response_to_completion_response(_whole([response async for response in responses]))
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece."""
-        responses = _in_threads(self._responses(self._as_turn(prompt, formatted), kwargs))
-        return (_completion(response) async for response in responses)
+        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        return astream_chat_response_to_completion_response(responses)
 
     def _proxy(self) -> LocalProxy:
-        return shared_proxy(self.model) if self.proxy is None else self.proxy
-
-    def _as_turn(self, prompt: str, formatted: bool) -> list[ChatMessage]:
-        if self.completion_to_prompt is not None and not formatted:
-            prompt = self.completion_to_prompt(prompt)
-        return [ChatMessage(role=MessageRole.USER, content=prompt)]
+        return self.proxy or shared_proxy(self.model)
 
     def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        for name in options:
-            if name not in _OPTIONS:
-                raise ConfigurationError(
-                    f"LocalLLM got an unexpected keyword argument {name!r}.",
-                    hint=f"It takes {', '.join(_OPTIONS)}.",
-                )
-        asked = {name: options.get(name, getattr(self, name)) for name in _OPTIONS}
-        proxy, stop = self._proxy(), asked["stop"]
-        how = GenerationOptions(
-            tokens=asked["max_tokens"],
-            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-            temperature=asked["temperature"],
-            seed=asked["seed"],
-            top_logprobs=asked["top_logprobs"] or 0,
-            layers=proxy.probed_layers if self.layers is None else self.layers,
-        )
-        answer = proxy.answer([_turn(message) for message in messages], how)
+        asked = GenerationOptions.of(self, options)
+        answer = self._proxy().answer([_turn(message) for message in messages], asked)
         text = ""
         for chunk in answer.chunks():
             text += chunk.text
+            logprobs = [[LogProb(token=token.text, logprob=token.logprob)] for token in chunk.tokens]
             yield ChatResponse(
                 message=ChatMessage(role=MessageRole.ASSISTANT, content=text),
                 delta=chunk.text,
                 raw={
                     "id": answer.id,
-                    "model": proxy.name,
+                    "model": self._proxy().name,
                     "finish_reason": answer.finish_reason,
                     "usage": {"prompt_tokens": len(answer.prompt), "completion_tokens": len(answer.ids)},
                 },
-                logprobs=_logprobs(chunk.tokens) if asked["logprobs"] else None,
+                logprobs=logprobs if asked.logprobs else None,
             )
 
 
@@ -180,24 +165,10 @@ def _turn(message: ChatMessage) -> dict[str, str]:
     return {"role": message.role.value, "content": message.content or ""}
 
 
-def _logprobs(tokens: Sequence[GeneratedToken]) -> list[list[LogProb]]:
-    """Return for each token itself, then those that were likeliest in its place."""
-    found = []
-    for token in tokens:
-        listed = [(token.text, token.logprob), *token.likeliest]
-        found.append([LogProb(token=text, logprob=logprob) for text, logprob in listed])
-    return found
-
-
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
     """Return the last response of a stream as that of a call which does not stream."""
     logprobs = [position for response in responses for position in response.logprobs or []]
     return responses[-1].model_copy(update={"delta": None, "logprobs": logprobs or None})
-
-
-def _completion(response: ChatResponse) -> CompletionResponse:
-    text = response.message.content or ""
-    return CompletionResponse(text=text, delta=response.delta, raw=response.raw, logprobs=response.logprobs)
 
 
 async def _in_threads(responses: ChatResponseGen) -> ChatResponseAsyncGen:

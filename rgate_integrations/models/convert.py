@@ -6,10 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rgate_integrations.errors import RGateError
 
 
 def convert_gguf(source: Path, target: Path) -> None:
@@ -26,6 +22,8 @@ def convert_gguf(source: Path, target: Path) -> None:
         MissingDependencyError: torch, transformers or gguf is not installed.
         DownloadError: The file could not be converted.
     """
+    from rgate_integrations.errors import DownloadError, missing_dependency
+
     # -P: the folder of this script must not come before the installed packages on the child's path.
     command = [sys.executable, "-P", __file__, str(source), str(target)]
     done = subprocess.run(  # noqa: S603  a fixed command
@@ -37,25 +35,14 @@ def convert_gguf(source: Path, target: Path) -> None:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
         check=False,
     )
-    if done.returncode != 0:
-        raise _failure(done.returncode, done.stderr)
-
-
-def _failure(status: int, output: str) -> RGateError:
-    """Say why a conversion failed, by its exit status and what it said on standard error."""
-    from rgate_integrations.errors import DownloadError, missing_dependency
-
-    last = output.strip().splitlines()[-1] if output.strip() else ""
-    if last.startswith(("ModuleNotFoundError", "ImportError")):
-        return missing_dependency(last.rpartition("named ")[2].strip("'\"") or "transformers", "local")
-    if status == -9 or "MemoryError" in output or "not enough memory" in output:
-        return DownloadError(
-            "The conversion was stopped, probably for want of memory.",
-            hint="Close other programs, or take a smaller model.",
-        )
-    return DownloadError(
-        f"The GGUF could not be converted: {last or f'exit status {status}'}",
-        hint="Free some space, or bring torch, transformers and gguf up to date: "
+    if done.returncode == 0:
+        return
+    last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+    if last.startswith("ModuleNotFoundError"):
+        raise missing_dependency(last.rpartition("named ")[2].strip("'"), "local")
+    raise DownloadError(
+        f"The GGUF could not be converted: {last}",
+        hint="Free memory and disk space, take a smaller model, or bring torch, transformers and gguf up to date: "
         'pip install -U "rgate-integrations[local]"',
     )
 

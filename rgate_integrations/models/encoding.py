@@ -46,6 +46,10 @@ class PromptEncoder:
         tokenizer: A fast tokenizer of transformers.
         limit: Maximum length of a prompt in tokens. A longer one has its template's ``cut`` field
             shortened, and only then, if that is not enough, the question.
+
+    Attributes:
+        chat: Whether the model takes conversations.
+        stop_ids: Ids of the tokens that end an answer; the one that ends an answer in training comes first.
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
@@ -55,20 +59,14 @@ class PromptEncoder:
         control = {*map(str, tokenizer.all_special_tokens), *tokenizer.get_added_vocab()}
         # The longest first: one may be a part of another.
         self._control = sorted(control, key=len, reverse=True)
-
-    def stop_ids(self) -> list[int]:
-        """Return the ids of the tokens that end an answer; the one that ends an answer in training comes first."""
-        vocabulary = self.tokenizer.get_vocab()
-        ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
-        if self.tokenizer.eos_token_id is not None:
-            ids.insert(len(ids) if self.chat else 0, self.tokenizer.eos_token_id)
-        return list(dict.fromkeys(ids))
+        vocabulary = tokenizer.get_vocab()
+        self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
+        if tokenizer.eos_token_id is not None:
+            self.stop_ids.insert(len(self.stop_ids) if self.chat else 0, tokenizer.eos_token_id)
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         """Render a prompt and tokenize it within the limit."""
-        clean: dict[str, str] = {}
-        for name, text in values.items():
-            clean[name] = self.plain(text)
+        clean = {name: self.plain(text) for name, text in values.items()}
         encoded = self._encode(prompt, clean)
         for name in (prompt.cut, "question"):  # the question only if the other was not long enough
             excess = len(encoded.ids) - self.limit
@@ -92,14 +90,13 @@ class PromptEncoder:
                 "This model has no chat template, so it cannot take a conversation.",
                 hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
             )
-        turns = [{"role": turn["role"], "content": self.plain(turn["content"])} for turn in messages]
+        turns = [{**turn, "content": self.plain(turn["content"])} for turn in messages]
         try:
-            text = self._rendered(turns)
+            return tuple(self.ids(self._rendered(turns)))
         except Exception as error:  # the template is a program of the model's author: it raises what it likes
             raise ConfigurationError(
                 f"The model's chat template refuses this conversation: {error}"
             ) from error
-        return tuple(self.ids(text))
 
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
@@ -108,14 +105,13 @@ class PromptEncoder:
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))
         if ends:
-            ids += self.ids("\n") if row.template.stop_at_newline else self.stop_ids()[:1]
+            ids += self.ids("\n") if row.template.stop_at_newline else self.stop_ids[:1]
         return list(row.ids), ids
 
     def plain(self, text: str) -> str:
         """Replace the spellings of control tokens, so that a text cannot end its own turn."""
         for token in self._control:
-            if token in text:
-                text = text.replace(token, " ")
+            text = text.replace(token, " ")
         return text
 
     def ids(self, text: str) -> list[int]:
@@ -138,26 +134,28 @@ class PromptEncoder:
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds; the texts joined are the decoded whole."""
         texts: list[str] = []
-        done = ""
         for end in range(1, len(ids) + 1):
-            whole = self.tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
-            if whole.endswith("\ufffd") and end < len(ids):  # half a character: the next token completes it
-                texts.append("")
-                continue
-            texts.append(whole[len(done) :])
-            done = whole
+            texts.append(self.added_text(ids[:end], "".join(texts), is_last=end == len(ids)))
         return texts
+
+    def added_text(self, ids: Sequence[int], before: str, *, is_last: bool) -> str:
+        """Return the text that the last token adds to what was there before; none if it ends within a character."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if text.endswith("\ufffd") and not is_last:  # the next token completes it
+            return ""
+        return str(text[len(before) :])
 
     def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render turns with the chat template."""
         continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
-        text = self.tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+            )
         )
-        return str(text)
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
         if prompt == ANSWER and not self.chat:
@@ -185,9 +183,8 @@ def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> ra
     if start < 0:
         return range(0)
     end = start + len(part)
-    positions = []
+    inside = []
     for position, (first, last) in enumerate(offsets):
-        has_text = last > first  # control tokens have none
-        if has_text and first < end and last > start:
-            positions.append(position)
-    return range(positions[0], positions[-1] + 1) if positions else range(0)
+        if first < min(last, end) and last > start:  # control tokens have no text: they begin where they end
+            inside.append(position)
+    return range(inside[0], inside[-1] + 1) if inside else range(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
@@ -24,20 +26,60 @@ from rgate_integrations.models.base import (
     middle_layers,
 )
 from rgate_integrations.models.download import cached_path
-from rgate_integrations.models.generated import GenerationOptions, find_answer
-from rgate_integrations.models.model_lock import ModelLock
+from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
+from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
+from rgate_integrations.models.token_stream import GenerationOptions, TokenStream, find_answer
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork
 
-# What needs torch is imported by the methods that load or run the model, so that gates can be made without it. They
-# load it first: the end of the process waits for `load`, and breaks off an import anywhere else, which is fatal.
+# torch is imported where the model is loaded or run, so that gates can be made without it.
 if TYPE_CHECKING:
-    from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
     from rgate_integrations.models.model_runner import ModelRunner
-    from rgate_integrations.models.token_stream import TokenStream
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DEFAULT_MODEL = reader.READS
-_MAX_PROMPT_TOKENS = 2_048
+_MAX_BATCH_TOKENS = 16_384
+"""Tokens in one forward pass, padding included."""
+_SHORT = 128
+"""Padding up to so many tokens costs less than another pass."""
+_PATIENCE = 10.0  # seconds that the end of the process waits for one pass of a model, or until it is loaded
+
+
+class ModelLock:
+    """Lets one thread at a time use a model. A thread that releases it and asks again lets the next one go first."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.in_use = threading.Lock()
+        self.next_in_line = threading.Lock()  # held by the one thread that waits for the model and gets it
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the lock; a thread that holds it must not ask for it again.
+
+        Raises:
+            RuntimeError: The process is ending.
+        """
+        with self.next_in_line:
+            self.in_use.acquire()
+        try:
+            self.check_open()
+            yield
+        finally:
+            self.in_use.release()
+
+    def check_open(self) -> None:
+        """Raise RuntimeError if the process is ending."""
+        if self.closed:
+            raise RuntimeError("The process is ending: its models are not used any more.")
+
+    def close(self) -> None:
+        """Let nobody begin or go on, and wait until the thread that holds the lock has noticed."""
+        self.closed = True
+        if self.in_use.acquire(timeout=_PATIENCE):
+            self.in_use.release()
 
 
 class LocalProxy(Proxy):
@@ -46,8 +88,7 @@ class LocalProxy(Proxy):
     Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. Of the default model, the states that the
     shipped gates look at are read by `Reader` instead, which needs no torch.
 
-    One caller at a time uses the model. Generation releases it between tokens, so that requests which only read are
-    not blocked by a whole text.
+    One caller at a time uses the model, for one batch or for one token of an answer that is streamed.
 
     After a fork the child has a model of its own: the parent's weights if the model was idle, or else it is loaded
     again.
@@ -57,8 +98,12 @@ class LocalProxy(Proxy):
         device: ``"auto"`` takes CUDA when there is one; or a torch device.
         dtype: ``"float32"`` or ``"bfloat16"`` for all. Drafts are written faster in bfloat16 where the CPU
             multiplies it, in words that differ now and then.
+
+    Attributes:
         max_batch_size: Maximum number of sequences in one forward pass.
     """
+
+    max_batch_size = 16
 
     def __init__(
         self,
@@ -66,30 +111,22 @@ class LocalProxy(Proxy):
         *,
         device: str = "auto",
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-        max_batch_size: int = 16,
     ) -> None:
-        if max_batch_size < 1:
-            raise ConfigurationError(f"max_batch_size must be at least 1, not {max_batch_size}.")
         if dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigurationError(f"dtype {dtype!r} is not known.", hint="auto, float32 or bfloat16")
         self.name = model
         self.device_name = device
         self.dtype = dtype
-        self.max_batch_size = max_batch_size
         self._lock = ModelLock()
-        self._encoder: PromptEncoder | None = None
         self._runner: ModelRunner | None = None
         reset_after_fork(self)
 
     def __repr__(self) -> str:
         return f"LocalProxy({self.name!r}, loaded={self._runner is not None})"
 
-    def __reduce__(self) -> tuple[Callable[[], LocalProxy], tuple[()]]:
-        """Pickle what the model is called, not its weights; it is loaded again on first use."""
-        if _shared.get((self.name, self.device_name)) is self:
-            return partial(shared_proxy, self.name, device=self.device_name), ()
-        options: dict[str, Any] = {"dtype": self.dtype, "max_batch_size": self.max_batch_size}
-        return partial(type(self), self.name, device=self.device_name, **options), ()
+    def __reduce__(self) -> tuple[Callable[..., LocalProxy], tuple[str, str, str]]:
+        """Pickle what the model is called, not its weights: it is loaded again, once for all of that name."""
+        return shared_proxy, (self.name, self.device_name, self.dtype)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -100,8 +137,9 @@ class LocalProxy(Proxy):
         if tokens == 0:
             return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         rows = self._encode(prompt, values)
-        with self.using(adapter) as runner:
-            return runner.generate(rows, tokens)
+        return self._in_batches(
+            lambda runner, batch: runner.generate(batch, tokens), rows, extra=tokens, adapter=adapter
+        )
 
     def sample(
         self,
@@ -118,9 +156,13 @@ class LocalProxy(Proxy):
             raise ConfigurationError(
                 f"temperature must be above 0, not {temperature}.", hint="Use generate()."
             )
-        rows = self._encode(prompt, values)
-        with self.using() as runner:
-            drafts = runner.generate(rows, tokens, samples=n, temperature=temperature, seed=seed)
+        rows = []
+        for row in self._encode(prompt, values):
+            for number in range(n):
+                rows.append(replace(row, seed=row_seed(seed, number, row.ids)))
+        drafts = self._in_batches(
+            lambda runner, batch: runner.generate(batch, tokens, temperature), rows, extra=tokens
+        )
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> TokenStream:
@@ -133,10 +175,10 @@ class LocalProxy(Proxy):
         Raises:
             ConfigurationError: The model takes no conversations, or not this one.
         """
-        self.load()
-        from rgate_integrations.models.token_stream import TokenStream
-
-        return TokenStream(self.using, self.encoder.encode_chat(messages), options)
+        ids = self.encoder.encode_chat(messages)
+        if options.layers is None:
+            options = replace(options, layers=self.probed_layers)
+        return TokenStream(self.using, ids, options)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -154,8 +196,10 @@ class LocalProxy(Proxy):
             return []
         # Prompts of a template end alike, so one stands for all.
         continuations = [self.encoder.continuation(rows[0], target) for target in targets]
-        with self.using(adapter) as runner:
-            scores = runner.score(rows, continuations)
+        longest = max(map(len, continuations))
+        scores = self._in_batches(
+            lambda runner, batch: runner.score(batch, continuations), rows, extra=longest, adapter=adapter
+        )
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
     def hidden(
@@ -169,19 +213,17 @@ class LocalProxy(Proxy):
         if self._reader_has(prompt, drafts, layers):
             return self._reader.hidden([each["question"] for each in values], self._given(drafts), layers)
         rows = self._encode(prompt, values, drafts)
-        results: list[HiddenStates | None] = [None] * len(rows)
+        found: dict[int, HiddenStates] = {}
         for i, draft in enumerate(drafts or ()):
-            results[i] = self._kept_states(rows[i], draft, layers)
-        left = [row for row, kept in zip(rows, results, strict=True) if kept is None]
-        with self.using() as runner:
-            read = zip(left, runner.hidden(left, layers), strict=True)
-        found = []
-        for kept in results:
-            if kept is None:
-                row, states = next(read)
-                kept = HiddenStates(states, len(row))
-            found.append(kept)
-        return found
+            answer = find_answer(draft.response_id)
+            if answer is not None and self._has_kept(answer, rows[i], draft, layers):
+                kept = answer.states(rows[i].question, layers, len(draft.tokens))
+                found[i] = HiddenStates(kept, prompt_tokens=0)
+        left = [i for i in range(len(rows)) if i not in found]
+        read = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), [rows[i] for i in left])
+        for i, states in zip(left, read, strict=True):
+            found[i] = HiddenStates(states, len(rows[i]))
+        return [found[i] for i in range(len(rows))]
 
     def request_states(
         self,
@@ -201,21 +243,15 @@ class LocalProxy(Proxy):
             return self._reader.truncate(text, tokens)
         return self.encoder.truncate(text, tokens)
 
-    def _kept_states(
-        self, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
-    ) -> HiddenStates | None:
-        """Return the states of a draft if this model kept them while it answered this very prompt with it."""
-        from rgate_integrations.models.token_stream import TokenStream
-
-        answer = find_answer(draft.response_id or "")
-        if not isinstance(answer, TokenStream):
-            return None
-        tokens = len(draft.tokens)
-        written = 0 < tokens <= len(answer.ids) and set(layer_numbers(layers)) <= set(answer.options.layers)
+    def _has_kept(
+        self, answer: TokenStream, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
+    ) -> bool:
+        """Return whether an answer kept the states of its beginning, which a draft is."""
+        written = 0 < len(draft.tokens) <= len(answer.ids) and set(layer_numbers(layers)) <= set(
+            answer.layers
+        )
         # Of another prompt, or of a model whose weights differ, the states would be others.
-        if not written or answer.prompt != row.ids or answer.fingerprint != self.fingerprint:
-            return None
-        return HiddenStates(answer.states(row.question, layers, tokens), prompt_tokens=0)
+        return written and answer.prompt == row.ids and answer.fingerprint == self.fingerprint
 
     # --- the reader ------------------------------------------------------------------------------------------
 
@@ -244,7 +280,7 @@ class LocalProxy(Proxy):
     ) -> bool:
         """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
         for draft in drafts or ():
-            if find_answer(draft.response_id or "") is not None:
+            if find_answer(draft.response_id) is not None:
                 return False  # a local model has kept its states while it wrote this draft
             if self._runner is not None and self._wrote(draft):
                 return False  # the whole model is there, and its states are exact
@@ -255,10 +291,7 @@ class LocalProxy(Proxy):
         """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
         if drafts is None:
             return None
-        given: list[str | Sequence[int]] = []
-        for draft in drafts:
-            given.append(draft.token_ids if self._wrote(draft) else draft.text)
-        return given
+        return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
 
     def _wrote(self, draft: Draft) -> bool:
         return bool(draft.token_ids) and draft.source == "proxy" and draft.model == self.name
@@ -274,37 +307,31 @@ class LocalProxy(Proxy):
 
     @property
     def encoder(self) -> PromptEncoder:
-        """Makes the model's token ids; loads the tokenizer alone, if the model is not wanted yet."""
-        if self._encoder is None:  # two threads may both make one, which costs time only: they are alike
-            with self._loading():
-                from rgate_integrations.models import encoding, pretrained
-
-                tokenizer = pretrained.load_tokenizer(self.name)
-                self._encoder = encoding.PromptEncoder(tokenizer, _MAX_PROMPT_TOKENS)
-        return self._encoder
+        """Makes the model's token ids; loads the model."""
+        return self.runner.encoder
 
     @property
     def runner(self) -> ModelRunner:
         """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
 
-        It belongs to one thread at a time: this does not wait for the lock.
+        It belongs to one thread at a time: this does not wait for the lock once the model is loaded.
         """
-        self.load()
         runner = self._runner
-        if runner is None:  # an adapter that did not fit has just spoilt it, in another thread
-            raise ModelLoadError(f"The model {self.name!r} is not loaded.")
+        if runner is None:
+            with self._lock.hold():
+                runner = self._loaded()
         return runner
 
     @property
     def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
-        return int(self.runner.model.config.get_text_config().num_hidden_layers)
+        return self.runner.num_layers
 
     @property
     def probed_layers(self) -> tuple[int, ...]:
         """The layers that ``rgate train`` reads by default; loads the model."""
-        count = self.num_layers
-        return tuple(sorted({*middle_layers(count, "question"), *middle_layers(count, "draft")}))
+        of_question = middle_layers(self.num_layers, "question")
+        return tuple(sorted({*of_question, *middle_layers(self.num_layers, "draft")}))
 
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.
@@ -313,74 +340,143 @@ class LocalProxy(Proxy):
             ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
             MissingDependencyError: torch or transformers is not installed.
         """
-        if self._runner is None:  # a loaded model is not waited for
-            with self._loading():
-                from rgate_integrations.models import model_runner, pretrained
-
-                if self._runner is None:
-                    model = pretrained.load_pretrained(self.name, self.device_name, self.dtype)
-                    self._runner = model_runner.ModelRunner(
-                        model, self.encoder, self.name, self.max_batch_size, self._lock
-                    )
-                    # An answer must still fit into the context after the prompt.
-                    context = self._runner.context_size
-                    self.encoder.limit = min(_MAX_PROMPT_TOKENS, max(context - 256, context // 2))
+        if self._runner is None:
+            with self._lock.hold():
+                self._loaded()
         return self
 
-    @contextmanager
-    def _loading(self) -> Iterator[None]:
-        """Hold the lock while something is loaded, which the end of the process waits for."""
-        with self._lock.hold():
+    def _loaded(self) -> ModelRunner:
+        """Load the model unless somebody has; the lock is held, for the end of the process must wait for it."""
+        if self._runner is None:
             close_at_exit(self._lock)
             try:
-                yield
+                from rgate_integrations.models.model_runner import ModelRunner
+
+                model = load_pretrained(self.name, self.device_name, self.dtype)
+                self._runner = ModelRunner(model, load_tokenizer(self.name), self.name, self._lock.check_open)
             except ImportError as error:
                 raise missing_dependency(error.name or "transformers", "local") from error
             close_at_exit(self._lock)  # again, for its turn comes before that of what was imported
+        return self._runner
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
         """Hold the model with an adapter switched on, or with the base weights alone."""
         with self._lock.hold():
-            runner = self.runner
+            runner = self._loaded()
+            import torch
+
             try:
-                name = None if adapter is None else runner.load_adapter(adapter)
+                runner.switch_to(adapter)
             except ModelLoadError:
                 # The model may hold a part of it, which would change every later score: load the model afresh.
                 self._runner = None
                 raise
-            with runner.adapted(name):
+            with torch.inference_mode():
                 yield runner
 
     def after_fork(self) -> None:
         """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
-        if self._lock.users:  # the fork came in the middle: an adapter may be on, and half a pass may be done
+        if self._lock.in_use.locked():  # an adapter may be on, and half a pass may be done
             self._runner = None
-        self._lock.after_fork()
+        self._lock = ModelLock()
+        close_at_exit(self._lock)
 
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
     ) -> list[EncodedPrompt]:
         """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
-        self.load()
         rows = []
         for i, each in enumerate(values):
             row = self.encoder.encode(prompt, each)
-            draft = drafts[i] if drafts else Draft(text="")
             text: Sequence[int] = ()
-            if self._wrote(draft):
-                text = draft.token_ids
-            elif draft.text:
-                text = self.encoder.continuation(row, self.encoder.plain(draft.text))
+            if drafts and self._wrote(drafts[i]):
+                text = drafts[i].token_ids
+            elif drafts and drafts[i].text:
+                text = self.encoder.continuation(row, self.encoder.plain(drafts[i].text))
             rows.append(replace(row, text=tuple(text)))
         return rows
 
+    def _in_batches(
+        self,
+        work: Callable[[ModelRunner, list[EncodedPrompt]], Sequence[T]],
+        rows: Sequence[EncodedPrompt],
+        *,
+        extra: int = 0,
+        adapter: str | None = None,
+    ) -> list[T]:
+        """Do work on rows batch by batch; returns its results in the order of the rows.
+
+        A batch that does not fit into memory is halved, down to single rows. Others may use the model between two.
+
+        Args:
+            work: What is done with a batch.
+            rows: The rows.
+            extra: How many tokens are added to each row.
+            adapter: The adapter that is switched on meanwhile.
+        """
+        import torch
+
+        results: dict[int, T] = {}
+        lengths = [len(row) + extra for row in rows]
+        pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
+        while pending:
+            indices = pending.pop(0)
+            try:
+                with self.using(adapter) as runner:
+                    found = work(runner, [rows[i] for i in indices])
+            except torch.OutOfMemoryError:
+                half = len(indices) // 2
+                if half == 0:
+                    raise
+                _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
+                pending[:0] = [indices[:half], indices[half:]]
+            else:
+                results.update(zip(indices, found, strict=True))
+        return [results[i] for i in range(len(rows))]
+
+
+def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:
+    """Return the seed of one sampled answer: a hash of seed, number of the sample, and prompt."""
+    digest = hashlib.sha256(f"{seed}|{sample}|{','.join(map(str, ids))}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
+    """Group items of like length, longest first, so that little is spent on padding.
+
+    A long item shares no batch with one of less than half its length: one long question would cost fifteen short
+    ones the time of as many long ones. Items of up to 128 tokens are not told apart.
+
+    Args:
+        lengths: Length of each item in tokens.
+        size: Maximum number of items in a batch.
+        tokens: Maximum number of tokens in a batch, padding included; one item is always allowed.
+
+    Returns:
+        The items' indices, a list a batch.
+    """
+    groups: list[list[int]] = []
+    longest = 0  # of the last group: all its others are padded to it
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        alike = longest <= _SHORT or 2 * lengths[index] >= longest
+        if groups and alike and len(groups[-1]) < size and (len(groups[-1]) + 1) * longest <= tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = lengths[index]
+    return groups
+
 
 # For the life of the process: gates come and go, and loading takes seconds.
-_shared: dict[tuple[str, str], LocalProxy] = {}
+_shared: dict[tuple[str, str, str], LocalProxy] = {}
 
 
-def shared_proxy(model: str = DEFAULT_MODEL, *, device: Literal["auto"] | str = "auto") -> LocalProxy:
+def shared_proxy(
+    model: str = DEFAULT_MODEL,
+    device: str = "auto",
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+) -> LocalProxy:
     """Return the process-wide proxy for a model, so that gates share one copy of its weights."""
     # Atomic: of two that are made at once, one is given to both.
-    return _shared.setdefault((model, device), LocalProxy(model, device=device))
+    return _shared.setdefault((model, device, dtype), LocalProxy(model, device=device, dtype=dtype))

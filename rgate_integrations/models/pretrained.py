@@ -1,18 +1,20 @@
-"""Loads a causal language model, its tokenizer and LoRA adapters with transformers. Code and pickles are refused."""
+"""Loads a causal language model, its tokenizer and LoRA adapters with transformers. Code and pickles are refused.
+
+transformers refuses both by what it is told here, and sentence-transformers does so since version 6. What they would
+still read as a pickle is looked for before (`refuse_pickles`). torch is imported by what needs it.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.model_folder import quiet, refuse_pickles
+from rgate_integrations.runtime.files import parse_json
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -29,13 +31,16 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         ModelLoadError: There is no causal language model that can be loaded, or its weights are not safetensors.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
+    import torch
+    import transformers
+
     where = resolve_model(name)
-    refuse_pickles(where)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    with _load_errors(name), quiet(transformers):
+    with _load_errors(name), quiet():
+        refuse_pickles(where)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
@@ -53,8 +58,10 @@ def load_tokenizer(name: str) -> Any:
         ModelLoadError: There is none, or no fast one.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
+    import transformers
+
     where = resolve_model(name)
-    with _load_errors(name), quiet(transformers):
+    with _load_errors(name), quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
@@ -68,20 +75,16 @@ def _load_errors(name: str) -> Iterator[None]:
     """Turn what transformers raises into an error that says what to do."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        if "trust_remote_code" in str(error):  # transformers' advice is to run the code
-            raise ModelLoadError(
-                f"The model {name!r} needs code of its own, and transformers has none for it.",
-                hint="Code of model folders is never run: give a model that transformers can load without.",
-            ) from None
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
-            hint="Give a folder or Hub id of a causal language model, or a name from `rgate download`.",
+            hint="Give a name from `rgate download`, or a folder or Hub id of a causal language model that needs no "
+            "code of its own: that is never run.",
         ) from error
 
 
 def load_adapter(model: Any, adapter: str, name: str) -> None:
-    """Put a LoRA adapter into a model, and leave it off.
+    """Put a LoRA adapter into a model, and switch it on.
 
     Args:
         model: A causal language model of transformers.
@@ -92,18 +95,17 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         ModelLoadError: It does not fit, is an activated LoRA, or its weights are not safetensors. The model may hold
             a part of it by now: do not use it any more.
     """
-    refuse_pickles(adapter)
     try:
         from peft import PeftConfig
         from transformers.utils import cached_file
 
         config = PeftConfig.from_pretrained(adapter)
-        # Without them load_adapter would go on to a pickle, on the Hub too, whatever it is told.
+        # Without them load_adapter would go on to a pickle, whatever it is told.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError("it is an activated LoRA, which acts on a part of the text only")
         # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
-        with quiet(transformers), warnings.catch_warnings():
+        with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
@@ -111,4 +113,46 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
             f"The adapter {adapter!r} does not fit the model: {str(error).splitlines()[0]}",
             hint=f"Give a LoRA adapter of this very model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
         ) from error
-    model.disable_adapters()  # loading switches it on
+
+
+def refuse_pickles(where: str) -> None:
+    """Refuse a folder with weights that would be unpickled: beside no safetensors, or as parts that an index names.
+
+    A Hub id passes: the loaders are told to take safetensors only.
+
+    Raises:
+        ModelLoadError: There are such weights.
+        ValueError: An index is no JSON.
+    """
+    folder = Path(where)
+    found = []
+    for path in [*folder.rglob("pytorch_model*.bin"), *folder.rglob("adapter_model.bin")]:
+        taken_instead = path.stem.partition("-")[0].removeprefix("pytorch_") + "*.safetensors"
+        if not list(path.parent.glob(taken_instead)):
+            found.append(path.name)
+    for path in folder.rglob("*.safetensors.index.json"):
+        for part in parse_json(path.read_bytes())["weight_map"].values():
+            if not part.endswith(".safetensors"):  # it is read by its own suffix, not by that of the index
+                found.append(f"{part} in {path.name}")
+    if found:
+        raise ModelLoadError(
+            f"The model folder {where!r} has weights that are not safetensors: {min(found)}.",
+            hint="A pickle is never read: save the model again with save_pretrained(folder).",
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars and advice while loading."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

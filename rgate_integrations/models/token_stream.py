@@ -1,30 +1,85 @@
-"""One answer, written token by token as it is asked for; its hidden states can be kept for a gate that judges it."""
+"""One answer of a local model, written token by token as it is asked for; a gate can find the states that it keeps.
+
+torch is imported by what needs it, so that adapters can be imported without.
+"""
 
 from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
-
-import torch
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.base import PooledLayer, pool_states, spans_of
-from rgate_integrations.models.decoding import can_watch, choose_tokens, watch_layers
-from rgate_integrations.models.generated import (
-    FinishReason,
-    GeneratedToken,
-    GenerationOptions,
-    TextChunk,
-    register_answer,
-)
-from rgate_integrations.models.model_runner import ModelRunner, as_array
+from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array
 
-UseModel: TypeAlias = Callable[[], AbstractContextManager[ModelRunner]]
-"""Gives a model to the thread that calls it, for a short time."""
+if TYPE_CHECKING:
+    import torch
+
+    from rgate_integrations.models.model_runner import ModelRunner, Step
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How an answer is written.
+
+    Attributes:
+        temperature: 0 is greedy; above that, tokens are drawn.
+        max_tokens: Maximum number of tokens, at least 1; None is as many as the model's context holds.
+        stop: Texts that end the answer, and are no part of it.
+        seed: Of the draw; None draws another answer each time.
+        logprobs: Whether the log-probabilities of its tokens are wanted.
+        layers: Layers whose hidden states are kept; None keeps those that ``rgate train`` reads.
+    """
+
+    temperature: float = 0.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: bool | None = None
+    layers: tuple[int, ...] | None = ()
+
+    @classmethod
+    def of(cls, model: object, call: Mapping[str, Any]) -> GenerationOptions:
+        """Return the options of one call: what it gives, and for the rest the fields of the chat model or LLM.
+
+        Raises:
+            ConfigurationError: There is no such option.
+        """
+        names = [field.name for field in fields(cls)]
+        for name in call:
+            if name not in names:
+                raise ConfigurationError(
+                    f"{type(model).__name__} got an unexpected keyword argument {name!r}.",
+                    hint=f"It takes {', '.join(names)}.",
+                )
+        options = {name: call.get(name, getattr(model, name)) for name in names}
+        stop = options["stop"] or ()
+        options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
+        return cls(**options)
+
+
+class GeneratedToken(NamedTuple):
+    """A token of an answer.
+
+    Attributes:
+        text: The text that it adds; empty where a character is not complete yet.
+        logprob: Its log-probability, <= 0.
+    """
+
+    text: str
+    logprob: float
+
+
+class TextChunk(NamedTuple):
+    """A part of an answer: its text, without a stop sequence, and the tokens that were written for it."""
+
+    text: str
+    tokens: tuple[GeneratedToken, ...]
 
 
 class TokenStream:
@@ -33,73 +88,76 @@ class TokenStream:
     The model is free between two tokens, and nobody has to end an answer that is not wanted any more.
 
     Args:
-        use_model: Gives the model to a thread.
+        use_model: Gives the model to the thread that calls it, for a short time.
         prompt: Token ids of what is answered.
-        options: How.
+        options: How; its layers are given.
 
     Attributes:
         id: Id of the response, under which `find_answer` finds it.
-        ids: Token ids written so far.
-        finish_reason: Why it ended; None before.
+        text: The text written so far.
+        ids: Its token ids.
+        finish_reason: Why it ended: by itself or at a stop sequence, or because it was long enough; None before.
         fingerprint: Of the model.
 
     Raises:
         ConfigurationError: The prompt fills the model's context, or there is no such layer.
     """
 
-    def __init__(self, use_model: UseModel, prompt: Sequence[int], options: GenerationOptions) -> None:
+    def __init__(
+        self,
+        use_model: Callable[[], AbstractContextManager[ModelRunner]],
+        prompt: Sequence[int],
+        options: GenerationOptions,
+    ) -> None:
         self.id = f"rgate-{uuid.uuid4().hex}"
         self.prompt = tuple(prompt)
         self.options = options
+        self.layers = options.layers or ()
+        self.text = ""
         self.ids: list[int] = []
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: Literal["stop", "length"] | None = None
         self._use_model = use_model
-        self._text = ""
-        # Its keys and values are this answer's own, so others may use the model between two tokens.
-        self._cache: Any = None
-        self._unread = list(self.prompt)
-        self._kept: dict[int, list[torch.Tensor]] = {layer: [] for layer in options.layers}
+        self._ahead: Step | None = None  # computed, and not yet taken
+        self._states: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.layers}
         with use_model() as runner:
-            context = runner.context_size
-            if len(self.prompt) >= context:
+            room = runner.context_size - len(prompt)
+            if room < 1:
                 raise ConfigurationError(
-                    f"The prompt has {len(self.prompt)} tokens, and the model's context holds {context}.",
+                    f"The prompt has {len(prompt)} tokens, and the model's context holds {runner.context_size}.",
                     hint="Ask with less text: fewer passages, or fewer earlier turns.",
                 )
-            if not can_watch(runner.model.base_model, options.layers):
-                raise ConfigurationError(
-                    f"The model has no layers {options.layers} whose states can be kept."
-                )
+            if not all(0 <= layer <= runner.num_layers for layer in self.layers):
+                raise ConfigurationError(f"The model has {runner.num_layers} layers, not {self.layers}.")
             self.fingerprint = runner.fingerprint
-            self._room = min(options.tokens or context, context - len(self.prompt))
-            self._ends = runner.end_mask()
+            self._limit = min(options.max_tokens or room, room)
             seed = secrets.randbits(32) if options.seed is None else options.seed
-            self._generator = torch.Generator(runner.model.device).manual_seed(seed)
-        if options.layers:
-            register_answer(self.id, self)
+            # Its keys and values are this answer's own, so others may use the model between two tokens.
+            self._steps = runner.steps([self.prompt], options.temperature, [seed], states=bool(self.layers))
+        if self.layers:
+            _live[self.id] = self
 
     def chunks(self) -> Iterator[TextChunk]:
         """Yield the answer as it comes; what may be the beginning of a stop sequence is held back.
 
         The last chunk comes when the answer has ended, and may be empty.
         """
-        text, given = "", 0
+        given = 0
         tokens: list[GeneratedToken] = []
         stop = [each for each in self.options.stop if each]
         held_back = max(map(len, stop), default=1) - 1
-        while (token := self._next()) is not None:
-            text += token.text
+        for token in iter(self._next, None):
             tokens.append(token)
-            found = [text.find(each) for each in stop if each in text]
+            found = [self.text.find(each) for each in stop if each in self.text]
             if found:
                 self.finish_reason = "stop"
-                text = text[: min(found)]
+                self.text = self.text[: min(found)]
                 break
-            safe = len(text) - held_back
+            safe = len(self.text) - held_back
             if safe > given:
-                yield TextChunk(text[given:safe], tuple(tokens))
-                given, tokens = safe, []
-        yield TextChunk(text[given:], tuple(tokens))
+                yield TextChunk(self.text[given:safe], tuple(tokens))
+                given = safe
+                tokens = []
+        yield TextChunk(self.text[given:], tuple(tokens))
 
     def states(self, question: range, layers: Sequence[PooledLayer], tokens: int) -> Float32Array:
         """Pool what was kept of the prompt and the first tokens, to shape (layers, hidden size).
@@ -109,49 +167,47 @@ class TokenStream:
             layers: Which states; those of their layers are kept.
             tokens: How many tokens of the answer, at most as many as are written.
         """
-        with self._use_model() as runner, torch.inference_mode():
-            if self._unread:
-                # The last token is not read before the next one is wanted. It is read now, and not again then.
-                self._read(runner)
-            length = len(self.prompt) + tokens
-            kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._kept.items()}
-            return as_array(pool_states(kept, spans_of(question, len(self.prompt), tokens), layers))
+        import torch
 
-    def _read(self, runner: ModelRunner) -> None:
-        """Let the model read what it has not read yet; keeps the logits behind it."""
-        ids = torch.tensor([self._unread], device=runner.model.device)
-        with watch_layers(runner.model.base_model, self._kept) as seen:
-            output = runner.model(ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        for layer, states in seen.items():
-            self._kept[layer].append(states[0])
-        self._cache, self._logits, self._unread = output.past_key_values, output.logits[:, -1], []
+        from rgate_integrations.models.model_runner import pooled
+
+        with self._use_model():
+            # The last token is read only when the next one is chosen. So that one is chosen now, and not again then.
+            self._ahead = self._ahead or self._step()
+            length = len(self.prompt) + tokens
+            kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
+            return pooled(kept, question, len(self.prompt), tokens, layers)
+
+    def _step(self) -> Step:
+        """Compute another token, and keep the states of what is read for it."""
+        step = next(self._steps)
+        for layer, kept in self._states.items():
+            kept.append(step.states[layer][0])
+        return step
 
     def _next(self) -> GeneratedToken | None:
         """Write a token; None at the end of the answer."""
-        with self._use_model() as runner, torch.inference_mode():
-            if self.finish_reason is not None:
-                return None
-            if len(self.ids) >= self._room:
+        with self._use_model() as runner:
+            if len(self.ids) >= self._limit:
                 self.finish_reason = "length"
                 return None
-            if self._unread:
-                self._read(runner)
-            chosen = choose_tokens(self._logits, self.options.temperature, [self._generator])
-            if self._ends[chosen.ids]:
+            step = self._ahead or self._step()
+            self._ahead = None
+            (token,) = step.ids
+            if runner.ends(token):
                 self.finish_reason = "stop"
                 return None
-            self.ids.append(int(chosen.ids))
-            self._unread = self.ids[-1:]
-            likeliest: list[tuple[str, float]] = []
-            if self.options.top_logprobs:
-                top = torch.log_softmax(self._logits[0].float(), dim=-1).topk(self.options.top_logprobs)
-                for token, logprob in zip(top.indices.tolist(), top.values.tolist(), strict=True):
-                    likeliest.append((runner.encoder.tokenizer.decode([token]), min(logprob, 0.0)))
-            whole = runner.encoder.tokenizer.decode(
-                self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-            # A token may end in the middle of a character, which the next one completes.
-            if whole.endswith("\ufffd") and len(self.ids) < self._room:
-                whole = self._text
-            added, self._text = whole[len(self._text) :], whole
-            return GeneratedToken(added, float(chosen.logprobs), tuple(likeliest))
+            self.ids.append(token)
+            is_last = len(self.ids) == self._limit
+            added = runner.encoder.added_text(self.ids, self.text, is_last=is_last)
+            self.text += added
+            return GeneratedToken(added, step.logprobs[0])
+
+
+# Weak: an answer is found as long as somebody holds it, who writes it or who judges it.
+_live: WeakValueDictionary[str, TokenStream] = WeakValueDictionary()
+
+
+def find_answer(response_id: str) -> TokenStream | None:
+    """Return the answer with that id; None for those of other models, and those that nobody holds any more."""
+    return _live.get(response_id)

@@ -27,7 +27,7 @@ from rgate_integrations.gates.artifacts.folder import ADAPTER, save_adapter
 from rgate_integrations.gates.artifacts.gate_file import SavedGate
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import LocalProxy, shared_proxy
-from rgate_integrations.models.model_folder import quiet
+from rgate_integrations.models.pretrained import quiet
 from rgate_integrations.runtime.arrays import Float64Array, PositionArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, silent
@@ -41,7 +41,7 @@ try:
     import transformers
     from peft import LoraConfig, get_peft_model
 
-    from rgate_integrations.models.decoding import pad_left
+    from rgate_integrations.models.model_runner import pad_left
 except ImportError as error:
     raise missing_dependency(str(error.name), "local") from error
 
@@ -277,7 +277,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
 def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
     """Load the base model, and put a fresh adapter into it."""
     transformers.set_seed(seed)
-    with quiet(transformers):
+    with quiet():
         base = transformers.AutoModelForCausalLM.from_pretrained(
             resolve_model(model),
             dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
