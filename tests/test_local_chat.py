@@ -21,7 +21,7 @@ from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.models.token_stream import GenerationOptions, find_answer
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.logprobs import message_logprobs
+from rgate_integrations.runtime.records import message_logprobs
 from tests.langchain_fakes import SINGLES, each
 
 pytestmark = pytest.mark.model
