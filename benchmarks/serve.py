@@ -32,7 +32,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
-from rgate_integrations.serving.service import DecisionService, Metrics
+from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 
 Ask = Callable[[str], Awaitable[bool]]
@@ -159,7 +159,7 @@ async def stream(request: Request) -> StreamingResponse:
 
 def gateway(args: argparse.Namespace) -> None:
     upstream = Listening(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
-    service = DecisionService(load_gate("constant:never", on_error="raise"), Metrics())
+    service = DecisionService(load_gate("constant:never", on_error="raise"))
     between = Listening(make_app(service, Gateway(service, Upstream(upstream.url))))
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     times = {"alone": [], "gateway": []}

@@ -18,7 +18,7 @@ import torch
 
 from rgate_integrations import load_gate
 from rgate_integrations.models.served import ServedProxy
-from rgate_integrations.serving.ray import gate_files
+from rgate_integrations.serving.ray import gate_dataset
 
 logging.getLogger("ray").setLevel("ERROR")
 
@@ -78,16 +78,20 @@ print("CUDA" if torch.cuda.is_available() else "no CUDA here: float32 on the CPU
 # %% [markdown]
 # ## Ray
 #
-# Files of questions, shared out among workers; what is done is not done again.
+# Files of questions are read and written by Ray Data; the workers, each with a gate of its own, share out their rows.
 
 # %%
 folder = Path(tempfile.mkdtemp())
 for n in range(3):
     rows = [json.dumps({"question": f"What is {n} plus {i}?"}) for i in range(4)]
     (folder / f"part-{n}.jsonl").write_text("\n".join(rows) + "\n")
-ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-results = gate_files(sorted(folder.glob("part-*.jsonl")), folder / "out", "constant:always", workers=2)
-print([p.name for p in results], json.loads(results[0].read_text().splitlines()[0])["retrieve"])
+# Each worker takes a CPU, and so does reading.
+ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+ray.data.DataContext.get_current().enable_progress_bars = False
+questions = ray.data.read_json(sorted(map(str, folder.glob("part-*.jsonl"))))
+gate_dataset(questions, "constant:always", concurrency=2).write_json(str(folder / "out"))
+written = "".join(path.read_text() for path in (folder / "out").glob("*.json")).splitlines()
+print(len(written), "decisions; the first retrieves:", json.loads(written[0])["retrieve"])
 ray.shutdown()
 
 # %% [markdown]

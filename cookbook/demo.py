@@ -17,10 +17,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from llama_server import ServedChat, gguf, serving
+from rich.console import Console
 from rich.table import Table
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.output import Terminal
 from rgate_integrations.index import read_passages
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
@@ -156,7 +156,7 @@ def report(always: Spent, gated: Spent, retrieved: int) -> None:
             name, f"{searches} of {count}", f"{spent.seconds:.1f}", *tokens, f"{spent.right} of {count}"
         )
     say()
-    Terminal(width=88).print(table)
+    Console(width=88).print(table)
     say(
         f"\nGated: {change(gated.seconds, always.seconds)} time; the LLM read {change(gated.read, always.read)}."
         "\nFour of these six questions are common knowledge; with fewer of them, a gate saves less."

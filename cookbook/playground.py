@@ -13,7 +13,7 @@ from typing import Any
 import gradio
 
 from rgate_integrations import Decision, DecisionEngine, load_gate
-from rgate_integrations.cli.options import open_index
+from rgate_integrations.cli.index import open_index
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.local import shared_proxy

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 
 from rgate_integrations import Decision
 from rgate_integrations.serving.app import make_app
+from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
-from rgate_integrations.serving.service import DecisionService, Metrics
+from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.upstream import Upstream
 
 
 @contextmanager
@@ -29,8 +31,17 @@ def listening(app, port=0, **options):
 @contextmanager
 def serving_gate(gate, *, token="", limits=None, **options):
     """Serve decisions of a gate; gives the URL."""
-    app = make_app(DecisionService(gate, Metrics(), **options))
+    app = make_app(DecisionService(gate, **options))
     with listening(app, token=token, limits=limits) as url:
+        yield url
+
+
+@contextmanager
+def serving_gateway(gate, upstream, retriever=None, *, token="", key=None, queue=512, **options):
+    """Stand before the server at a URL; gives the gateway's own."""
+    service = DecisionService(gate, timeout=600.0, queue=queue)
+    between = Gateway(service, Upstream(upstream, key=key, keeps_key=not token), retriever, **options)
+    with listening(make_app(service, between), token=token) as url:
         yield url
 
 

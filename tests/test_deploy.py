@@ -100,7 +100,7 @@ def test_the_application_that_the_file_names_decides_on_a_replica(served):
 
 
 def test_a_wrong_option_is_an_error_before_a_replica_starts():
-    from rgate_integrations.serving.ray_serve import application
+    from rgate_integrations.serving.ray import application
 
     with pytest.raises(ValidationError, match="gat\n"):
         application({"gat": "default"})

@@ -3,22 +3,14 @@
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import httpx
 import pytest
-from llama_index.core.llms import ChatMessage
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.runtime.files import JsonlLog
-from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.gateway import Gateway, GatewayOptions
-from rgate_integrations.serving.gateway_call import PassageSearch
-from rgate_integrations.serving.service import DecisionService, Metrics
-from rgate_integrations.serving.upstream import Upstream
-from tests.http_servers import Words, listening
+from tests.http_servers import Words, serving_gateway
 from tests.scripted_upstream import Shelf
 
 pytestmark = pytest.mark.model
@@ -27,23 +19,11 @@ langchain_openai = pytest.importorskip("langchain_openai", reason="comes with th
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
 KNOWN, UNKNOWN = "Tell me a known story about a fox.", "Which of these authors wrote Hamlet?"
 SHORT = {"temperature": 0, "max_tokens": 12, "seed": 1}
-
-
-@contextmanager
-def gateway(served, gate, shelf=None, **options):
-    service = DecisionService(gate, Metrics(), timeout=600.0)
-    search = None if shelf is None else PassageSearch(shelf, 2)
-    between = Gateway(service, Upstream(served.url), search, GatewayOptions(**options))
-    with listening(make_app(service, between)) as url:
-        yield url
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 def client_of(url):
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
-
-
-def said(chunks):
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def chat(url, question, **more):
@@ -51,22 +31,26 @@ def chat(url, question, **more):
     return client_of(url).chat.completions.create(model="smollm2", messages=messages, **{**SHORT, **more})
 
 
-@pytest.mark.parametrize("answer_first", [None, AnswerFirst(tokens=4)])
+def said(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize("answer_first", [False, AnswerFirst(tokens=4)])
 def test_openai_gets_the_same_answer_for_what_is_known(served, answer_first):
     alone = said(chat(served.url, KNOWN, stream=True))
-    with gateway(served, Words(), Shelf(), answer_first=answer_first) as url:
+    with serving_gateway(Words(), served.url, Shelf(), answer_first=answer_first) as url:
         assert said(chat(url, KNOWN, stream=True)) == alone
         assert chat(url, KNOWN).choices[0].message.content == alone
         assert [model.id for model in client_of(url).models.list()]
+        with_tools = chat(url, KNOWN, tools=[ADD])
+    assert with_tools.choices == chat(served.url, KNOWN, tools=[ADD]).choices
 
 
 def test_openai_gets_an_answer_from_passages_for_what_is_unknown(served):
-    shelf = Shelf()
-    with gateway(served, Words(), shelf) as url:
-        plain = chat(served.url, UNKNOWN).usage.prompt_tokens
+    plain = chat(served.url, UNKNOWN).usage.prompt_tokens
+    with serving_gateway(Words(), served.url, Shelf()) as url:
         assert chat(url, UNKNOWN).usage.prompt_tokens > plain + 20
         assert said(chat(url, UNKNOWN, stream=True))
-    assert shelf.queries == [UNKNOWN, UNKNOWN]
 
 
 def is_idle(served):
@@ -74,7 +58,7 @@ def is_idle(served):
 
 
 def test_openai_cancels_in_the_middle(served):
-    with gateway(served, Words()) as url:
+    with serving_gateway(Words(), served.url) as url:
         # It would write for minutes: nothing but the cancellation makes the slot free.
         endless = chat(url, KNOWN, stream=True, max_tokens=100_000, extra_body={"ignore_eos": True})
         next(iter(endless))
@@ -84,49 +68,34 @@ def test_openai_cancels_in_the_middle(served):
             pass
 
 
-ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-
-
-def test_a_request_with_tools_is_answered_as_without_a_gateway(served):
-    alone = chat(served.url, KNOWN, tools=[ADD])
-    with gateway(served, Words(), Shelf()) as url:
-        through = chat(url, KNOWN, tools=[ADD])
-    assert through.choices == alone.choices
-    assert through.usage.prompt_tokens == alone.usage.prompt_tokens
-
-
-def chat_openai(url, **options):
-    return langchain_openai.ChatOpenAI(
-        base_url=f"{url}/v1", api_key="none", model="smollm2", temperature=0, max_tokens=12, seed=1, **options
-    )
+def chat_openai(url):
+    return langchain_openai.ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="smollm2", **SHORT)
 
 
 async def test_chat_openai_streams_and_binds_tools(served):
-    alone = chat_openai(served.url).invoke(KNOWN).content
-    with gateway(served, Words(), Shelf()) as url:
+    with serving_gateway(Words(), served.url, Shelf()) as url:
         llm = chat_openai(url)
-        assert llm.invoke(KNOWN).content == alone
-        assert "".join([chunk.content async for chunk in llm.astream(KNOWN)]) == alone
+        streamed = "".join([chunk.content async for chunk in llm.astream(KNOWN)])
         assert llm.bind_tools([ADD]).invoke(KNOWN).usage_metadata["input_tokens"] > 0
-        assert llm.invoke(UNKNOWN).content
+    assert streamed == chat_openai(served.url).invoke(KNOWN).content
+
+
+def complete(url):
+    """Stream what LlamaIndex's client gets."""
+    llm = openai_like.OpenAILike(
+        api_base=f"{url}/v1",
+        api_key="none",
+        model="smollm2",
+        temperature=0,
+        max_tokens=12,
+        is_chat_model=True,
+    )
+    return "".join(each.delta or "" for each in llm.stream_complete(KNOWN))
 
 
 def test_openai_like_streams(served):
-    def llm(url):
-        return openai_like.OpenAILike(
-            api_base=f"{url}/v1",
-            api_key="none",
-            model="smollm2",
-            temperature=0,
-            max_tokens=12,
-            is_chat_model=True,
-        )
-
-    message = ChatMessage(role="user", content=KNOWN)
-    alone = llm(served.url).chat([message]).message.content
-    with gateway(served, Words(), Shelf()) as url:
-        assert llm(url).chat([message]).message.content == alone
-        assert "".join(each.delta or "" for each in llm(url).stream_chat([message])) == alone
+    with serving_gateway(Words(), served.url, Shelf()) as url:
+        assert complete(url) == complete(served.url) != ""
 
 
 def test_from_a_shadow_to_a_tuned_gate(served, minilm, tmp_path):
@@ -134,36 +103,20 @@ def test_from_a_shadow_to_a_tuned_gate(served, minilm, tmp_path):
     index, log, tuned = tmp_path / "index", tmp_path / "shadow.jsonl", tmp_path / "gate"
     towns = ["Paris", "London", "Rome", "Berlin", "Madrid", "Lisbon", "Vienna", "Prague", "Athens", "Dublin"]
     PassageIndex.build([Passage(town, f"{town} is a town.", title=town) for town in towns]).save(index)
-    asked = [
-        f"In which {what} is {town}?"
-        for town in towns
-        for what in ("country", "continent", "valley", "state")
-    ]
-    default = load_gate()
-    with gateway(served, default, shadow=JsonlLog(log)) as url:
+    kinds = ("country", "continent", "valley", "state")
+    asked = {f"In which {kind} is {town}?" for town in towns for kind in kinds}
+    with serving_gateway(load_gate(), served.url, shadow=log) as url:
         for question in asked:
             chat(url, question, max_tokens=1)
         while log.read_text().count("\n") < len(asked):
             pass
-    code = "from rgate_integrations.cli import main; main()"
-    options = [
-        "--questions",
-        log,
-        "--llm",
-        f"{served.url}/v1",
-        "--model",
-        "smollm2",
-        "--index",
-        index,
-        "-k",
-        "1",
-    ]
-    options += ["--labels", "agreement", "--budget", "0.9", "--answer-tokens", "8", "--out", tuned, "--yes"]
-    subprocess.run([sys.executable, "-c", code, "tune", *map(str, options)], check=True)
-    gate = load_gate(str(tuned))
-    with gateway(served, gate, PassageIndex.load(index)) as url:
-        body = {"model": "smollm2", "messages": [{"role": "user", "content": asked[0]}], "max_tokens": 1}
+    assert {json.loads(line)["question"] for line in log.read_text().splitlines()} == asked
+    options = f"--llm {served.url}/v1 --model smollm2 --labels agreement --budget 0.9 -k 1 --answer-tokens 8"
+    command = [sys.executable, "-c", "from rgate_integrations.cli import main; main()", "tune", "--yes"]
+    places = ["--questions", log, "--index", index, "--out", tuned]
+    subprocess.run([*command, *options.split(), *map(str, places)], check=True)
+    gate, question = load_gate(str(tuned)), min(asked)
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "max_tokens": 1}
+    with serving_gateway(gate, served.url, PassageIndex.load(index)) as url:
         headers = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).headers
-    assert headers["x-rgate-p-known"] == f"{gate.decide(asked[0]).p_known:.3f}"
-    logged = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {each["question"] for each in logged} == set(asked)
+    assert headers["x-rgate-p-known"] == f"{gate.decide(question).p_known:.3f}"

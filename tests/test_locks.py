@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rgate_integrations.cli.train import train
+from rgate_integrations.cli.tune import train
 from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect

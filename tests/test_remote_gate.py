@@ -105,9 +105,9 @@ def test_a_server_that_is_down_retrieves_and_is_asked_again_when_it_is_back(word
         decision = gate.decide("known")
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
     from rgate_integrations.serving.app import make_app
-    from rgate_integrations.serving.service import DecisionService, Metrics
+    from rgate_integrations.serving.service import DecisionService
 
-    with listening(make_app(DecisionService(words, Metrics())), port=port) as url:
+    with listening(make_app(DecisionService(words)), port=port) as url:
         while httpx.get(f"{url}/ready").status_code != 200:
             pass
         assert not gate.decide("known").retrieve

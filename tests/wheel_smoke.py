@@ -245,13 +245,12 @@ def train():
 
 def ray():
     """Guide: many machines."""
-    from rgate_integrations.serving.ray import gate_files
+    from ray.data import from_items
 
-    with tempfile.TemporaryDirectory() as folder:
-        questions = Path(folder, "part-0.jsonl")
-        questions.write_text(json.dumps({"question": QUESTION}) + "\n")
-        gate_files([str(questions)], f"{folder}/out", gate=KNOWN, workers=1)
-        assert '"retrieve": false' in Path(folder, "out", "part-0.jsonl").read_text()
+    from rgate_integrations.serving.ray import gate_dataset
+
+    (row,) = gate_dataset(from_items([{"question": QUESTION}]), KNOWN).take_all()
+    assert not row["retrieve"]
 
 
 def local():

@@ -1,59 +1,95 @@
-"""``rgate ask``: the decision, what was searched and found, and the answer, with the time of each stage."""
+"""``rgate decide`` and ``rgate ask``: decisions, and answers with what was searched and found for them."""
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
 
-from rgate_integrations.cli.decide import typed_questions
-from rgate_integrations.cli.options import (
+from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
-    AnswerFirstFlag,
     AsJson,
     GateName,
     IndexFolder,
+    JudgedName,
     LLMName,
     PassageCount,
     ProxyName,
     QuestionArguments,
     ThresholdOption,
-    open_index,
-    open_llm,
+    hit_as_json,
+    print_json,
+    say,
 )
-from rgate_integrations.cli.output import Terminal, hit_as_json, print_json
-from rgate_integrations.errors import IndexNotFoundError
+from rgate_integrations.decision import Decision, Failure
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.runtime.files import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rgate_integrations.decision import Decision
-    from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.index.retriever import Hit
     from rgate_integrations.models.base import Proxy
 
-
-BEGUN_TOKENS = 32
-"""How much of an answer is begun before it is judged."""
+_BATCH = 16
 
 
-@dataclass
-class Answered:
-    """Everything that happened for one question; times are in milliseconds."""
+def decide(
+    questions: QuestionArguments = None,
+    gate: GateName = DEFAULT_GATE,
+    threshold: ThresholdOption = None,
+    proxy: ProxyName = None,
+    llm_name: JudgedName = "",
+    rules: Annotated[
+        Path | None,
+        typer.Option(help='JSON file of rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
 
-    decision: Decision
-    queries: list[str] = field(default_factory=list)
-    hits: list[Hit] = field(default_factory=list)
-    answer: str = ""
-    times: dict[str, float] = field(default_factory=dict)
+    A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft",
+    "popularity" and "history", a list of turns; then every line after it must be one. A line that is none is an
+    error, and the others go on.
+    """
+    from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.gates.rules import Rules
+
+    own = Rules() if rules is None else Rules.read(rules)
+    loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
+    asked = skipped = failed = 0
+    records = _read_records(_read_questions(questions))
+    while batch := list(itertools.islice(records, _BATCH)):
+        good = [record for record in batch if "error" not in record]
+        decisions = iter(
+            loaded.decide_batch(
+                [record["question"] for record in good],
+                threshold=threshold,
+                drafts=[record.get("draft") for record in good],
+                popularity=[record.get("popularity") for record in good],
+                histories=[record.get("history") for record in good],
+            )
+        )
+        for record in batch:
+            decision = _unread(record) if "error" in record else next(decisions)
+            asked += 1
+            skipped += not decision.retrieve
+            failed += decision.error is not None
+            if as_json:
+                print_json(_as_json(record["question"], decision))
+            else:
+                _print_decision(record["question"], decision)
+    if asked > 1:
+        say(f"{skipped} of {asked} skip retrieval.", err=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def ask(
@@ -64,148 +100,132 @@ def ask(
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,
-    answer_first: AnswerFirstFlag = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask questions: retrieve only for those that the LLM does not know."""
+    """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took."""
     from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.models.download import resolve_model
+    from rgate_integrations.models.local import shared_proxy
 
-    console, notices = Terminal(), Terminal(stderr=True)
-    if index is not None and not index.exists():
-        raise IndexNotFoundError(f"There is no folder {str(index)!r}.", hint="rgate index build makes one.")
-    # Opened by the first search: the demo's index is built then, which takes minutes.
-    searched = cache(partial(open_index, index))
+    resolve_model(llm)  # raises now, and not after a search, if it is not downloaded
+    answering = shared_proxy(llm)
     loaded = load_gate(gate, proxy=proxy)
-    with notices.status("loading models"):
-        answering = open_llm(llm, loaded.get_proxy(), notices)
-        begins = gate == DEFAULT_GATE if answer_first is None else answer_first
-        if begins:
-            loaded = _judge_of(loaded, answering)
-        # Models are loaded now, so that the first question's time is its own.
-        loaded.decide("Is this a question?", draft="Yes, it is." if begins else None)
+    # That of the demo is opened for the first question that needs it: it may have to be built, which takes minutes.
+    searched = cache(partial(open_index, index))
+    if index is not None:
+        searched()
+    loaded.decide("Is this a question?")  # loads the model, so that the first question's time is its own
     failed = False
-    for question in typed_questions(questions):
-        answered = _answer(
-            question, loaded, answering, searched, k=k, threshold=threshold, answer_first=begins
-        )
-        failed = failed or answered.decision.error is not None
+    for question in _read_questions(questions):
+        began = time.perf_counter()
+        (decision,) = loaded.decide_batch([question], threshold=threshold)
+        decided = time.perf_counter()
+        failed = failed or decision.error is not None
+        told = _answer(decision, answering, searched, k)
+        told["timings"] = {"gate": round((decided - began) * 1e3, 1), **told["timings"]}
         if as_json:
-            print_json(_as_json(answered))
-        else:
-            console.print(panel(answered))
+            print_json({**_as_json(question, decision), **told})
+            continue
+        _print_decision(question, decision)
+        for query in told["queries"]:
+            say(f"searched       {query}")
+        for passage in told["passages"]:
+            say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
+        say(f"answer         {told['answer']}", bold=True)
+        stages = [f"{stage} {milliseconds:.0f} ms" for stage, milliseconds in told["timings"].items()]
+        say(f"time           {', '.join(stages)}", dim=True)
     if failed:
         raise typer.Exit(1)
 
 
-def _judge_of(gate: DecisionEngine, llm: Proxy) -> DecisionEngine:
-    """Return the gate that judges how the LLM begins to answer."""
-    from rgate_integrations.engine.loading import load_gate
-    from rgate_integrations.errors import ConfigurationError
-    from rgate_integrations.gates.pairs import answer_gate_of
-
-    judge = answer_gate_of(gate.gate)
-    if judge is None:
-        raise ConfigurationError(
-            f"The gate {gate.gate.name!r} reads the question alone.", hint="--no-answer-first"
-        )
-    return load_gate(judge.for_llm(llm.name, "the model that answers"))
-
-
-def _answer(
-    question: str,
-    gate: DecisionEngine,
-    llm: Proxy,
-    index: Callable[[], PassageIndex],
-    *,
-    k: int,
-    threshold: float | None,
-    answer_first: bool,
-) -> Answered:
-    """Decide, search if needed, and answer, unless what the LLM began is the whole answer."""
+def _answer(decision: Decision, llm: Proxy, index: Callable[[], PassageIndex], k: int) -> dict[str, Any]:
+    """Search if needed, and answer; returns queries, passages, the answer and milliseconds as JSON values."""
     from rgate_integrations.answering.claims import plan_queries
     from rgate_integrations.answering.requests import write_answers
-    from rgate_integrations.errors import InvalidQuestionError
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
 
-    times = {}
-    draft = None
-    if answer_first and question.strip():
-        start = time.perf_counter()
-        (draft,) = write_answers(llm, [question], [[]], tokens=BEGUN_TOKENS)
-        times["begin"] = _milliseconds(start)
-    start = time.perf_counter()
-    (decision,) = gate.decide_batch([question], threshold=threshold, drafts=[draft])
-    times["gate"] = _milliseconds(start)
-    answered = Answered(decision, times=times)
-    if decision.error is not None and decision.error.type == InvalidQuestionError.__name__:
-        return answered
-    if decision.retrieve:
-        (plan,) = plan_queries([decision])
-        answered.queries = [query.text for query in plan.queries]
-        start = time.perf_counter()
-        answered.hits = fuse(index().search(answered.queries, k), key=passage_id, k=k)
-        answered.times["search"] = _milliseconds(start)
-    start = time.perf_counter()
-    whole = draft if draft is not None and draft.finished and not answered.hits else None
-    if whole is None:
-        (whole,) = write_answers(llm, [question], [[hit.passage for hit in answered.hits]])
-    answered.answer = whole.text
-    answered.times["answer"] = _milliseconds(start)
-    return answered
-
-
-def _milliseconds(start: float) -> float:
-    return (time.perf_counter() - start) * 1e3
-
-
-def _as_json(answered: Answered) -> dict[str, Any]:
-    decision = answered.decision
-    found: dict[str, Any] = {
-        "question": decision.question,
-        "retrieve": decision.retrieve,
-        "p_known": decision.p_known,
-        "threshold": decision.threshold,
-        "reason": decision.reason,
-        "draft": decision.draft.text if decision.draft else None,
-        "queries": answered.queries,
-        "passages": [hit_as_json(hit) for hit in answered.hits],
-        "answer": answered.answer,
-        "timings": {stage: round(ms, 1) for stage, ms in answered.times.items()},
+    hits: list[Hit] = []
+    answer = ""
+    began = time.perf_counter()
+    (plan,) = plan_queries([decision])
+    queries = [query.text for query in plan.queries if query.text]
+    if queries:
+        hits = fuse(index().search(queries, k), key=passage_id, k=k)
+    found = time.perf_counter()
+    if decision.question:
+        (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
+        answer = written.text
+    answered = time.perf_counter()
+    timings = {"search": round((found - began) * 1e3, 1), "answer": round((answered - found) * 1e3, 1)}
+    return {
+        "queries": queries,
+        "passages": [hit_as_json(hit) for hit in hits],
+        "answer": answer,
+        "timings": timings,
     }
+
+
+def _read_questions(arguments: list[str] | None) -> Iterator[str]:
+    """Yield the questions given as arguments, or else the lines of standard input.
+
+    Raises:
+        DataFormatError: A line is not in the encoding of the terminal, which is mostly UTF-8.
+    """
+    if arguments:
+        yield from arguments
+        return
+    if sys.stdin.isatty():
+        say("Type one question a line, then Ctrl-D.", err=True)
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise DataFormatError(
+            f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
+        ) from error
+
+
+def _read_records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Read lines: JSON objects with a question, or questions themselves. What is neither has an ``error``."""
+    is_json = False
+    for number, line in enumerate(lines, start=1):
+        is_json = is_json or line.lstrip().startswith("{")
+        if not is_json:
+            yield {"question": line}
+            continue
+        try:
+            found = parse_json(line)
+        except ValueError:
+            found = None
+        if isinstance(found, dict) and "question" in found:
+            # An "error" of the file itself is not ours.
+            yield {name: found.get(name) for name in ("question", "draft", "popularity", "history")}
+        else:
+            yield {"question": line, "error": f"Line {number} is no JSON object with a question."}
+
+
+def _unread(record: dict[str, Any]) -> Decision:
+    """Return what is printed for a line that could not be read."""
+    hint = 'Each line is {"question": "…"}, or each is a question.'
+    failure = Failure.of(DataFormatError(record["error"], hint=hint))
+    return Decision(question=record["question"], retrieve=True, p_known=0.0, error=failure)
+
+
+def _as_json(asked: object, decision: Decision) -> dict[str, Any]:
+    """Return a decision, or its error, as JSON values; ``question`` is the question as it was asked."""
     if decision.error is not None:
-        found["error"] = decision.error.model_dump()
+        return {"question": asked, "retrieve": True, "error": decision.error.model_dump()}
+    found: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})
+    found["draft"] = None if decision.draft is None else decision.draft.text
     return found
 
 
-def panel(answered: Answered) -> Panel:
-    """Show one answered question."""
-    decision = answered.decision
-    if decision.error is not None and not answered.answer:
-        text = Text(f"{decision.error.message} {decision.error.hint}")
-        return Panel(text, title="error", border_style="red", title_align="left")
-    word, sign, colour = ("skip retrieval", ">=", "green")
-    if decision.retrieve:
-        word, sign, colour = ("retrieve", "<", "yellow")
-    numbers = f"   p_known {decision.p_known:.2f} {sign} threshold {decision.threshold:.2f}"
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(justify="right", style="dim", min_width=7)
-    grid.add_column()
-    grid.add_row("", Text.assemble((word, f"bold {colour}"), numbers))
-    grid.add_row("because", _one_line(decision.reason))
-    if decision.draft is not None:
-        grid.add_row("begun", _one_line(decision.draft.text))
-    for query in answered.queries:
-        grid.add_row("query", _one_line(query))
-    for hit in answered.hits:
-        grid.add_row(f"{hit.score:.2f}", _one_line(f"{hit.passage.title}: {hit.passage.text[:110]}…"))
-    grid.add_row("answer", _one_line(answered.answer, "bold"))
-    stages = "  ".join(f"{stage} {ms:.0f} ms" for stage, ms in answered.times.items())
-    grid.add_row("time", _one_line(f"{stages}  (total {sum(answered.times.values()):.0f} ms)", "dim"))
-    for warning in decision.warnings:
-        grid.add_row("note", _one_line(warning, "dim"))
-    return Panel(grid, title=Text(decision.question[:90]), title_align="left", border_style=colour)
-
-
-def _one_line(text: str, style: str = "") -> Text:
-    return Text(" ".join(text.split()), style)
+def _print_decision(asked: object, decision: Decision) -> None:
+    if decision.error is not None:
+        say(f"error     {str(asked)[:80]!r}: {decision.error.message} {decision.error.hint}", fg="red")
+        return
+    word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
+    say(f"{word:8} ", nl=False, fg=colour)
+    say(f"{decision.p_known:.2f}  {' '.join(decision.question.split())[:120]}")
+    say(f"               {decision.reason}", dim=True)

@@ -1,16 +1,20 @@
-"""``rgate index``: build an index of your own passages, and search it."""
+"""``rgate index``: build an index of your own passages, and search it; and the index of the demo's corpus."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from rgate_integrations.cli.options import AsJson
-from rgate_integrations.cli.output import Bar, Terminal, hit_as_json, print_json
-from rgate_integrations.errors import DataFormatError
+from rgate_integrations.cli.terminal import AsJson, Bar, hit_as_json, print_json, say
+from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
+from rgate_integrations.runtime.files import locked
+
+if TYPE_CHECKING:
+    from rgate_integrations.index import PassageIndex
+
+DEMO_CORPUS = "encyclopedia-leads"
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -28,11 +32,10 @@ def build(
     total = sum(1 for _ in read_passages(corpus))
     if not total:
         raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
-    columns = (TextColumn("embedding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, what="embedding", total=total, transient=False) as bar:
+    with Bar("embedding", total) as bar:
         index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=bar.count)
     index.save(out)
-    Terminal(stderr=True).print(f"{len(index):,} passages in {out}", soft_wrap=True)
+    say(f"{len(index):,} passages in {out}", err=True)
 
 
 @app.command()
@@ -43,15 +46,27 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Print the passages nearest to each query."""
-    from rgate_integrations.index import PassageIndex
-
-    index = PassageIndex.load(folder)
-    console = Terminal()
-    for query, hits in zip(queries, index.search(queries, k), strict=True):
+    for query, hits in zip(queries, open_index(folder).search(queries, k), strict=True):
         if as_json:
             print_json({"query": query, "passages": list(map(hit_as_json, hits))})
             continue
-        console.print(query, style="bold", markup=False)
+        say(query, bold=True)
         for hit in hits:
-            title = f"{hit.passage.title}: " if hit.passage.title else ""
-            console.print(f"  {hit.score:.2f}  {title}{hit.passage.text[:160]}", markup=False, soft_wrap=True)
+            say(f"  {hit.score:.2f}  {hit.passage.title}: {hit.passage.text[:160]}")
+
+
+def open_index(folder: Path | None) -> PassageIndex:
+    """Load an index; without a folder that of the demo's corpus, which is built on first use."""
+    from rgate_integrations.index import PassageIndex, read_passages
+    from rgate_integrations.models.download import cache_dir, corpus_path
+
+    if folder is not None:
+        return PassageIndex.load(folder)
+    home = cache_dir() / f"index-{DEMO_CORPUS}"
+    try:
+        return PassageIndex.load(home)
+    except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
+        passages = list(read_passages(corpus_path(DEMO_CORPUS)))
+        with locked(home), Bar("building the index, once", len(passages)) as bar:
+            PassageIndex.build(passages, report=bar.count).save(home)
+        return PassageIndex.load(home)

@@ -11,16 +11,13 @@ from typing import Annotated
 import typer
 
 from rgate_integrations import __version__
-from rgate_integrations.cli.ask import ask
-from rgate_integrations.cli.decide import decide
-from rgate_integrations.cli.doctor import doctor, download
+from rgate_integrations.cli.ask import ask, decide
+from rgate_integrations.cli.doctor import doctor, download, gates
 from rgate_integrations.cli.evaluate import calibrate, collect, evaluate, monitor, report
-from rgate_integrations.cli.gates import ability, gates
 from rgate_integrations.cli.index import app as index
-from rgate_integrations.cli.output import PrintedLog, Terminal, print_error
 from rgate_integrations.cli.serve import mcp, serve
-from rgate_integrations.cli.train import train
-from rgate_integrations.cli.tune import tune
+from rgate_integrations.cli.terminal import print_log, say_error
+from rgate_integrations.cli.tune import ability, train, tune
 from rgate_integrations.errors import RGateError
 
 app = typer.Typer(
@@ -45,12 +42,8 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print results and errors only.")] = False,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Print what is logged, too.")] = False,
 ) -> None:
-    Terminal.silent = quiet
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[PrintedLog()])
+    pass
 
 
 for command in (
@@ -76,10 +69,11 @@ app.add_typer(index, name="index")
 
 def main() -> None:
     """Run the command line; exit code 1 after an error, 130 after Ctrl-C."""
+    print_log(logging.WARNING)
     try:
         app()
     except RGateError as error:
-        print_error(error)
+        say_error(error)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,102 +1,147 @@
-"""``rgate tune``: from the questions of a log to a gate for your LLM."""
+"""``rgate tune``, ``rgate train`` and ``rgate ability``: a gate for your LLM, and how much your LLM knows."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rgate_integrations.cli.options import (
+from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,
+    AnswerTokens,
+    Bar,
+    BudgetOption,
+    Data,
+    DraftOf,
+    MaxLossOption,
     PassageCount,
-    answering_llm,
-    open_index,
-    served_model,
+    chosen_policy,
+    say,
+    say_table,
 )
-from rgate_integrations.cli.output import Terminal, training_bar
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import Proxy
-    from rgate_integrations.tuning.calibration import Policy
-    from rgate_integrations.tuning.fitting import FittedGate
+    from rgate_integrations.tuning.own import TrainingOptions
     from rgate_integrations.tuning.tuner import Plan, Tuned
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
+_LLM = "the LLM of the data"
+
+AnsweringLLM = Annotated[
+    str,
+    typer.Option("--llm", help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model."),
+]
+ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the model on the server.")]
+Trained = Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"]
+Labelling = Annotated[
+    Literal["auto", "gold", "judge", "agreement"],
+    typer.Option(
+        help="auto: judge with --judge, gold if all have it.",
+    ),
+]
+Concurrency = Annotated[int, typer.Option(min=1, help="LLM calls at a time.")]
 
 
 def tune(
     questions: Annotated[Path, typer.Option(help="JSONL with question, and gold_answers where known.")],
-    llm: Annotated[str, typer.Option(help=f"URL of an OpenAI-compatible server (key: {KEY}), or a model.")],
+    llm: AnsweringLLM,
     index: Annotated[Path, typer.Option(help="Index of your passages: rgate index build.")],
     out: Annotated[Path, typer.Option(help="Folder for the gate.")],
-    model: Annotated[str | None, typer.Option(help="Name of the model on the server.")] = None,
+    model: ModelOnServer = None,
     k: PassageCount = 3,
-    max_loss: Annotated[float | None, typer.Option(help="Most accuracy to lose; 0.02 by default.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Largest share to retrieve for.")] = None,
-    confidence: Annotated[float, typer.Option(help="Confidence of the guarantee.")] = 0.95,
-    labels: Annotated[
-        str, typer.Option(help="gold, judge, agreement, or auto: judge with --judge, gold if all have it.")
-    ] = "auto",
+    max_loss: MaxLossOption = None,
+    budget: BudgetOption = None,
+    labels: Labelling = "auto",
     judge: Annotated[
         str | None, typer.Option(help=f"Model that judges: NAME, or NAME@URL on a server (key: {JUDGE_KEY}).")
     ] = None,
     max_questions: Annotated[int | None, typer.Option(min=1, help="So many, drawn at random.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="LLM calls at a time.")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a begun answer that are judged.")] = 32,
+    concurrency: Concurrency = 4,
     num_samples: Annotated[int, typer.Option(min=0, help="Answers to draw, for soft labels.")] = 0,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")] = 64,
+    answer_tokens: AnswerTokens = 64,
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
-    seed: Annotated[int, typer.Option(help="Seed of sample and folds.")] = 0,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
 
-    notices, bar = Terminal(stderr=True), training_bar()
     options = TuneOptions(
-        policy=_policy(max_loss, budget, confidence),
-        labels=labels,  # type: ignore[arg-type]  # TuneOptions checks it
+        policy=chosen_policy(max_loss, budget),
+        labels=labels,
         judge=None if judge is None else _judge(judge, concurrency),
         sample=max_questions,
-        embedder=_embedder(notices),
+        embedder=_embedder(),
         concurrency=concurrency,
-        tokens=tokens,
         samples=num_samples,
-        seed=seed,
         prior=init_from,
     )
-    direct = ModelArm(answering_llm(llm, model, concurrency), tokens=answer_tokens)
-    retrieve = replace(direct, index=open_index(index), k=k)
-    with ExitStack() as shown:
+    direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
+    bar = Bar("asking the LLM")
 
-        def before(plan: Plan) -> None:
-            _confirm(plan, llm, judge, num_samples, yes)
-            shown.enter_context(bar)  # not before: a bar would run over the question
+    def before(plan: Plan) -> None:
+        _confirm(plan, llm, judge, yes)
+        bar.start()  # not before: it would run over the question
 
-        arms: dict[str, Any] = {
-            "direct": direct,
-            "retrieve": retrieve,
-            "before": before,
-            "progress": bar.tell,
-        }
-        try:
-            tuned = run(questions, out=out, options=options, update=update, **arms)
-        except KeyboardInterrupt:
-            notices.print("Stopped. What was answered is kept: the same command goes on.")
-            raise
-    _print(tuned, Terminal())
+    try:
+        tuned = run(
+            questions,
+            direct=direct,
+            retrieve=replace(direct, index=open_index(index), k=k),
+            out=out,
+            options=options,
+            update=update,
+            before=before,
+            progress=bar.tell,
+        )
+    except KeyboardInterrupt:
+        say("Stopped. What was answered is kept: the same command goes on.", err=True)
+        raise
+    finally:
+        bar.stop()
+    _print_tuned(tuned)
+
+
+def _print_tuned(tuned: Tuned) -> None:
+    _say_failed(tuned.failed)
+    kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unknown
+    say(f"{known} questions with a label ({kind}), {unknown} without. {tuned.labels.description}")
+    for name, fitted, notes in (
+        ("question alone", tuned.question, tuned.notes.question),
+        ("answer first", tuned.answer_first, tuned.notes.answer_first),
+    ):
+        is_kept = fitted is not None and fitted.choice.guaranteed
+        say(f"{name}: {notes[0]}", bold=True, fg=None if is_kept else "yellow")  # its guarantee
+        for note in notes[1:]:
+            say(note)
+    _say_saved(tuned.folder)
+    say(f"The report is {tuned.folder}/report.html.")
+
+
+def _confirm(plan: Plan, llm: str, judge: str | None, yes: bool) -> None:
+    """Say what will be asked, and wait for a yes."""
+    calls = [f"{number} {kind}" for kind, number in plan.calls.items() if number]
+    say(
+        f"{plan.questions} questions: LLM calls to {llm}, about {plan.tokens:,} tokens: {', '.join(calls)}.",
+        err=True,
+    )
+    if judge is not None:
+        say(f"Then their answers are judged by {judge}.", err=True)
+    if calls and not yes:
+        typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
 
 
 def _judge(judge: str, concurrency: int) -> Proxy:
@@ -106,10 +151,31 @@ def _judge(judge: str, concurrency: int) -> Proxy:
     name, at, address = judge.partition("@http")
     if not at:
         return shared_proxy(judge)
-    return served_model(f"http{address}", name, JUDGE_KEY, concurrency)
+    return _served(f"http{address}", name, JUDGE_KEY, concurrency)
 
 
-def _embedder(notices: Terminal) -> Embedder | None:
+def _answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
+    """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
+
+    Raises:
+        ConfigurationError: There is no name of the model on the server.
+    """
+    from rgate_integrations.models.local import shared_proxy
+
+    if not llm.startswith(("http://", "https://")):
+        return shared_proxy(llm)
+    if model is None:
+        raise ConfigurationError("Which model on the server?", hint="--model NAME")
+    return _served(llm, model, KEY, concurrency)
+
+
+def _served(url: str, model: str, key: str, concurrency: int) -> Proxy:
+    from rgate_integrations.models.served import ServedProxy
+
+    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
+
+
+def _embedder() -> Embedder | None:
     """Return the embedder, if its model is here."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import resolve_model
@@ -117,68 +183,148 @@ def _embedder(notices: Terminal) -> Embedder | None:
     try:
         resolve_model(DEFAULT_EMBEDDER)
     except ModelLoadError as error:
-        notices.print(f"note: without an embedder answers agree by their words; {error.hint}", style="dim")
+        say(f"note: without an embedder answers agree by their words; {error.hint}", err=True)
         return None
     return SentenceEmbedder()
 
 
-def _confirm(plan: Plan, llm: str, judge: str | None, samples: int, yes: bool) -> None:
-    """Say what will be asked, and wait for a yes."""
-    notices = Terminal(stderr=True)
-    notices.quiet = notices.quiet and yes  # a question is asked with what it is about
-    arms = f"{plan.calls['direct']} calls without and {plan.calls['retrieve']} with retrieval"
-    if samples:
-        arms += f", and {plan.calls['sample']} for {samples} samples each,"
-    notices.print(
-        f"{plan.questions} questions: {arms} to {llm}, about {plan.tokens:,} tokens.", soft_wrap=True
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
+    gate: Trained = "probe",
+    model: Annotated[
+        str, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
+    ] = "smollm2-135m-instruct",
+    draft: DraftOf = "proxy",
+    label: Annotated[
+        str,
+        typer.Option(
+            help="Key of the label (a boolean, or a number in [0, 1]); match_ratio; or accuracy or certainty, which "
+            "are sampled from --proxy (30 answers a question) where the data do not hold them."
+        ),
+    ] = "closed_book_correct",
+    tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
+    folds: Annotated[int | None, typer.Option(min=0, help="Cross-validation: 5 for a probe.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
+    epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
+    own: Annotated[
+        bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
+    llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
+) -> None:
+    """Train a gate on labelled questions and save it; prints the cross-validated AUC of each set.
+
+    A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
+    """
+    from rgate_integrations.tuning.own import TrainingOptions
+    from rgate_integrations.tuning.pairs import RECIPES
+
+    if system is not None and gate != "probe":
+        raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
+    if own and (gate == "rewriter" or draft == "recorded"):
+        raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
+    recipe = RECIPES.get(gate)  # a probe has none
+    options = TrainingOptions(
+        draft=draft,
+        tokens=tokens,
+        folds=folds,
+        seed=seed,
+        label=label,
+        llm=llm,
+        system=system,
+        recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
+        resume=resume,
     )
-    if judge is not None:
-        judged = (2 + samples) * plan.questions
-        notices.print(f"Then {judged} answers at most are judged by {judge}.", soft_wrap=True)
-    if yes or not sum(plan.calls.values()):
-        return
-    if not _is_asked():
-        raise ConfigurationError("The LLM was not asked: nobody is at the terminal to say yes.", hint="--yes")
-    typer.confirm("Go on?", abort=True, err=True)
+    with locked(out), Bar("reading questions") as bar:
+        metrics = _train(gate, data, model, out, options, bar, own=own)
+    if metrics:
+        areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
+        say_table([("set", "cross-validated AUC"), *((name, f"{area:.3f}") for name, area in areas.items())])
+    if gate == "rewriter":
+        say(f"Saved. Use it as ModelRewriter(proxy, adapter={str(out)!r}).")
+    else:
+        _say_saved(out)
 
 
-def _is_asked() -> bool:
-    """Whether a person can be asked."""
-    return sys.stdin.isatty()
+def _train(
+    gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, bar: Bar, *, own: bool
+) -> dict[str, Any]:
+    """Read or sample the labels, train and save; return the metrics of the cross-validation."""
+    from rgate_integrations.gates.artifacts.folder import save_gate
+    from rgate_integrations.models.local import shared_proxy
+    from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
+    from rgate_integrations.tuning.probe import train_probe
+    from rgate_integrations.tuning.questions import read_examples
+
+    if gate == "rewriter":
+        from rgate_integrations.tuning.fine_tuning import train_rewriter
+
+        train_rewriter(paths, model, out, options, progress=bar.tell)
+        return {}
+    if own:
+        files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
+        options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
+    elif to_be_sampled(paths, options.label):
+        files = read_own(paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.tell)
+        llm = model if options.llm == _LLM else options.llm
+        options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
+    else:
+        files = read_examples(paths, options.label)
+    known = [example.known for file in files for example in file.examples]
+    say(f"{len(known)} questions, {sum(known) / len(known):.0%} known", err=True)
+    if gate != "probe":
+        from rgate_integrations.tuning.fine_tuning import train_adapter
+
+        return train_adapter(gate, files, model, out, options, progress=bar.tell)
+    artifact = train_probe(files, shared_proxy(model), options, progress=bar.tell)
+    save_gate(artifact, out)
+    metrics: dict[str, Any] = artifact.provenance["metrics"]
+    return metrics
 
 
-def _policy(max_loss: float | None, budget: float | None, confidence: float) -> Policy:
-    from rgate_integrations.tuning import Budget, MaxLoss
+def ability(
+    llm: AnsweringLLM,
+    model: ModelOnServer = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the ability; ability-MODEL by default.")
+    ] = None,
+    concurrency: Concurrency = 4,
+) -> None:
+    """Ask your LLM 100 short questions, and measure how much it knows. Run again, it goes on where it stopped."""
+    from rgate_integrations.tuning.ability import ANSWER_TOKENS, measure_ability
+    from rgate_integrations.tuning.arms import ModelArm
 
-    if max_loss is not None and budget is not None:
-        raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
-    if budget is not None:
-        return Budget(budget, confidence)
-    return MaxLoss(0.02 if max_loss is None else max_loss, confidence)
+    answering = _answering_llm(llm, model, concurrency)
+    plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
+    with Bar("reading questions") as bar:
+        measured = measure_ability(
+            ModelArm(answering, tokens=ANSWER_TOKENS),
+            out or Path(f"ability-{plain}"),
+            concurrency=concurrency,
+            progress=bar.tell,
+        )
+    _say_failed(measured.failed)
+    found, prior = measured.ability, measured.prior
+    low, high = measured.interval
+    kinds = [f"{kind} {right} of {asked}" for kind, (right, asked) in measured.right.items()]
+    say(f"{found.llm}: {found.source} ({', '.join(kinds)}).")
+    say(
+        f"Ability {found.theta:+.2f} (95 %: {low:+.2f} to {high:+.2f}); Llama-3.1-8B-Instruct has 0. "
+        f"Before: {prior.theta:+.2f} ± {prior.sd:.2f}, {prior.source}.",
+        bold=True,
+    )
+    say(f'Saved. Use it as load_gate(llm_name="{measured.folder}").')
 
 
-def _print(tuned: Tuned, console: Terminal) -> None:
+def _say_failed(calls: int) -> None:
+    if calls:
+        say(f"{calls} calls failed; the same command asks them again.", fg="yellow")
+
+
+def _say_saved(folder: Path) -> None:
     from rgate_integrations.gates.registry import loadable
 
-    labels, name = tuned.labels, loadable(tuned.folder)
-    if tuned.failed:
-        console.print(f"{tuned.failed} calls failed; the same command asks them again.", style="bold yellow")
-    console.print(
-        f"{len(labels.known)} questions with a label ({labels.kind}), {labels.unknown} without. "
-        f"{labels.description}",
-        soft_wrap=True,
-    )
-    _print_gate("question alone", tuned.question, tuned.notes.question, console)
-    _print_gate("answer first", tuned.answer_first, tuned.notes.answer_first, console)
-    console.print(
-        f'Saved. Use it as load_gate("{name}") or --gate {name}; the report is {tuned.folder}/report.html.',
-        soft_wrap=True,
-    )
-
-
-def _print_gate(name: str, gate: FittedGate | None, notes: Sequence[str], console: Terminal) -> None:
-    """Print what is said of a gate; the first sentence is its guarantee."""
-    kept = gate is not None and gate.choice.guaranteed
-    console.print(f"{name}: {notes[0]}", style="bold" if kept else "bold yellow", soft_wrap=True)
-    for note in notes[1:]:
-        console.print(note, soft_wrap=True)
+    say(f'Saved. Use it as load_gate("{loadable(folder)}") or --gate {loadable(folder)}.')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -20,8 +19,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.serving.gateway import Gateway
-from rgate_integrations.serving.guard import problem
-from rgate_integrations.serving.service import DecisionService, FullError
+from rgate_integrations.serving.service import FOUND_BY, DecisionService, FullError
 from rgate_integrations.serving.wire import (
     NO_LLM,
     DecideItem,
@@ -31,6 +29,7 @@ from rgate_integrations.serving.wire import (
     QueriesResponse,
     SystemOneRequest,
     SystemOneResponse,
+    problem,
 )
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -78,27 +77,21 @@ class DecisionRoutes:
             if self.gateway is not None:
                 await self.gateway.close()
 
-    async def systemone(
-        self, body: SystemOneRequest, request: Request, timeout: Milliseconds = None
-    ) -> Response:
+    async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
         """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
-        asked = body.asked()
-        began = time.perf_counter()
-        gates = self.service.gates("" if body.model == NO_LLM else body.model)
-        decision = await self.service.decide_asked(asked, gates, _seconds(timeout))
-        _note(request, began)
-        return _json(SystemOneResponse.of(body, decision).model_dump_json())
+        llm = "" if body.model == NO_LLM else body.model
+        (decision,) = await self._decided([body.item()], timeout, llm, FOUND_BY)
+        return SystemOneResponse.of(body, decision)
 
-    async def decide(self, body: DecideRequest, request: Request, timeout: Milliseconds = None) -> Response:
+    async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
         """Decide about questions, each with a draft, its history and passages if there are any."""
-        decisions = await self._decided(body, request, timeout)
-        return _json(DecideResponse(decisions=decisions).model_dump_json())
+        decisions = await self._decided(body.items(), timeout, body.llm, body.llm_known_by)
+        return DecideResponse(decisions=decisions)
 
-    async def queries(self, body: DecideRequest, request: Request, timeout: Milliseconds = None) -> Response:
+    async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
         """Say what to search for: the question and the claims of its draft; nothing where it is known."""
-        decisions = await self._decided(body, request, timeout)
-        plans = await arun(planning(decisions))
-        return _json(QueriesResponse(plans=plans).model_dump_json())
+        decisions = await self._decided(body.items(), timeout, body.llm, body.llm_known_by)
+        return QueriesResponse(plans=await arun(planning(decisions)))
 
     async def health(self) -> Response:
         """Say that the process runs."""
@@ -113,48 +106,36 @@ class DecisionRoutes:
         text = self.service.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def refused(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong with a request that has the right format, or that it would have to wait too long."""
-        self.service.metrics.failed(type(error).__name__)
-        message, hint = getattr(error, "message", str(error)), getattr(error, "hint", "")
-        response = problem(422, type(error).__name__, message, hint)
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Say what is wrong with a request, or that the server itself failed."""
+        if isinstance(error, HTTPException):  # there is no such route, or it is asked in another way
+            return problem(error.status_code, "HTTPError", str(error.detail))
+        if isinstance(error, RequestValidationError):
+            said = []
+            # Without the input: a question may be long, and belongs in nobody's log.
+            for each in error.errors()[:_MOST_ERRORS]:
+                where = ".".join(map(str, each["loc"][1:])) or "body"
+                said.append(f"{where[:100]}: {each['msg']}")
+            return problem(422, "InvalidRequest", "; ".join(said), "GET /openapi.json has the format.")
+        kind = type(error).__name__
+        self.service.metrics.failed(kind)
         if isinstance(error, FullError):
-            response.status_code = 529
-            response.headers["retry-after"] = "1"
-        return response
-
-    async def invalid(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong with the format of a request."""
-        said = []
-        # Without the input: a question may be long, and belongs in nobody's log.
-        for each in error.errors()[:_MOST_ERRORS] if isinstance(error, RequestValidationError) else ():
-            where = ".".join(map(str, each["loc"][1:])) or "body"
-            said.append(f"{where[:100]}: {each['msg']}")
-        return problem(422, "InvalidRequest", "; ".join(said), "GET /openapi.json has the format.")
-
-    async def no_route(self, request: Request, error: Exception) -> Response:
-        """Answer what is asked of no route, or in a wrong way."""
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return problem(status, "HTTPError", str(getattr(error, "detail", "")))
-
-    async def broken(self, request: Request, error: Exception) -> Response:
-        """Answer where the server itself failed."""
-        self.service.metrics.failed(type(error).__name__)
+            return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
+        if isinstance(error, RGateError):
+            return problem(422, kind, error.message, error.hint)
         return problem(500, "InternalError", "The server failed; its log says why.")
 
-    async def _decided(self, body: DecideRequest, request: Request, timeout: float | None) -> list[Decision]:
-        began = time.perf_counter()
-        gates = self.service.gates(body.llm, body.llm_known_by)
-        decisions = await self.service.decide(body.items(), gates, _seconds(timeout))
-        _note(request, began)
-        return decisions
+    async def _decided(
+        self, items: list[DecideItem], milliseconds: float | None, llm: str, known_by: str
+    ) -> list[Decision]:
+        timeout = None if milliseconds is None else milliseconds / 1e3
+        return await self.service.decide(items, self.service.gates(llm, known_by), timeout)
 
     async def _warm_up(self) -> None:
         """Let the gate decide something; one that fails is asked again."""
         pause = 1.0
-        asked = [DecideItem(question="Is this a question?")]
         while not self.is_ready:
-            (decision,) = await self.service.decide(asked, self.service.gates())
+            (decision,) = await self._decided([DecideItem(question="Is this a question?")], None, "", "")
             self.is_ready = decision.error is None
             if decision.error is not None:
                 _log.warning("The gate does not decide yet: %s", decision.error.message)
@@ -165,38 +146,26 @@ class DecisionRoutes:
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application that decides with a service, and answers with a gateway if there is one."""
     routes = DecisionRoutes(service, gateway)
+    failures = (RGateError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(
         title="rgate",
         version=__version__,
         summary="Does the LLM know the answer, or is it to be retrieved?",
         lifespan=routes.lifespan,
+        exception_handlers=dict.fromkeys(failures, routes.failed),
         docs_url=None,  # its page loads scripts from elsewhere
         redoc_url=None,
         responses={422: {"model": ProblemResponse}, 529: {"model": ProblemResponse}},
     )
-    app.post("/v1/systemone", response_model=SystemOneResponse)(routes.systemone)
-    app.post("/v1/decide", response_model=DecideResponse)(routes.decide)
-    app.post("/v1/queries", response_model=QueriesResponse)(routes.queries)
-    for path, route in (("/health", routes.health), ("/ready", routes.ready), ("/metrics", routes.metrics)):
-        app.get(path, response_class=PlainTextResponse)(route)
+    for path, answer in (
+        ("systemone", routes.systemone),
+        ("decide", routes.decide),
+        ("queries", routes.queries),
+    ):
+        app.post(f"/v1/{path}")(answer)
+    for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
+        app.get(f"/{path}", response_class=PlainTextResponse)(state)
     if gateway is not None:
         app.add_route("/v1/chat/completions", gateway.chat, methods=["POST"], include_in_schema=False)
         app.add_route("/{path:path}", gateway.forward, methods=_METHODS, include_in_schema=False)
-    app.add_exception_handler(RGateError, routes.refused)
-    app.add_exception_handler(RequestValidationError, routes.invalid)
-    app.add_exception_handler(HTTPException, routes.no_route)
-    app.add_exception_handler(Exception, routes.broken)
     return app
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1e3
-
-
-def _note(request: Request, began: float) -> None:
-    """Note how long the gate took, for the header Server-Timing."""
-    request.state.timings["gate"] = (time.perf_counter() - began) * 1e3
-
-
-def _json(body: str) -> Response:
-    return Response(body, media_type="application/json")

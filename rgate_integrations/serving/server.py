@@ -1,52 +1,42 @@
-"""Runs the application on uvicorn: who may listen where, how slow a client may be, and how the server ends."""
+"""Runs the application on uvicorn: who may ask, how large and how slow a request may be, and how the server ends."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import contextlib
+import hmac
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.decision_server import TOKEN
-from rgate_integrations.serving.guard import Guard, Limits
+from rgate_integrations.serving.wire import problem
 
+_OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGEST_HEADERS = 32 << 10
 _LAST_SECONDS = 30  # for what is being answered when the server is told to end
 
 
-class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 whose request headers must be whole in time: uvicorn bounds only the wait for their first byte."""
+@dataclass(frozen=True)
+class Limits:
+    """What one request may take.
 
-    patience = 10.0
-    _late: asyncio.TimerHandle | None = None
+    Attributes:
+        body: Bytes of its body.
+        seconds: How long its headers, and then its body, may take to come.
+    """
 
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._late = self.loop.call_later(self.patience, self._close_late)
-
-    def data_received(self, data: bytes) -> None:
-        if self._late is None and (self.cycle is None or self.cycle.response_complete):
-            self._late = self.loop.call_later(self.patience, self._close_late)
-        super().data_received(data)
-        if self._late is not None and self.cycle is not None and not self.cycle.response_complete:
-            self._late.cancel()
-            self._late = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        super().connection_lost(exc)
-
-    def _close_late(self) -> None:
-        self._late = None
-        self.transport.write(_LATE)
-        self.transport.close()
+    body: int = 16 << 20
+    seconds: float = 10.0
 
 
 def make_server(
@@ -66,34 +56,121 @@ def make_server(
     """
     limits = limits or Limits()
     if not token:
-        if not _is_loopback(host):
+        if host not in _LOOPBACK:
             raise ConfigurationError(
                 f"Other machines can reach {host}, and there is no token.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
         # Web pages that a user of this machine visits know no secret either, but they have another host's name.
-        app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]", host])
-    protocol = type("Protocol", (_TimedProtocol,), {"patience": limits.seconds})
+        app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         Guard(app, token=token, limits=limits),
         host,
         port,
-        http=protocol,
+        http=_TimedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_LARGEST_HEADERS,
+        timeout_keep_alive=limits.seconds,  # type: ignore[arg-type]  # it may be a part of a second
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
     return uvicorn.Server(config)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+class _TimedProtocol(H11Protocol):
+    """HTTP/1.1 whose request headers must be whole in time: uvicorn bounds only the wait for their first byte."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._late = self.loop.call_later(self.timeout_keep_alive, self._hang_up)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._late.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # and the next request has not come already
+            self._late = self.loop.call_later(self.timeout_keep_alive, self._hang_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._late.cancel()
+        super().connection_lost(exc)
+
+    def _hang_up(self) -> None:
+        self.transport.write(_LATE)
+        self.transport.close()
+
+
+class Guard:
+    """ASGI middleware: refuses what is not allowed, too large or too slow, and cancels what nobody waits for.
+
+    Args:
+        app: The application.
+        token: The bearer token that requests must have; empty for none.
+        limits: What a request may take.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str = "", limits: Limits | None = None) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else b""
+        self._limits = limits or Limits()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        body: bytes | Response | None
+        if self._expected and scope["path"] not in _OPEN and not hmac.compare_digest(given, self._expected):
+            message = "The bearer token is missing or wrong."
+            body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
+        else:
+            body = await self._body(receive)
+        if isinstance(body, Response):
+            await body(scope, receive, send)
+        elif body is not None:
+            await self._answer(scope, body, receive, send)
+
+    async def _body(self, receive: Receive) -> bytes | Response | None:
+        """Return the body, or the response to one that is too large or too slow; None if its client has left."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                while len(body) <= self._limits.body:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    if not message.get("more_body", False) and len(body) <= self._limits.body:
+                        return bytes(body)
+        except TimeoutError:
+            return problem(408, "TooSlow", "The body did not come in time.", headers={"connection": "close"})
+        too_large = f"A request may have {self._limits.body:,} bytes."
+        return problem(413, "TooLarge", too_large, headers={"connection": "close"})
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Let the application answer, and stop it when its client leaves."""
+        # Who leaves is noticed here: after the body, the application waits for another message in vain.
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        answering = asyncio.ensure_future(self._app(scope, messages.get, send))
+        leaving = asyncio.ensure_future(_leaving(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()  # nothing happens to one that is done
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
+
+
+async def _leaving(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

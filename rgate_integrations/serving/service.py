@@ -4,45 +4,37 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import (
-    GateLike,
-    answer_first_gates,
-    decide,
-    decide_messages,
-    for_llm,
-)
-from rgate_integrations.errors import ConfigurationError, DataFormatError, RGateError
-from rgate_integrations.gates.artifacts.folder import read_gate
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
+from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.runtime.flow import Flow, arun
-from rgate_integrations.runtime.records import Record
-from rgate_integrations.serving.wire import Asked, DecideItem, likeliest_kind, way_of
-from rgate_integrations.tuning.evaluation import measure_drift
+from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
 
-_LATEST = 2_000  # decisions that drift is measured on
+_log = logging.getLogger("rgate_integrations.serving")
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_MOST_LLMS = 64
+
+FOUND_BY = "the request"
+"""Who told which LLM answers, where a request has a model."""
+
+
+class FullError(RGateError):
+    """As many questions wait as may wait: the client should ask again later, or retrieve."""
 
 
 class Metrics:
-    """The counters of one server.
+    """The counters of one server."""
 
-    Args:
-        gate_folder: Folder of a tuned or calibrated gate, with whose calibration decisions are compared; empty for
-            none.
-    """
-
-    def __init__(self, gate_folder: str = "") -> None:
+    def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
@@ -60,15 +52,6 @@ class Metrics:
             "rgate_questions_per_call", "Questions decided together.", buckets=_SIZES, registry=registry
         )
         self.waiting = Gauge("rgate_waiting_questions", "Questions being decided.", registry=registry)
-        self._latest: deque[float] = deque(maxlen=_LATEST)
-        self._calibration: tuple[tuple[float, ...], float] | None = None
-        if gate_folder:
-            self._calibration = _calibration(gate_folder)
-        if self._calibration is not None:
-            drift = Gauge(
-                "rgate_drift_psi", "Population stability index against the calibration.", registry=registry
-            )
-            drift.set_function(self._drift)
 
     def decided(self, decisions: Sequence[Decision], seconds: float) -> None:
         """Count decisions that were made together."""
@@ -79,8 +62,6 @@ class Metrics:
             if decision.error is not None:
                 outcome = "failed"
                 self.failed(decision.error.type)
-            else:
-                self._latest.append(decision.p_known)
             self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
 
     def passed(self, way: str) -> None:
@@ -94,34 +75,6 @@ class Metrics:
     def text(self) -> bytes:
         """Return all of it in Prometheus's text format."""
         return generate_latest(self._registry)
-
-    def _drift(self) -> float:
-        assert self._calibration is not None  # noqa: S101  registered only then
-        scores, threshold = self._calibration
-        try:
-            return measure_drift(scores, list(self._latest), threshold).psi
-        except DataFormatError:  # too few decisions yet
-            return 0.0
-
-
-def _calibration(folder: str) -> tuple[tuple[float, ...], float] | None:
-    """Return the scores that a gate was calibrated on, and its threshold; None for a gate that was not."""
-    saved = read_gate(folder)
-    if "scores" not in saved.provenance:
-        return None
-    record = Record(f"the calibration of {folder!r}", 1, saved.provenance)
-    return record.numbers("scores"), saved.threshold
-
-
-_log = logging.getLogger("rgate_integrations.serving")
-
-_MOST_LLMS = 64
-FOUND_BY = "the request"
-"""Who told which LLM answers, where a request has a model."""
-
-
-class FullError(RGateError):
-    """As many questions wait as may wait: the client should ask again later, or retrieve."""
 
 
 @dataclass(frozen=True)
@@ -151,26 +104,18 @@ class DecisionService:
 
     Args:
         gate: The gate.
-        metrics: Counts what is decided.
         timeout: How long a decision may take, in seconds; without one by then it retrieves.
         queue: How many questions may wait at a time; what comes then is refused at once.
-        log_questions: Whether questions are in the log.
+
+    Attributes:
+        metrics: Counts what is decided.
     """
 
-    def __init__(
-        self,
-        gate: GateLike,
-        metrics: Metrics,
-        *,
-        timeout: float = 5.0,
-        queue: int = 512,
-        log_questions: bool = False,
-    ) -> None:
+    def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:
         self.gate = gate
-        self.metrics = metrics
+        self.metrics = Metrics()
         self.timeout = timeout
         self._queue = queue
-        self._log_questions = log_questions
         self._waiting = 0
         self._gates: dict[tuple[str, str], LLMGates] = {}
 
@@ -192,86 +137,54 @@ class DecisionService:
         Raises:
             FullError: Too many questions wait.
         """
-        return await self._run(self._decide(items, gates, timeout), len(items))
+        patience = self.timeout if timeout is None else min(timeout, self.timeout)
+        return await self.run(_decide(items, gates, patience), len(items))
 
-    async def decide_asked(self, asked: Asked, gates: LLMGates, timeout: float | None = None) -> Decision:
-        """Decide for the last message of a conversation.
-
-        Raises:
-            FullError: Too many questions wait.
-        """
-        flow = decide_messages(
-            gates.question,
-            [asked.question],
-            [asked.history],
-            timeout=self._patience(timeout),
-        )
-        (decision,) = await self._run(flow, 1)
-        return decision
-
-    @contextmanager
-    def admitted(self, questions: int) -> Iterator[None]:
-        """Count questions as waiting for as long as the context lasts.
+    async def run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
+        """Run what decides about so many questions, unless too many wait; count and log what it decides.
 
         Raises:
             FullError: Too many questions wait.
         """
         if self._waiting + questions > self._queue:
             raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
+        began = time.perf_counter()
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:
-            yield
+            decisions = await arun(flow)
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
-
-    def note(self, decisions: Sequence[Decision], seconds: float) -> None:
-        """Count and log what was decided together, in how many seconds."""
+        seconds = time.perf_counter() - began
         self.metrics.decided(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
-        _log.info("%d questions, %d to retrieve, %.0f ms", len(decisions), retrieving, seconds * 1e3)
-        if self._log_questions:
-            for decision in decisions:
-                _log.info("%s %.3f %r", way_of(decision), decision.p_known, decision.question)
-
-    async def _run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
-        began = time.perf_counter()
-        with self.admitted(questions):
-            decisions = await arun(flow)
-        self.note(decisions, time.perf_counter() - began)
+        _log.info("%d questions, %d to retrieve, %.0f ms", questions, retrieving, seconds * 1e3)
         return decisions
 
-    def _patience(self, timeout: float | None) -> float:
-        return self.timeout if timeout is None else min(timeout, self.timeout)
 
-    def _decide(
-        self, items: Sequence[DecideItem], gates: LLMGates, timeout: float | None
-    ) -> Flow[list[Decision]]:
-        """Decide about questions and about drafts, each in one call of its gate, then look at passages."""
-        drafted: list[int] = []
-        plain: list[int] = []
-        for place, item in enumerate(items):
-            if item.draft is not None and gates.answer is not None:
-                drafted.append(place)
-            else:
-                plain.append(place)
-        decisions: dict[int, Decision] = {}
-        for gate, places in ((gates.question, plain), (gates.answer, drafted)):
-            if gate is not None and places:
-                options = _options([items[place] for place in places])
-                asked = [items[place].question for place in places]
-                found = yield from decide(gate, asked, timeout=self._patience(timeout), **options)
-                decisions |= zip(places, found, strict=True)
-        looked = []
-        for place, item in enumerate(items):
-            decision = decisions[place]
-            if item.passages:
-                passages = [FoundPassage(each.text, each.title) for each in item.passages]
-                known_from = None if item.threshold is None else decision.threshold
-                decision = decide_with_passages(decision, passages, LookFirst(), known_from=known_from)
-            looked.append(decision)
-        return looked
+def _decide(items: Sequence[DecideItem], gates: LLMGates, timeout: float) -> Flow[list[Decision]]:
+    """Decide about questions and about drafts, each in one call of its gate, then look at passages."""
+    drafted: list[int] = []
+    plain: list[int] = []
+    for place, item in enumerate(items):
+        has_judge = item.draft is not None and gates.answer is not None
+        (drafted if has_judge else plain).append(place)
+    decisions: dict[int, Decision] = {}
+    for gate, places in ((gates.question, plain), (gates.answer, drafted)):
+        if gate is not None and places:
+            asked = [items[place] for place in places]
+            questions = [item.question for item in asked]
+            found = yield from decide(gate, questions, timeout=timeout, **_options(asked))
+            decisions |= zip(places, found, strict=True)
+    looked = []
+    for place, item in enumerate(items):
+        decision = decisions[place]
+        if item.passages:
+            known_from = None if item.threshold is None else decision.threshold
+            decision = decide_with_passages(decision, item.passages, LookFirst(), known_from=known_from)
+        looked.append(decision)
+    return looked
 
 
 def _options(items: Sequence[DecideItem]) -> dict[str, Any]:
@@ -279,10 +192,9 @@ def _options(items: Sequence[DecideItem]) -> dict[str, Any]:
     drafts = []
     for item in items:
         draft = item.draft
-        # What this process keeps of an answer that it wrote itself is nobody else's.
-        drafts.append(
-            draft if isinstance(draft, str | None) else draft.model_copy(update={"response_id": ""})
-        )
+        if isinstance(draft, Draft):  # what this process keeps of an answer that it wrote is nobody else's
+            draft = draft.model_copy(update={"response_id": ""})
+        drafts.append(draft)
     return {
         "threshold": [item.threshold for item in items],
         "drafts": drafts,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer, TokenStream
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.credentials import read_credentials
-from rgate_integrations.serving.guard import problem
+from rgate_integrations.runtime.files import parse_json
+from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
 """What a client says to the gateway, and the beginning of what the gateway says to clients."""
@@ -31,9 +36,9 @@ _OF_CONNECTION = frozenset(
     )
 )
 _WAIT = httpx.Timeout(600.0, connect=10.0)
-_KEPT = (
-    2.0  # seconds: servers such as llama.cpp close a connection after 5, perhaps just when it is used again
-)
+# Seconds: servers such as llama.cpp close a connection after 5, perhaps just when it is used again.
+_KEPT = 2.0
+_LONGEST_LINE = 1 << 20
 
 
 class Relay(StreamingResponse):
@@ -73,7 +78,9 @@ class Upstream:
         base, credentials = read_credentials(url, key)
         self.url = base.removesuffix("/v1")
         self._own_headers = credentials.headers
-        self._keeps_key = keeps_key
+        self._dropped = {*_OF_CONNECTION, "host", "content-length", OWN_HEADER}
+        if self._own_headers or not keeps_key:
+            self._dropped.add("authorization")
         # As many connections as there are clients: what waits, waits at the server.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT)
         self._client = httpx.AsyncClient(timeout=_WAIT, limits=limits)
@@ -93,39 +100,97 @@ class Upstream:
         Raises:
             httpx.HTTPError: The server cannot be asked.
         """
-        path = request.scope.get("raw_path", b"/").decode("latin-1")
-        query = request.scope["query_string"].decode("latin-1")
-        url = self.url + path + (f"?{query}" if query else "")
-        built = self._client.build_request(
-            request.method, url, headers=self._headers(request, plain), content=body
-        )
-        return await self._client.send(built, stream=True)
-
-    async def forward(self, request: Request, body: bytes, told: Mapping[str, str]) -> Response:
-        """Send a client's request on, and return the response with some headers more."""
-        try:
-            response = await self.send(request, body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return unreachable(error)
-        return Relay(response, read_chunks(response), told)
-
-    def _headers(self, request: Request, plain: bool) -> httpx.Headers:
-        dropped = {*_OF_CONNECTION, "host", "content-length", OWN_HEADER}
-        if self._own_headers or not self._keeps_key:
-            dropped.add("authorization")
         kept = []
         for name, value in request.headers.raw:
-            if name.decode("latin-1") not in dropped:
+            if name.decode("latin-1") not in self._dropped:
                 kept.append((name, value))
         headers = httpx.Headers(kept)
         headers.update(self._own_headers)
         # httpx would ask for more than the client can read.
         if plain or "accept-encoding" not in headers:
             headers["accept-encoding"] = "identity"
-        return headers
+        path = request.scope.get("raw_path", b"/").decode("latin-1")
+        query = request.scope["query_string"].decode("latin-1")
+        url = self.url + path + (f"?{query}" if query else "")
+        built = self._client.build_request(request.method, url, headers=headers, content=body)
+        return await self._client.send(built, stream=True)
+
+    async def forward(self, request: Request, body: bytes, told: Mapping[str, str] | None = None) -> Response:
+        """Send a client's request on, and return the response with some headers more."""
+        try:
+            response = await self.send(request, body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # Without what the error says: that may have the key.
+            message = f"The upstream server cannot be asked ({type(error).__name__})."
+            return problem(502, "UpstreamError", message)
+        return Relay(response, _read_chunks(response), told or {})
 
 
-async def read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
+class UpstreamAnswer(BufferedAnswer):
+    """An answer as the upstream streams it: server-sent events, whose bytes are kept as they come.
+
+    Args:
+        upstream: The server.
+        request: What the client asks.
+        body: The body of that.
+
+    Attributes:
+        response: The upstream's response; None before it came.
+    """
+
+    def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
+        super().__init__(PartialAnswer(), TokenStream(_never_blocking, self._open))
+        self.response: httpx.Response | None = None
+        self._upstream = upstream
+        self._request = request
+        self._body = body
+        self._line = b""
+
+    async def _open(self) -> AsyncIterator[bytes]:
+        self.response = await self._upstream.send(self._request, self._body, plain=True)
+        if self.response.status_code != 200:
+            await self.response.aclose()
+            raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
+        self.partial.has_end = False
+        return _read_chunks(self.response)
+
+    def read(self, chunk: bytes) -> bool:
+        """Note the text in the events that end in a chunk; returns False for a call of a tool."""
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        self._line = self._line[:_LONGEST_LINE]
+        is_text = True
+        for line in lines:
+            if line.startswith(b"data:"):
+                is_text = self._read_event(line[5:].strip()) and is_text
+        return is_text
+
+    def _read_event(self, data: bytes) -> bool:
+        if data == b"[DONE]":
+            self.partial.has_end = True
+            return True
+        try:
+            event = parse_json(data)
+            choice = event["choices"][0]
+            if choice.get("finish_reason"):
+                self.partial.has_end = True
+            delta = choice["delta"]
+            if delta.get("tool_calls") or delta.get("function_call"):
+                return False
+            text = delta.get("content")
+            if isinstance(text, str) and text:
+                self.partial.pieces.append(text)
+            self.partial.model = str(event.get("model") or "")
+            # Only where the client asked for them: then each token has one.
+            for token in (choice.get("logprobs") or {}).get("content") or ():
+                logprob = as_logprob(float(token["logprob"]))
+                self.partial.tokens.append(str(token["token"]))
+                self.partial.logprobs.append(logprob)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            pass  # an event of another kind
+        return True
+
+
+async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
     """Yield the body of a response as it comes, and close the connection whenever that ends."""
     try:
         async for chunk in response.aiter_raw():
@@ -134,7 +199,5 @@ async def read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
         await response.aclose()
 
 
-def unreachable(error: Exception) -> Response:
-    """Return the response for an upstream that cannot be asked; what it says of the error may have its key."""
-    kind = type(error).__name__
-    return problem(502, "UpstreamError", f"The upstream server cannot be asked ({kind}).")
+def _never_blocking() -> Iterator[Any]:
+    raise NotImplementedError("The gateway only awaits.")

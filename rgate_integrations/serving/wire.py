@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
 from rgate_integrations.answering.claims import QueryPlan
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.evidence.search import FoundPassage
 
-QUESTION_KEYS = ("question", "input", "query", "messages")
 _SPEAKERS = ("user", "assistant")
 
 
@@ -28,12 +29,10 @@ class Asked:
     Attributes:
         question: The question.
         history: The earlier turns, oldest first, as gates read them: ``user: …`` and ``assistant: …``.
-        place: Place of its message among the messages; -1 where there are none.
     """
 
     question: str
     history: tuple[str, ...] = ()
-    place: int = -1
 
     @property
     def search_text(self) -> str:
@@ -43,18 +42,14 @@ class Asked:
 
 
 def question_in(state: object) -> Asked | None:
-    """Return the question in a text, in a mapping under one of `QUESTION_KEYS`, or in messages; None without any."""
-    if isinstance(state, str):
-        return Asked(state)
+    """Return the question of a text, of messages, or of an object that holds either; None without any."""
     if isinstance(state, Mapping):
-        for key in QUESTION_KEYS:
-            if key in state:
-                return question_in(state[key])
-        return None
-    return question_in_messages(state)
+        state = state.get("question", state.get("messages"))
+    asked = Asked(state) if isinstance(state, str) else _question_in_messages(state)
+    return asked if asked is not None and asked.question.strip() else None
 
 
-def question_in_messages(messages: object) -> Asked | None:
+def _question_in_messages(messages: object) -> Asked | None:
     """Return the question of a conversation: its last message, if that is the user's and is text alone."""
     if not isinstance(messages, list) or not messages:
         return None
@@ -69,7 +64,7 @@ def question_in_messages(messages: object) -> Asked | None:
             text = _text(message)
             if text:
                 turns.append(f"{message['role']}: {text}")
-    return Asked(question, tuple(turns), place=len(messages) - 1)
+    return Asked(question, tuple(turns))
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
@@ -92,8 +87,8 @@ MOST_QUESTIONS = 256
 
 NO_LLM = "rgate"
 """The model of a System One request that names no LLM."""
-KNOWN = "known"
-ROUTES = ("retrieve", "direct")
+
+_ROUTES = ["direct", "retrieve"]
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
     'The state is the question, an object with "question" or "messages", or messages that end with the user\'s.'
@@ -103,37 +98,30 @@ LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
 """Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Passage(_Strict):
-    """A passage that a search of the client's found."""
-
-    text: str
-    title: str = ""
-
-
-class DecideItem(_Strict):
+class DecideItem(BaseModel):
     """A question, and what came with it; see `DecisionEngine.decide_batch`.
 
     With ``passages``, best first, the decision also says whether they help (look first).
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     question: str
     draft: str | Draft | None = None
     popularity: float | None = None
     history: list[str] = []
     threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    passages: list[Passage] = Field(default=[], max_length=100)
+    passages: list[FoundPassage] = Field(default=[], max_length=100)
 
 
-class DecideRequest(_Strict):
+class DecideRequest(BaseModel):
     """Questions to decide about, each alone or with what came with it.
 
     ``llm`` names the LLM whose knowledge is judged. Where the client only found that name, ``llm_known_by`` says
     where: then a name that the server was started with goes before it.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     questions: list[str | DecideItem] = Field(min_length=1, max_length=MOST_QUESTIONS)
     llm: LLMName = ""
@@ -165,6 +153,11 @@ class SystemOneQuestion(BaseModel):
     type: str
     criteria: Any = None
 
+    @property
+    def is_route(self) -> bool:
+        """Whether it is the choice between retrieving and answering directly."""
+        return self.type == "choice" and isinstance(self.criteria, dict) and sorted(self.criteria) == _ROUTES
+
 
 class SystemOneRequest(BaseModel):
     """A state and questions about it. ``model`` names the LLM whose knowledge is judged; ``rgate`` names none."""
@@ -173,39 +166,22 @@ class SystemOneRequest(BaseModel):
     questions: dict[str, SystemOneQuestion] = Field(min_length=1, max_length=64)
     model: LLMName = NO_LLM
 
-    def asked(self) -> Asked:
+    def item(self) -> DecideItem:
         """Return the user's question.
 
         Raises:
             ConfigurationError: There is none in the state, or a question about it is not one that a gate can answer.
         """
         for name, question in self.questions.items():
-            is_known = question.type == "noul" and name == KNOWN
-            is_route = question.type == "choice" and _is_route(question.criteria)
-            if not (is_known or is_route):
+            if not question.is_route and (name, question.type) != ("known", "noul"):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
                     hint=_CAN_ASK,
                 )
         asked = question_in(self.state)
-        if asked is None or not asked.question.strip():
+        if asked is None:
             raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
-        return asked
-
-
-def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
-    """Return what a decision says as clients and metrics have it."""
-    return "retrieve" if decision.retrieve else "direct"
-
-
-def likeliest_kind(decision: Decision) -> str:
-    """Return the likeliest kind of request; empty for gates that tell none.
-
-    The default gate has a signal for each kind, and one for what the LLM knows.
-    """
-    kinds = dict(decision.signals)
-    kinds.pop("known", None)
-    return max(kinds, key=kinds.__getitem__, default="")
+        return DecideItem(question=asked.question, history=list(asked.history))
 
 
 class NoulAnswer(BaseModel):
@@ -224,33 +200,23 @@ class ChoiceAnswer(BaseModel):
     confidence: float
 
 
-class Usage(BaseModel):
-    """Tokens of the gate's own model; none were written unless the gate drafts."""
-
-    input_tokens: int
-    output_tokens: int
-
-
 class SystemOneResponse(BaseModel):
-    """The answers by the names of their questions."""
+    """The answers by the names of their questions, and the tokens that the gate's own model read and wrote."""
 
     model: str
     answers: dict[str, NoulAnswer | ChoiceAnswer]
-    usage: Usage
+    usage: dict[str, int]
 
     @classmethod
     def of(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
         """Return the answers that a decision gives."""
-        known = decision.p_known
-        choice = ChoiceAnswer(
-            choice=way_of(decision),
-            probabilities={"retrieve": 1 - known, "direct": known},
-            confidence=1 - known if decision.retrieve else known,
-        )
+        probabilities = {"retrieve": 1 - decision.p_known, "direct": decision.p_known}
+        way = way_of(decision)
+        choice = ChoiceAnswer(choice=way, probabilities=probabilities, confidence=probabilities[way])
         answers: dict[str, NoulAnswer | ChoiceAnswer] = {}
         for name, question in request.questions.items():
-            answers[name] = NoulAnswer(noul=known) if question.type == "noul" else choice
-        usage = Usage(input_tokens=decision.cost.tokens_in, output_tokens=decision.cost.tokens_out)
+            answers[name] = choice if question.is_route else NoulAnswer(noul=decision.p_known)
+        usage = {"input_tokens": decision.cost.tokens_in, "output_tokens": decision.cost.tokens_out}
         return cls(model=request.model, answers=answers, usage=usage)
 
 
@@ -268,5 +234,24 @@ class ProblemResponse(BaseModel):
     error: Problem
 
 
-def _is_route(criteria: object) -> bool:
-    return isinstance(criteria, dict) and sorted(criteria) == sorted(ROUTES)
+def problem(
+    status: int, kind: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return the response that says what went wrong."""
+    body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
+    return Response(body.model_dump_json(), status, headers, media_type="application/json")
+
+
+def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
+    """Return what a decision says as clients and metrics have it."""
+    return "retrieve" if decision.retrieve else "direct"
+
+
+def likeliest_kind(decision: Decision) -> str:
+    """Return the likeliest kind of request; empty for gates that tell none.
+
+    The default gate has a signal for each kind, and one for what the LLM knows.
+    """
+    kinds = dict(decision.signals)
+    kinds.pop("known", None)
+    return max(kinds, key=kinds.__getitem__, default="")

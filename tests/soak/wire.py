@@ -52,9 +52,9 @@ def serve(port: int) -> None:
     """Serve `ByText` until killed."""
     from rgate_integrations.serving.app import make_app
     from rgate_integrations.serving.server import make_server
-    from rgate_integrations.serving.service import DecisionService, Metrics
+    from rgate_integrations.serving.service import DecisionService
 
-    make_server(make_app(DecisionService(ByText(), Metrics())), "127.0.0.1", port).run()
+    make_server(make_app(DecisionService(ByText())), "127.0.0.1", port).run()
 
 
 class Wire(Scenario):

@@ -1,0 +1,152 @@
+"""What the commands have in common at the terminal: options, text that others wrote, JSON, tables and progress."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+if TYPE_CHECKING:
+    from rgate_integrations.errors import RGateError
+    from rgate_integrations.index.retriever import Hit
+    from rgate_integrations.tuning.calibration import Policy
+
+DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick --help
+DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
+KEY = "RGATE_API_KEY"
+"""The environment variable that has the key of the LLM's server."""
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; standard input if none.")]
+GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
+ThresholdOption = Annotated[
+    float | None, typer.Option("--threshold", min=0.0, help="Retrieve if p_known is below it.")
+]
+ProxyName = Annotated[
+    str | None, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
+]
+LLMName = Annotated[str, typer.Option("--llm", help="Answering LLM: catalogue name, folder or Hub id.")]
+JudgedName = Annotated[str, typer.Option("--llm-name", help="The LLM whose knowledge is judged.")]
+IndexFolder = Annotated[
+    Path | None, typer.Option("--index", help="Folder of an index; the demo's corpus by default.")
+]
+PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
+AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+Data = Annotated[list[Path], typer.Option("--data", help="JSONL of labelled questions; may be repeated.")]
+DraftOf = Annotated[
+    Literal["proxy", "recorded", "none"],
+    typer.Option(
+        "--draft",
+        help="proxy: its own; recorded: closed_book_text, the LLM's own words; none: question only.",
+    ),
+]
+MaxLossOption = Annotated[
+    float | None, typer.Option("--max-loss", help="Most accuracy to lose against always retrieving: 0.02.")
+]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", help="Instead, the largest share of questions to retrieve for.")
+]
+
+
+def chosen_policy(max_loss: float | None, budget: float | None) -> Policy:
+    """Return the guarantee that was asked for.
+
+    Raises:
+        ConfigurationError: Both were asked for.
+    """
+    from rgate_integrations.errors import ConfigurationError
+    from rgate_integrations.tuning import Budget, MaxLoss
+
+    if budget is None:
+        return MaxLoss(0.02 if max_loss is None else max_loss)
+    if max_loss is not None:
+        raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
+    return Budget(budget)
+
+
+# --- text --------------------------------------------------------------------------------------------------------
+
+# Control characters, of which ESC and CSI begin sequences that terminals obey; line separators; what turns the
+# direction of writing around; halves of pairs, which cannot be written.
+_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def say(text: str = "", *, err: bool = False, **style: Any) -> None:
+    """Print text of whatever origin: nothing in it commands the terminal.
+
+    Args:
+        text: The text.
+        err: Whether it goes to standard error: all that is no result.
+        **style: As ``typer.secho`` takes it, such as ``bold=True``.
+    """
+    typer.secho(_COMMANDS.sub("", text), err=err, **style)
+
+
+def say_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns; the first row is the heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        say("  ".join(cells).rstrip(), bold=number == 0)
+
+
+def say_error(error: RGateError) -> None:
+    """Print an error and its hint."""
+    say(f"error: {error.message}", err=True, fg="red")
+    if error.hint:
+        say(f"hint: {error.hint}", err=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON values on one line, in ASCII: what terminals would obey is escaped, and the value stays the same."""
+    typer.echo(json.dumps(value).replace("\x7f", "\\u007f"))
+
+
+def hit_as_json(hit: Hit) -> dict[str, Any]:
+    """Return a passage that was found as JSON values."""
+    passage = hit.passage
+    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": round(hit.score, 4)}
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return _COMMANDS.sub("", super().format(record))
+
+
+def print_log(level: int, form: str = "%(message)s") -> None:
+    """Print what is logged from a level on to standard error, as text."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for library in ("httpx", "httpcore"):  # they log a line a request, with its URL
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class Bar(Progress):
+    """A progress bar on standard error, shown inside a ``with`` statement.
+
+    Args:
+        what: What is done, in words.
+        total: How much there is to do; None if that is told later.
+    """
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        super().__init__(console=Console(stderr=True), transient=True)
+        self._task = self.add_task(what, total=total)
+
+    def count(self, done: int, total: int | None = None) -> None:
+        """Show how much is done, and of how much."""
+        self.update(self._task, completed=done, total=total)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Show what is being done, how far it is, and how far it goes."""
+        self.update(self._task, description=what, completed=done, total=total)
