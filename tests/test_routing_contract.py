@@ -2,9 +2,10 @@
 
 import pytest
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader
@@ -115,34 +116,31 @@ def test_what_is_settled_early_is_not_searched_meanwhile(side):
     assert routed.shelf.queries == ["hopeless?", "an unknown one?"]
 
 
-def strategy_of(framework, gate, **options):
-    """Return a router's strategy, and its gates without the framework's wrappers."""
+def gates_of(framework, gate, **options):
+    """Return the judge and the question gate of a router's strategy, without the framework's wrappers."""
     routed = framework.__new__(framework)
     routed.judge = gate
     routed.make(AnswerFirst(**options), False, None)
     strategy = routed.router.strategy if framework is LangChain else routed.engine.strategy
-    return strategy, *(getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate))
+    return [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
 
 
 def test_the_default_gates_are_those_for_begun_answers(framework):
-    strategy, judge, question_gate = strategy_of(framework, None)
-    assert strategy.answer_first == AnswerFirst()
+    judge, question_gate = gates_of(framework, None)
     assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default", "default-answer")
     assert question_gate.gate.artifact == "default"
 
 
 def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(framework):
     own, asked = Reader(), Reader()
-    assert strategy_of(framework, own)[1:] == (own, None)
-    assert strategy_of(framework, own, question_gate=asked)[1:] == (own, asked)
+    assert gates_of(framework, own) == [own, None]
+    assert gates_of(framework, own, question_gate=asked) == [own, asked]
 
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.4, "on_error": "raise", "timeout": 9.0}])
-def test_a_gate_that_reads_the_question_leaves_begun_answers_to_the_one_that_belongs_to_it(
-    framework, options
-):
+def test_a_gate_that_reads_the_question_leaves_begun_answers_to_the_one_that_belongs_to_it(options):
     gate = load_gate(**options)
-    _, judge, question_gate = strategy_of(framework, gate)
+    judge, question_gate = answer_first_gates(gate)
     assert judge.gate.name == "answer"
     threshold = options.get("threshold", load_gate(DEFAULT_GATES["llm"]).threshold)
     assert (judge.threshold, judge.on_error, judge.timeout) == (threshold, gate.on_error, gate.timeout)
@@ -155,16 +153,15 @@ class QuestionsOnly:
     def decide_batch(self, questions):
         return []
 
-    async def adecide_batch(self, questions):
-        return []
+    adecide_batch = decide_batch
 
 
 @pytest.mark.parametrize("gate", ["prompt", QuestionsOnly()], ids=["shipped", "own"])
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framework, gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
-        strategy_of(framework, gate)
+        gates_of(framework, gate)
     assert "question_gate=" in caught.value.hint
-    assert strategy_of(framework, None, question_gate=gate)[1].gate.name == "answer"
+    assert gates_of(framework, None, question_gate=gate)[0].gate.name == "answer"
 
 
 # --- look first ----------------------------------------------------------------------------------------------
@@ -198,44 +195,35 @@ def test_a_gate_that_fails_reads_what_was_found(side):
 # --- both ----------------------------------------------------------------------------------------------------
 
 
-def test_a_known_answer_goes_on_though_passages_hold_it(side):
-    routed = side(look=LOOK, scores={})
-    assert routed.ask(HELD) == KNOWN
-    assert (routed.decision["outcome"], routed.decision["p_known"]) == ("direct", 0.9)
-    assert (routed.writer.ended, routed.shelf.queries) == (["whole"], [HELD])
-
-
-def test_an_unsure_answer_is_stopped_for_passages_that_help_and_they_are_not_searched_again(side):
-    routed = side(look=LOOK, scores={})
-    assert TEXT in routed.ask(HELD_UNKNOWN)
+@pytest.mark.parametrize(
+    ("scores", "question", "text", "outcome", "p_known", "ended"),
+    [
+        # What was begun is compared with what was found.
+        ({}, HELD, KNOWN, "direct", 0.9, ["whole"]),
+        ({}, HELD_UNKNOWN, TEXT, "retrieve", 0.2, ["closed"]),
+        # Without a gate that screens, every answer is begun.
+        (None, "unknownish weather", UNSURE, "direct", 0.2, ["whole"]),
+        # Where no passage helps, the question settles it, and so it does where it is clearly unknown.
+        ({}, "unknownish weather", UNSURE, "direct", 0.5, None),
+        ({"poor weather": 0.12}, "poor weather", KNOWN, "direct", 0.12, None),
+        ({"the Zorba quartet": 0.05}, "the Zorba quartet", TEXT, "retrieve", 0.05, None),
+        ({}, "Who is he?", TEXT, None, 0.0, None),  # it refers back: what was found is read
+    ],
+)
+def test_what_was_begun_and_what_was_found_are_compared(
+    side, scores, question, text, outcome, p_known, ended
+):
+    routed = side(look=LOOK, scores=scores)
+    assert text in routed.ask(question)
     said = routed.decision
-    assert (said["outcome"], said["p_known"]) == ("retrieve", 0.2)
-    assert said["p_helps"] == pytest.approx(0.9, abs=0.001)
-    assert said["partial_answer"]["tokens_dropped"] == 4
-    assert (routed.writer.ended, routed.shelf.queries) == (["closed"], [HELD_UNKNOWN])
-
-
-def test_where_no_passage_helps_the_answer_goes_on_unjudged(side):
-    routed = side(look=LOOK, scores={})
-    assert routed.ask("unknownish weather") == UNSURE
-    said = routed.decision
-    assert (said["outcome"], said["p_known"], said["partial_answer"]["tokens_held"]) == ("direct", 0.5, 0)
-    assert (len(routed.screen.calls), routed.judge.calls) == (1, [])
-
-
-def test_what_is_clearly_unknown_is_settled_by_what_was_found(framework):
-    routed = framework(look=LOOK, scores={"the Zorba quartet": 0.05, "poor weather": 0.12})
-    assert TEXT in routed.ask("the Zorba quartet")
-    assert (routed.decision["outcome"], routed.writer.calls) == ("retrieve", [])
-    assert routed.ask("poor weather") == KNOWN
-    assert (routed.decision["outcome"], routed.judge.calls) == ("direct", [])
-
-
-def test_without_a_gate_that_screens_every_answer_is_begun(framework):
-    routed = framework(look=LOOK)
-    assert routed.ask("unknownish weather") == UNSURE
-    assert (routed.decision["outcome"], routed.decision["p_known"]) == ("direct", 0.2)
-    assert routed.judge.calls == [["unknownish weather"]]
+    assert (said["outcome"], said["p_known"], said["retrieve"]) == (outcome, p_known, text == TEXT)
+    assert routed.shelf.queries == [question]  # it is not searched again
+    if ended is None:
+        assert (routed.judge.calls, said["partial_answer"]["tokens_held"]) == ([], 0)
+        assert len(routed.writer.calls) == (text != TEXT)
+    else:
+        assert (routed.writer.ended, len(routed.judge.calls)) == (ended, 1)
+        assert said["partial_answer"]["tokens_dropped"] == (4 if text == TEXT else 0)
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["look first", "both"])
@@ -273,19 +261,7 @@ def test_a_threshold_that_is_given_is_enough_whatever_was_found(framework, answe
     assert TEXT in routed.ask(HELD_UNKNOWN)
 
 
-def test_a_question_that_refers_back_reads_what_was_found(framework):
-    routed = framework(look=LOOK, scores={})
-    assert TEXT in routed.ask("Who is he?")
-    assert (routed.decision["outcome"], routed.writer.calls) == (None, [])
-    assert routed.shelf.queries == ["Who is he?"]
-
-
 def test_the_default_model_is_shipped(framework):
     routed = framework(answers=False, look=True)
     routed.ask("who wrote the Zorba quartet")
     assert 0 <= routed.decision["p_helps"] <= 1
-
-
-def test_decisions_without_a_search_have_no_outcome():
-    decision = Decision(question="q", retrieve=True, p_known=0.2)
-    assert (decision.p_helps, decision.outcome) == (None, None)

@@ -55,10 +55,6 @@ class AnswerFirst:
         """After how many tokens the begun answer is judged."""
         return (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
 
-    def known_from(self, threshold: float | None = None) -> float:
-        """Return the P(known) from which an answer is not judged: at least the judge's threshold, if it is known."""
-        return max(self.answer_above, threshold or 0.0)
-
     @classmethod
     def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
         """Return what an adapter's ``answer_first=`` stands for; None for False."""

@@ -6,7 +6,6 @@ what is left is the plan of queries: SlimPLM, section 3.3.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Sequence
 from itertools import chain, islice
@@ -20,8 +19,6 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
-
-_log = logging.getLogger("rgate_integrations")
 
 
 class Claim(Frozen):
@@ -155,15 +152,16 @@ def _judge(claims: Sequence[Claim], gate: GateLike | None) -> Flow[list[JudgedCl
     judged: list[JudgedClaim] = []
     asked: list[int] = []  # places of claims that the gate judges
     for claim in claims:
-        kept, reason = True, "Claims are not filtered."
+        reason = "Claims are not filtered."
         if not claim.query:
-            kept, reason = False, "It has no query."
+            reason = "It has no query."
         elif claim.needs_search is False:
-            kept, reason = False, "The rewriter says that it needs no search."
+            reason = "The rewriter says that it needs no search."
         elif claim.kind == "question":
             reason = "It is part of the question."
         elif gate is not None:
             asked.append(len(judged))
+        kept = bool(claim.query) and claim.needs_search is not False
         judged.append(JudgedClaim(claim=claim, kept=kept, reason=reason))
     if gate is None or not asked:
         return judged
@@ -172,12 +170,12 @@ def _judge(claims: Sequence[Claim], gate: GateLike | None) -> Flow[list[JudgedCl
     drafts = [Draft(text=claims[place].text, source="recorded") for place in asked]
     decisions = yield from decide(gate, queries, drafts=drafts)
     for place, decision in zip(asked, decisions, strict=True):
-        changes = {"kept": decision.retrieve, "reason": f"Judged known: {decision.reason}"}
-        if decision.retrieve:
-            changes["reason"] = f"Judged unknown: {decision.reason}"
-        if decision.error is None:
-            changes["p_known"] = decision.p_known
-        judged[place] = judged[place].model_copy(update=changes)
+        judged[place] = JudgedClaim(
+            claim=claims[place],
+            kept=decision.retrieve,
+            reason=f"Judged {'unknown' if decision.retrieve else 'known'}: {decision.reason}",
+            p_known=None if decision.error is not None else decision.p_known,
+        )
     return judged
 
 
@@ -281,20 +279,17 @@ class ModelRewriter:
     def __call__(self, questions: Sequence[str], drafts: Sequence[Draft | None]) -> list[list[Claim]]:
         """Rewrite with the model, falling back sentence by sentence where it failed."""
         found: list[list[Claim]] = [[] for _ in questions]
-        drafted = {place: draft for place, draft in enumerate(drafts) if draft is not None}
+        drafted = [(place, draft) for place, draft in enumerate(drafts) if draft is not None]
         if not drafted:
             return found
         values = []
-        for place, draft in drafted.items():
+        for place, draft in drafted:
             # What is quoted must plant no claims.
             values.append({"question": without_tags(questions[place]), "draft": without_tags(draft.text)})
         outputs = self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        for (place, draft), output in zip(drafted.items(), outputs, strict=True):
-            found[place] = [claim for claim in parse_claims(output.text) if claim.query]
-            if not found[place]:
-                question = questions[place]
-                _log.info("The rewriter wrote no readable claim for %r: splitting sentences.", question[:80])
-                found[place] = sentence_claims(question, draft)
+        for (place, draft), output in zip(drafted, outputs, strict=True):
+            written = [claim for claim in parse_claims(output.text) if claim.query]
+            found[place] = written or sentence_claims(questions[place], draft)
         return found
 
 

@@ -82,7 +82,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             )
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
-        self._logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
+        self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
         super().__init__(query_engine.callback_manager)
 
     @classmethod
@@ -135,7 +135,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             streaming=streaming,
             look_first=look_first,
         )
-        engine._logprobs_llm = telling
+        engine.logprobs_llm = telling
         return engine
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
@@ -144,13 +144,10 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         return await arun(self._answer(query_bundle))
 
-    def begin(self, bundle: QueryBundle) -> EngineAnswer:
-        """Let the direct arm begin to answer; it is asked when the first token is wanted."""
-        return EngineAnswer(self.direct, bundle, self._logprobs_llm)
-
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
-        (routed,) = yield from EngineCall(self, bundle).route()
+        call = EngineCall(self, bundle)
+        (routed,) = yield from call.route()
         if isinstance(routed, Exception):
             raise routed
         decision = routed.decision
@@ -158,7 +155,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         response: RESPONSE_TYPE
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
-                begun = routed.answer if isinstance(routed.answer, EngineAnswer) else self.begin(bundle)
+                begun = routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(0)
                 response = yield from begun.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
@@ -228,8 +225,8 @@ class EngineCall(RoutedCall):
         return dict(zip(drafts, found, strict=True))
 
     def begin(self, place: int) -> EngineAnswer:
-        """Let the direct engine begin to answer."""
-        return self.engine.begin(self.bundle)
+        """Let the direct engine begin to answer; it is asked when the first token is wanted."""
+        return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
     def announce(self, place: int, decision: Decision) -> Flow[None]:
         """Tell LlamaIndex's listeners of a decision that did not come with the request."""
