@@ -34,65 +34,61 @@ def judge():
 
 def test_the_prompts_are_those_of_the_command_line(judge):
     chain = gated_rag(Search(), LLM, gate=judge)
-    assert chain.invoke("unknown?") == (
+    assert chain.invoke({"question": "unknown?", "chat_history": EARLIER}) == (
         "System: Answer the question briefly, using the passages where they help.\n"
+        "Human: Who wrote Hamlet?\nAI: Shakespeare.\n"
         "Human: [1] about unknown?\n\n[2] shared\n\nQuestion: unknown?"
     )
     assert (
         chain.invoke("known {braces}?")
         == "System: Answer the question briefly, in one or two sentences.\nHuman: known {braces}?"
     )
-    history = {"question": "unknown?", "chat_history": EARLIER}
-    assert "\nHuman: Who wrote Hamlet?\nAI: Shakespeare.\nHuman: [1]" in chain.invoke(history)
 
 
 @each(SINGLES)
 def test_both_arms_in_every_way_of_calling(judge, call):
     chain = gated_rag(Search(), LLM, gate=judge, return_sources=True, **SHORT)
     found = call(chain, "unknown?")
-    assert list(found) == ["sources", "answer"]
     assert [document.page_content for document in found["sources"]] == ["about unknown?", "shared"]
     assert found["answer"] == READ
     assert call(chain, "b") == {"sources": [], "answer": "Human: direct b"}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"question": "unknown?"},
-        {"input": "unknown?", "chat_history": []},
-        {"messages": [("human", "unknown?")]},
-        [SystemMessage("Be kind."), {"role": "user", "content": "unknown?"}],
-        HumanMessage("unknown?"),
-        ChatPromptTemplate.from_template("{q}").invoke({"q": "unknown?"}),
-    ],
-)
-def test_every_form_of_a_question(judge, value):
-    search = Search()
-    assert gated_rag(search, LLM, gate=judge, **SHORT).invoke(value) == READ
-    assert (search.queries, judge.calls) == (["unknown?"], [["unknown?"]])
+FORMS = [
+    {"question": "unknown?"},
+    {"input": "unknown?", "chat_history": []},
+    {"messages": [("human", "unknown?")]},
+    [SystemMessage("Be kind."), {"role": "user", "content": "unknown?"}],
+    HumanMessage("unknown?"),
+    ChatPromptTemplate.from_template("{q}").invoke({"q": "unknown?"}),
+]
 
 
-def test_a_batch_is_one_call_of_the_gate(judge):
+def test_every_form_of_a_question_and_one_call_of_the_gate_for_a_batch(judge):
     chain = gated_rag(Search(), LLM, gate=judge, **SHORT)
-    asked = ["b", {"question": "unknown?"}, [HumanMessage("c")], {"x": 1}, 3]
-    found = chain.batch(asked, return_exceptions=True)
-    assert found[:3] == ["Human: direct b", READ, "Human: direct c"]
-    assert [type(error) for error in found[3:]] == [InvalidQuestionError] * 2
-    assert judge.calls == [["b", "unknown?", "c"]]
+    found = chain.batch([*FORMS, "b", {"x": 1}, 3], return_exceptions=True)
+    assert found[:-2] == [READ] * 6 + ["Human: direct b"]
+    assert [type(error) for error in found[-2:]] == [InvalidQuestionError] * 2
+    assert judge.calls == [["unknown?"] * 6 + ["b"]]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"q": "unknown, when?", "question": "no", "chat_history": EARLIER},
-        {"q": [*EARLIER, HumanMessage("unknown, when?")]},
-        [*EARLIER, HumanMessage("unknown, when?")],
-        {"q": "unknown, when?", "history": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]},
-    ],
-)
-def test_the_gate_says_where_question_and_history_are(judge, value):
-    gate = RetrievalGate(judge, input_key="q")
+FOLLOW_UPS = [
+    {"q": "unknown, when?", "question": "no", "chat_history": EARLIER},
+    {"q": [*EARLIER, HumanMessage("unknown, when?")]},
+    [*EARLIER, HumanMessage("unknown, when?")],
+    {"q": "unknown, when?", "history": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]},
+]
+
+
+@pytest.mark.parametrize("value", FOLLOW_UPS)
+@pytest.mark.parametrize("condensed", [None, OSError("down"), 3])
+def test_prompts_see_the_history_where_nothing_condenses_it(judge, value, condensed):
+    def condense(messages):
+        if isinstance(condensed, Exception):
+            raise condensed
+        return condensed
+
+    gate = RetrievalGate(judge, input_key="q", condense=condensed and condense)
     chain = gated_rag(Search(), LLM, gate=gate, **WITH_HISTORY)
     assert chain.invoke(value) == "Human: Who wrote Hamlet?\nAI: Shakespeare.\nHuman: rag unknown, when?"
 
@@ -111,18 +107,6 @@ def test_a_follow_up_is_condensed_once_for_gate_search_and_prompts(judge, call):
     assert search.queries == judge.questions == ["unknown?"]
 
 
-@pytest.mark.parametrize("condensed", [OSError("down"), 3])
-def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(judge, condensed):
-    def condense(messages):
-        if isinstance(condensed, Exception):
-            raise condensed
-        return condensed
-
-    chain = gated_rag(Search(), LLM, gate=RetrievalGate(judge, condense=condense), **WITH_HISTORY)
-    answer = chain.invoke({"question": "when?", "chat_history": EARLIER})
-    assert answer.endswith("\nHuman: rag when?")
-
-
 @pytest.mark.parametrize("name", STREAMS)
 def test_sources_come_before_the_answers_tokens(judge, name):
     chain = gated_rag(Search(), FakeListChatModel(responses=["abc"]), gate=judge, return_sources=True)
@@ -133,7 +117,7 @@ def test_sources_come_before_the_answers_tokens(judge, name):
 
 def test_any_retriever_a_threshold_for_one_call_and_names_of_runs(judge):
     collector = RunCollectorCallbackHandler()
-    chain = gated_rag(Search().with_config(tags=["t"]), LLM, gate=judge, **SHORT)
+    chain = gated_rag(lambda query: Search().invoke(query), LLM, gate=judge, **SHORT)
     config = {"configurable": {"retrieval_threshold": 0.9}, "callbacks": [collector]}
     assert chain.invoke("b", config).endswith("shared|b")
     (run,) = collector.traced_runs
@@ -141,8 +125,6 @@ def test_any_retriever_a_threshold_for_one_call_and_names_of_runs(judge):
         "gated_rag",
         ["ReadTurn", "RetrievalRouter"],
     )
-    function = gated_rag(lambda query: Search().invoke(query), LLM, gate=judge, **SHORT)
-    assert function.invoke("unknown?") == READ
     assert "retrieval_threshold" in {spec.id for spec in chain.config_specs}
 
 
@@ -153,25 +135,20 @@ class Answering(Writer):
         return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
 
-@pytest.mark.parametrize("return_sources", [False, True])
 @each(SINGLES)
-def test_the_llm_may_begin_to_answer_first(call, return_sources):
-    judge, llm, search = Reader({"unknown?": 0.2}), Answering(), Search()
-    first = AnswerFirst(tokens=4, question_gate=None)
-    chain = gated_rag(search, llm, gate=judge, answer_first=first, return_sources=return_sources)
+def test_the_llm_may_begin_to_answer_first(call):
+    judge, search = Reader({"unknown?": 0.2}), Search()
+    options = {"answer_first": AnswerFirst(tokens=4, question_gate=None), "return_sources": True}
+    chain = gated_rag(search, Answering(), gate=judge, **options)
     known, unknown = call(chain, "a known one?"), call(chain, "unknown?")
-    assert search.queries == ["unknown?"]
-    if return_sources:
-        assert (known["sources"], len(unknown["sources"])) == ([], 2)
-        known = known["answer"]
-    assert known.strip() == KNOWN
-    assert len(judge.calls) == 2
+    assert (search.queries, len(judge.calls)) == (["unknown?"], 2)
+    assert (known["sources"], len(unknown["sources"])) == ([], 2)
+    assert known["answer"].strip() == KNOWN
 
 
 @pytest.mark.parametrize("search", [Shelf, lambda: RunnableLambda(Shelf().invoke)])
-@each(SINGLES)
+@each(INVOKES)
 def test_what_is_found_may_be_looked_at_first(judge, call, search):
     chain = gated_rag(search(), LLM, gate=judge, look_first=LOOK, **SHORT)
-    asked = "who wrote the quartet Zorba?"
-    assert "Zorba wrote the quartet." in call(chain, {"question": asked})
+    assert "Zorba wrote the quartet." in call(chain, {"question": "who wrote the quartet Zorba?"})
     assert call(chain, "some known thing?") == "Human: direct some known thing?"

@@ -18,19 +18,24 @@ from rgate_integrations.runtime.flow import arun, run
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
-HISTORIES = {
-    "messages": EARLIER,
-    "tuples": [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")],
-    "dicts": [
-        {"role": "user", "content": "Who wrote Hamlet?"},
-        {"role": "assistant", "content": "Shakespeare."},
-    ],
-    "a message history": Stored(EARLIER),
-    "a prompt value": ChatPromptTemplate.from_messages(EARLIER).invoke({}),
-}
-
-
+TURNS = [*EARLIER, HumanMessage("And when?")]
 LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
+PAIRS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]
+DICTS = [{"role": "user", "content": "Who wrote Hamlet?"}, {"role": "assistant", "content": "Shakespeare."}]
+FOLLOW_UPS = {
+    "messages": TURNS,
+    "messages beside it": {"question": "And when?", "messages": TURNS},
+    "a history": {"input": "And when?", "history": EARLIER},
+    "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
+    "a history of dicts": {"input": "And when?", "history": DICTS},
+    "a stored history": {"input": "And when?", "chat_history": Stored(EARLIER)},
+    "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
+}
+FIRST_QUESTIONS = [
+    [SystemMessage("Be brief."), HumanMessage("known?")],
+    {"question": "When was Hamlet written?", "messages": TURNS},  # it has been rewritten
+    *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n", Stored())),
+]
 
 
 class ReadsHistory(Judge):
@@ -45,12 +50,10 @@ class ReadsHistory(Judge):
         return super().decide_batch(questions, **options)
 
 
-@pytest.mark.parametrize("history", HISTORIES.values(), ids=list(HISTORIES))
-@pytest.mark.parametrize("key", ["chat_history", "history"])
+@pytest.mark.parametrize("value", FOLLOW_UPS.values(), ids=list(FOLLOW_UPS))
 @each(INVOKES)
-def test_a_question_with_a_history_beside_it_is_a_follow_up(call, history, key):
+def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     judge, reader = Judge(), ReadsHistory()
-    value = {"input": "And when?", key: history}
     unread = call(RetrievalGate(judge), value)
     assert (unread.question, unread.retrieve, unread.p_known) == ("And when?", True, 0.0)
     assert (unread.warnings, unread.error) == ((UNREAD,), None), "it is no failure"
@@ -65,28 +68,15 @@ def test_transcripts_and_pairs_of_older_chains_are_histories(history):
     assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
 
 
-@pytest.mark.parametrize("nothing", [[], None, "", " \n", Stored()])
-@each(INVOKES)
-def test_a_first_question_is_no_follow_up(call, nothing):
-    decision = call(RetrievalGate(Judge()), {"input": "known?", "chat_history": nothing})
+@pytest.mark.parametrize("value", FIRST_QUESTIONS)
+def test_a_first_question_is_no_follow_up(value):
+    decision = RetrievalGate(Judge()).invoke(value)
     assert (decision.retrieve, decision.warnings) == (False, ())
 
 
-@each(INVOKES)
-def test_an_answer_to_the_llms_own_question_is_a_follow_up(call):
+def test_an_answer_to_the_llms_own_question_is_a_follow_up():
     greeted = [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")]
-    assert call(RetrievalGate(Judge()), greeted).warnings == (UNREAD,)
-    instructed = [SystemMessage("Be brief."), HumanMessage("known?")]
-    assert call(RetrievalGate(Judge()), instructed).warnings == ()
-
-
-@each(INVOKES)
-def test_messages_beside_the_question_they_end_in_are_its_history(call):
-    messages = [*EARLIER, HumanMessage("And when?")]
-    raw = {"question": "And when?", "messages": messages}
-    assert call(RetrievalGate(Judge()), raw).warnings == (UNREAD,)
-    rewritten = {"question": "When was Hamlet written?", "messages": messages}
-    assert call(RetrievalGate(Judge()), rewritten).warnings == ()
+    assert RetrievalGate(Judge()).invoke(greeted).warnings == (UNREAD,)
 
 
 # --- read by the gate ---------------------------------------------------------------------------------------------
@@ -95,41 +85,24 @@ def test_messages_beside_the_question_they_end_in_are_its_history(call):
 @each(BATCHES)
 def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
     judge = ReadsHistory()
-    inputs = ["a?", {"input": "And when?", "chat_history": EARLIER}, "And when?", "unknown?"]
-    decisions = call(RetrievalGate(judge), inputs)
+    decisions = call(RetrievalGate(judge), ["a?", TURNS, "And when?", "unknown?"])
     assert [d.retrieve for d in decisions] == [False, False, True, True]
     assert decisions[2].warnings == (REFERS_BACK,), "it follows something, but nobody says what"
     assert judge.calls == [["a?", "And when?", "unknown?"]]
     assert judge.histories == [None, LINES, None]
 
 
-def test_a_gate_that_takes_any_option_does_not_read_the_turns():
-    seen = []
-
-    class Anything(Judge):
-        def decide_batch(self, questions, **options):
-            seen.append(options)
-            return super().decide_batch(questions, **options)
-
-    gate = RetrievalGate(Anything())
-    assert gate.invoke({"input": "And when?", "chat_history": EARLIER}).warnings == (UNREAD,)
-    assert gate.invoke("known?").retrieve is False
-    assert seen == [{}]
-
-
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
-@each(INVOKES)
-def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history(call):
+def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
     judge, stored = ReadsHistory(), Stored()
     router = RetrievalGate(judge).route(
         retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
     )
     chain = RunnableWithMessageHistory(router, lambda session_id: stored)
     config = {"configurable": {"session_id": "1"}}
-    asked = [HumanMessage("Who wrote Hamlet?"), HumanMessage("And when?"), HumanMessage("unknown, too?")]
-    answers = [call(chain, question, config).text for question in asked]
+    answers = [chain.invoke(HumanMessage(q), config).text for q in ("known?", "And when?", "unknown, too?")]
     assert answers == ["from memory", "from memory", "from passages"]
-    assert judge.histories[1] == ("user: Who wrote Hamlet?", "assistant: from memory")
+    assert judge.histories[1] == ("user: known?", "assistant: from memory")
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------
@@ -137,20 +110,14 @@ def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history(call):
 
 @each(INVOKES)
 def test_condense_gets_the_conversation(call):
-    seen = []
+    seen, judge = [], Judge()
 
     def condense(messages, config):
         seen.append(([(m.type, m.text) for m in messages], config["tags"]))
         return "When was Hamlet written?"
 
-    judge = Judge()
-    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
-    decision = call(gate, {"input": "And when?", "chat_history": EARLIER})
-    assert (decision.question, decision.retrieve, decision.warnings) == (
-        "When was Hamlet written?",
-        False,
-        (),
-    )
+    decision = call(RetrievalGate(judge, condense=RunnableLambda(condense)), TURNS)
+    assert (decision.question, decision.retrieve) == ("When was Hamlet written?", False)
     turns = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare."), ("human", "And when?")]
     assert seen == [(turns, ["nostream", "rgate_condense"])], "its tokens are no part of the answer either"
     assert judge.questions == ["When was Hamlet written?"]
@@ -160,84 +127,66 @@ def broken(messages):
     raise RuntimeError("no")
 
 
-@pytest.mark.parametrize(
-    ("condense", "error"),
-    [
-        (broken, "RuntimeError"),
-        (lambda _: 3, "InvalidQuestionError"),
-        (lambda _: " ", "InvalidQuestionError"),
-    ],
-    ids=["raises", "returns no question", "returns nothing"],
-)
+UNCONDENSABLE = [
+    (broken, "RuntimeError"),
+    (lambda _: 3, "InvalidQuestionError"),
+    (lambda _: " ", "InvalidQuestionError"),
+]
+
+
+@pytest.mark.parametrize(("condense", "error"), UNCONDENSABLE, ids=["raises", "no question", "nothing"])
 @pytest.mark.parametrize("llm", [None, Chat()], ids=["gate alone", "with llm"])
 @each(INVOKES)
 def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, error, llm):
     judge = Judge()
-    decision = call(
-        RetrievalGate(judge, llm=llm, condense=RunnableLambda(condense)), [*EARLIER, ("human", "And when?")]
-    )
+    gate = RetrievalGate(judge, llm=llm, condense=RunnableLambda(condense))
+    decision = call(gate, TURNS)
     assert (decision.question, decision.retrieve) == ("And when?", True)
-    assert decision.error.type == error
-    assert decision.warnings == (UNCONDENSED,)
+    assert (decision.error.type, decision.warnings) == (error, (UNCONDENSED,))
+    judge.on_error = "raise"
+    with pytest.raises((RuntimeError, InvalidQuestionError)):
+        call(gate, TURNS)
     assert judge.calls == []
-
-
-@each(INVOKES)
-def test_a_gate_that_is_told_to_raise_raises_what_condense_raised(call):
-    gate = RetrievalGate(Judge(on_error="raise"), condense=RunnableLambda(broken))
-    with pytest.raises(RuntimeError, match="no"):
-        call(gate, [*EARLIER, HumanMessage("And when?")])
 
 
 # --- drafted -----------------------------------------------------------------------------------------------------
 
 
-@each(INVOKES)
-def test_the_draft_sees_the_history(call):
+def test_the_draft_sees_the_history():
     llm = Chat()
-    asked_a_tool = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
-    turns = [
-        SystemMessage("Be rude."),
-        EARLIER[0],
-        asked_a_tool,
-        ToolMessage("found", tool_call_id="1"),
-        EARLIER[1],
-        HumanMessage("And when?"),
-    ]
-    decision = call(RetrievalGate(Judge(), llm=llm, tokens=2), {"messages": turns})
-    assert [(m.type, m.text) for m in llm.prompts[0]][1:] == [
-        ("human", "Who wrote Hamlet?"),
-        ("ai", "Shakespeare."),
-        ("human", "And when?"),
-    ]
+    called = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
+    asked, answered, follow_up = TURNS
+    found = ToolMessage("found", tool_call_id="1")
+    turns = [SystemMessage("Be rude."), asked, called, found, answered, follow_up]
+    decision = RetrievalGate(Judge(), llm=llm, tokens=2).invoke({"messages": turns})
+    assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
     assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
     assert decision.draft is not None, "it says what to search for"
 
 
 @each({"run": run, "arun": lambda flow: asyncio.run(arun(flow))})
 def test_a_begun_answer_is_judged_instead_of_a_draft(call):
-    judge, llm = Judge(), Chat()
-    inputs = [{"x": 1}, "known?", [*EARLIER, HumanMessage("And when?")]]
+    llm = Chat()
+    inputs = [{"x": 1}, "known?", TURNS]
     configs = [{}, {"configurable": {"retrieval_threshold": 0.9}}, {}]
     begun = [Draft(text=text, source="llm") for text in ("nothing", "It is", "In 1601")]
-    for gate in (RetrievalGate(judge), RetrievalGate(judge, llm=llm)):
+    for gate in (RetrievalGate(Judge()), RetrievalGate(Judge(), llm=llm)):
         found = call(gate.flow(RunBatch(inputs, configs, [None] * 3, {"drafts": begun})))
         assert isinstance(found[0], InvalidQuestionError)
-        assert [d.draft.text for d in found[1:]] == ["It is", "In 1601"]
-        assert [d.retrieve for d in found[1:]] == [True, True]
+        assert [(d.draft.text, d.retrieve) for d in found[1:]] == [("It is", True), ("In 1601", True)]
         assert [d.warnings for d in found[1:]] == [(), (UNREAD,)]
     assert llm.seen == []
 
 
 class Deaf(Judge):
-    """Judges the question and ignores the draft."""
+    """Judges the question and ignores the draft and every other option."""
 
     def decide_batch(self, questions, **options):
         return [Decision(question=q, retrieve=False, p_known=0.8) for q in questions]
 
 
-@each(INVOKES)
-def test_a_gate_that_ignores_the_draft_does_not_skip_a_follow_up(call):
-    gate = RetrievalGate(Deaf(), llm=Chat())
-    assert call(gate, [*EARLIER, HumanMessage("And when?")]).retrieve is True
-    assert call(gate, "When was Hamlet written?").retrieve is False
+@pytest.mark.parametrize("llm", [None, Chat()], ids=["gate alone", "with llm"])
+def test_a_gate_that_ignores_the_turns_does_not_skip_a_follow_up(llm):
+    gate = RetrievalGate(Deaf(), llm=llm)
+    assert gate.invoke(TURNS).retrieve is True
+    assert gate.invoke("When was Hamlet written?").retrieve is False

@@ -1,7 +1,11 @@
 """LangGraph: the gate as a node, its edge, its events, its decision in checkpoints, and what streams show."""
 
 import asyncio
+import logging
 import operator
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
@@ -12,15 +16,18 @@ from pydantic import BaseModel
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.graph import gate_node, route_edge
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered
+from tests.patience import PATIENCE
 
 pytest.importorskip("langgraph")
 
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 STREAMS = {
@@ -81,37 +88,27 @@ def test_the_graph_searches_only_when_it_needs_to(call, state):
     judge = Judge()
     graph = graph_of(judge, state)
     known = call(graph, {"question": "known?"})
-    assert known["path"] == ["answer"]
-    assert isinstance(known["retrieval_decision"], Decision)
-    assert known["retrieval_decision"].p_known == 0.8
+    assert (known["path"], known["retrieval_decision"].p_known) == (["answer"], 0.8)
     assert call(graph, {"question": "unknown?"})["path"] == ["search", "answer"]
-    assert judge.questions == ["known?", "unknown?"]
+    failed = call(graph, {"question": "RAISE"})
+    assert (failed["path"], failed["retrieval_decision"].error.message) == (["search", "answer"], "gate down")
+    assert judge.questions == ["known?", "unknown?", "RAISE"]
 
 
-@each(INVOKES)
-def test_the_question_of_a_conversation(call):
+def test_the_question_of_a_conversation():
     judge = Judge()
     graph = graph_of(judge, Chatting)
-    assert call(graph, {"messages": [HumanMessage("known?")]})["path"] == ["answer"]
+    assert graph.invoke({"messages": [HumanMessage("known?")]})["path"] == ["answer"]
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    found = call(graph, {"messages": turns})
-    assert found["path"] == ["search", "answer"]
-    assert found["retrieval_decision"].warnings == (UNREAD,)
+    found = graph.invoke({"messages": turns})
+    assert (found["path"], found["retrieval_decision"].warnings) == (["search", "answer"], (UNREAD,))
     gate = RetrievalGate(judge, condense=RunnableLambda(lambda messages: "When was Hamlet written?"))
-    assert call(graph_of(gate, Chatting), {"messages": turns})["path"] == ["answer"]
+    assert graph_of(gate, Chatting).invoke({"messages": turns})["path"] == ["answer"]
 
 
-@each(INVOKES)
-def test_a_failing_gate_searches(call):
-    found = call(graph_of(Judge()), {"question": "RAISE"})
-    assert found["path"] == ["search", "answer"]
-    assert found["retrieval_decision"].error.message == "gate down"
-
-
-@each(INVOKES)
-def test_a_state_without_a_question_is_an_error(call):
+def test_a_state_without_a_question_is_an_error():
     with pytest.raises(InvalidQuestionError, match="no key"):
-        call(graph_of(Judge()), {"path": ["start"]})
+        graph_of(Judge()).invoke({"path": ["start"]})
 
 
 def test_the_drawing_shows_both_ways():
@@ -138,13 +135,6 @@ def test_a_key_of_ones_own():
 # --- events ------------------------------------------------------------------------------------------------------
 
 
-@each(STREAMS)
-def test_the_custom_stream_tells_of_the_decision(call):
-    (event,) = call(graph_of(Judge()), {"question": "unknown?"}, stream_mode="custom")
-    assert event["retrieval_gate"]["question"] == "unknown?"
-    assert (event["retrieval_gate"]["retrieve"], event["retrieval_gate"]["warnings"]) == (True, [])
-
-
 EVENT_KEYS = {
     "version",
     "question",
@@ -168,20 +158,23 @@ ROUTERS = {
 }
 
 
-@pytest.mark.parametrize("way", ROUTERS.values(), ids=list(ROUTERS))
-@pytest.mark.parametrize("called", ["as the node", "in the node"])
-@each(STREAMS)
-def test_a_router_in_a_node_tells_the_custom_stream_once_and_with_every_key(call, called, way):
+def router(**way):
     answering = RunnableLambda(lambda found: {"path": ["read"]})
-    router = RetrievalGate(Judge()).route(
-        retrieve=Search() | answering, direct=RunnableLambda(lambda state: {"path": ["direct"]}), **way
-    )
-    nodes = {"as the node": router, "in the node": RunnableLambda(lambda state: router.invoke(state))}
-    builder = StateGraph(State)
-    builder.add_node("answer", nodes[called])
-    builder.add_edge(START, "answer")
-    builder.add_edge("answer", END)
-    (event,) = call(builder.compile(), {"question": "unknown?"}, stream_mode="custom")
+    direct = RunnableLambda(lambda state: {"path": ["direct"]})
+    return RetrievalGate(Judge()).route(retrieve=Search() | answering, direct=direct, **way)
+
+
+TELLERS = {
+    "the node": gate_node(Judge()),
+    "called in a node": RunnableLambda(lambda state: router().invoke(state)),
+} | {name: router(**way) for name, way in ROUTERS.items()}
+
+
+@pytest.mark.parametrize("teller", TELLERS.values(), ids=list(TELLERS))
+@each(STREAMS)
+def test_the_custom_stream_tells_of_each_decision_once_and_with_every_key(call, teller):
+    graph = StateGraph(State).add_node("answer", teller).add_edge(START, "answer").compile()
+    (event,) = call(graph, {"question": "unknown?"}, stream_mode="custom")
     assert event["retrieval_gate"].keys() == EVENT_KEYS
     assert (event["retrieval_gate"]["version"], event["retrieval_gate"]["retrieve"]) == (1, True)
 
@@ -189,46 +182,81 @@ def test_a_router_in_a_node_tells_the_custom_stream_once_and_with_every_key(call
 # --- what streams show ---------------------------------------------------------------------------------------
 
 
-def shown(chunks):
-    return "".join(chunk.text for chunk, _ in chunks)
-
-
 @each(STREAMS)
 def test_the_draft_is_not_in_the_message_stream_of_a_node(call):
     llm = Chat()
     chain = RetrievalGate(Judge(), llm=llm, tokens=2).route(retrieve=llm, direct=llm)
-    graph = StateGraph(MessagesState)
     asked = RunnableLambda(lambda state: state["messages"])
-    graph.add_node("chain", asked | chain | (lambda message: {"messages": [message]}))
-    graph.add_edge(START, "chain")
-    chunks = call(graph.compile(), {"messages": [HumanMessage("known?")]}, stream_mode="messages")
-    assert shown(chunks) == "It is me."
+    node = asked | chain | (lambda message: {"messages": [message]})
+    graph = StateGraph(MessagesState).add_node("chain", node).add_edge(START, "chain").compile()
+    chunks = call(graph, {"messages": [HumanMessage("known?")]}, stream_mode="messages")
+    assert "".join(chunk.text for chunk, _ in chunks) == "It is me."
     assert len(llm.seen) == 2
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
+THREAD = {"configurable": {"thread_id": "1"}}
+DRAFT = Draft(text="It is", token_ids=(3, 4), tokens=("It", " is"), logprobs=(-0.5, -9_999.0), source="llm")
+FULL = Decision(
+    question="who wrote hamlet?",
+    retrieve=True,
+    p_known=0.25,
+    partial_answer=PartialAnswerInfo(tokens_held=4, first_token=None),
+    draft=DRAFT,
+    cost=Cost(model_calls=2, tokens_in=10, tokens_out=3, milliseconds=1.5),
+    error=Failure(type="OSError", message="down", hint="Try again."),
+    warnings=("one", "two"),
+)
+PLAN = ClaimQueryRewriter(Judge(draft="unknown Ada wrote programs."), plan=True).invoke("Who is unknown Ada?")
+VALUES = [FULL, FULL.draft, FULL.cost, FULL.partial_answer, FULL.error, PLAN, {"deep": [FULL, {"in": FULL}]}]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_values_come_back_from_a_checkpoint_as_they_were(value, caplog):
+    serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
+    with caplog.at_level(logging.WARNING):
+        again = serde.loads_typed(serde.dumps_typed(value))
+    assert (again, type(again)) == (value, type(value))
+    assert caplog.records == []
+
 
 @each(INVOKES)
-def test_a_graph_that_stops_after_the_decision_goes_on_with_it(call):
-    judge, saver = Judge(), InMemorySaver()
-    config = {"configurable": {"thread_id": "1"}}
+def test_a_graph_that_stops_after_the_decision_goes_on_with_it(call, caplog):
+    judge, saver = Judge(), InMemorySaver(serde=JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES))
     graph = graph_of(judge, checkpointer=saver, interrupt_after=["gate"])
-    call(graph, {"question": "unknown?"}, config)
-    assert graph.get_state(config).next == ("search",)
-    resumed = graph_of(judge, checkpointer=saver)
-    assert call(resumed, None, config)["path"] == ["search", "answer"]
+    with caplog.at_level(logging.WARNING):
+        call(graph, {"question": "unknown?"}, THREAD)
+        assert graph.get_state(THREAD).next == ("search",)
+        assert isinstance(graph.get_state(THREAD).values["retrieval_decision"], Decision)
+        assert call(graph_of(judge, checkpointer=saver), None, THREAD)["path"] == ["search", "answer"]
     assert judge.calls == [["unknown?"]], "it is not decided again"
+    assert caplog.records == []
 
 
-@each(INVOKES)
-def test_each_turn_of_a_thread_is_decided(call):
-    judge, saver = Judge(), InMemorySaver()
-    config = {"configurable": {"thread_id": "1"}}
+STRICT_BY_ENVIRONMENT = """
+from tests.test_langgraph import *
+graph = graph_of(Judge(), checkpointer=InMemorySaver(), interrupt_after=["gate"])
+graph.invoke({"question": "unknown?"}, THREAD)
+print(type(graph.get_state(THREAD).values["retrieval_decision"]).__name__)
+"""
+
+
+def test_strict_by_environment_knows_the_types_of_the_state():
+    """With LANGGRAPH_STRICT_MSGPACK a state that is annotated with `Decision` needs nothing else."""
+    environment = {**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"}
+    command = [sys.executable, "-c", STRICT_BY_ENVIRONMENT]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.stdout.strip() == "Decision", ended.stderr
+    assert "msgpack" not in ended.stderr
+
+
+def test_each_turn_of_a_thread_is_decided():
+    judge = Judge()
     gate = RetrievalGate(judge, condense=RunnableLambda(lambda messages: f"{messages[-1].text} condensed"))
-    graph = graph_of(gate, Chatting, checkpointer=saver)
-    call(graph, {"messages": [HumanMessage("known?")]}, config)
-    found = call(graph, {"messages": [HumanMessage("unknown?")]}, config)
+    graph = graph_of(gate, Chatting, checkpointer=InMemorySaver())
+    graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)
+    found = graph.invoke({"messages": [HumanMessage("unknown?")]}, THREAD)
     assert judge.questions == ["known?", "unknown? condensed"]
     assert found["path"] == ["answer", "search", "answer"]
 
@@ -236,8 +264,7 @@ def test_each_turn_of_a_thread_is_decided(call):
 def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
     gate, saver = RetrievalGate(Judge()), InMemorySaver()
     inner = graph_of(gate, checkpointer=saver)
-    chain = gate.route(retrieve=inner, direct=inner)
-    chain.invoke({"question": "known?"}, {"configurable": {"thread_id": "1"}})
+    gate.route(retrieve=inner, direct=inner).invoke({"question": "known?"}, THREAD)
     found = list(saver.list(None))
     assert found
     assert not [key for checkpoint in found for key in checkpoint.metadata if "decided" in key]
