@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackManagerForChainRun, CallbackManagerForChainRun
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableParallel
-from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForChainRun,
+    BaseCallbackHandler,
+    CallbackManagerForChainRun,
+)
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
+from langchain_core.runnables.base import RunnableBindingBase, RunnableLike, coerce_to_runnable
 from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.utils import (
     ConfigurableFieldSpec,
@@ -20,12 +35,20 @@ from pydantic import PrivateAttr, SkipValidation
 
 from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.search import FoundPassage
-from rgate_integrations.langchain.answer_first import ArmAnswer, added_up
-from rgate_integrations.langchain.arms import ArmRun, Arms, ArmSearch, arm_config
+from rgate_integrations.langchain.answer_first import (
+    ArmAnswer,
+    CancellableTracer,
+    DirectArm,
+    split_handlers,
+)
+from rgate_integrations.langchain.chat_models import parts_of
 from rgate_integrations.langchain.questions import announcing, bind, given_threshold
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
+
+NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -84,7 +107,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        self._arms = Arms(self.retrieve, self.direct, self.strategy)
+        search, rest = self.retrieve, self.retrieve
+        if self.strategy.searches_ahead:
+            search, rest = split_arm(self.retrieve)
+        self._arms = Arms(self.retrieve, DirectArm(self.direct), search, rest)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -109,98 +135,125 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
-        yield from self.transform(iter([input]), config, **kwargs)
+        yield from self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
 
     async def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
-        async with aclosing(self.atransform(_single(input), config, **kwargs)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    def transform(
-        self, input: Iterator[Input], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Iterator[Output]:
-        """Gather the input, decide, then stream the chosen arm."""
-        yield from self._transform_stream_with_config(input, self._transform, config, **kwargs)
-
-    async def atransform(
-        self, input: AsyncIterator[Input], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncGenerator[Output]:
-        """Gather the input, decide, then stream the chosen arm."""
+        streamed: Any = self._atransform_stream_with_config(_single(input), self._astream, config, **kwargs)
         # A stream is closed when its reader leaves it, and not only when the generator is collected.
-        streamed: Any = self._atransform_stream_with_config(input, self._atransform, config, **kwargs)
         async with aclosing(streamed) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
-        """Decide for a batch in one call of the gate, then run each arm on its share."""
-        limit = batch.configs[0].get("max_concurrency")
-        if limit is None or self.strategy.answer_first is None:
-            return (yield from self._answer(batch, limit))
-        results: list[Any] = []
-        for start in range(0, len(batch.inputs), limit):
-            results += yield from self._answer(batch.part(start, start + limit), limit)
-        return results
-
-    def _answer(self, batch: RunBatch, limit: int | None) -> Flow[list[Any]]:
-        """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
-        results: list[Any] = list((yield from self._route(batch)))
-        finishing: list[tuple[list[int], Step]] = []
-        shares: dict[int, list[int]] = {}
-        for place, left in enumerate(results):  # an exception is the result of its input
-            if isinstance(left, ArmAnswer):
-                finishing.append(([place], RunFlow(left.whole())))
-            elif isinstance(left, ArmRun):
-                shares.setdefault(id(left.arm), []).append(place)
-        running: list[tuple[list[int], Step]] = []
-        for places in shares.values():
-            running.append((places, ArmRun.batch([results[place] for place in places])))
-        # A limit holds for all that runs together.
-        groups = [finishing + running]
-        if limit is not None:
-            groups = [finishing, *([share] for share in running)]
-        for group in groups:
-            found = yield Gather([step for _, step in group])
-            for (places, _), answers in zip(group, found, strict=True):
-                for place, answer in zip(places, answers, strict=True):
-                    results[place] = answer
-        return results
-
-    def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
-        """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
-        call = RouterCall(self.gate, self.strategy, self._arms, batch)
-        return call.left((yield from call.route()))
-
-    def _transform(
+    def _stream(
         self,
         values: Iterator[Any],
         run_manager: CallbackManagerForChainRun,
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        batch = RunBatch([added_up(list(values))], [config], [run_manager], options)
-        left: Any = only(run(self._route(batch)))
+        left: Any = only(run(self._route(RunBatch(list(values), [config], [run_manager], options))))
         yield from left.stream()
 
-    async def _atransform(
+    async def _astream(
         self,
         values: AsyncIterator[Any],
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        value = added_up([value async for value in values])
-        left: Any = only(await arun(self._route(RunBatch([value], [config], [run_manager], options))))
+        batch = RunBatch([value async for value in values], [config], [run_manager], options)
+        left: Any = only(await arun(self._route(batch)))
         async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
+    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
+        """Decide for a batch in one call of the gate, then run each arm on its share."""
+        limit = batch.configs[0].get("max_concurrency")
+        size = len(batch.inputs)
+        if limit is not None and self.strategy.answer_first is not None:
+            size = limit
+        results: list[Any] = []
+        for start in range(0, len(batch.inputs), size):
+            results += yield from self._answer(batch.part(start, start + size), limit)
+        return results
+
+    def _answer(self, batch: RunBatch, limit: int | None) -> Flow[list[Any]]:
+        """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
+        results: list[Any] = list((yield from self._route(batch)))
+        shares: dict[Any, list[int]] = {}
+        for place, left in enumerate(results):  # an exception is the result of its input
+            if isinstance(left, ArmAnswer):
+                shares.setdefault("begun", []).append(place)
+            elif isinstance(left, ArmRun):
+                shares.setdefault(id(left.arm), []).append(place)
+        steps: list[Step] = []
+        for places in shares.values():
+            share = [results[place] for place in places]
+            if isinstance(share[0], ArmAnswer):
+                steps.append(Gather([RunFlow(answer.whole()) for answer in share]))
+            else:
+                configs = [each.config for each in share]
+                steps.append(
+                    BatchCall(share[0].arm, [each.input for each in share], configs, **share[0].options)
+                )
+        # A limit holds for all that runs together.
+        together = [steps] if limit is None else [[step] for step in steps]
+        answers: list[list[Any]] = []
+        for group in together:
+            answers += yield Gather(group)
+        for places, answered in zip(shares.values(), answers, strict=True):
+            for place, answer in zip(places, answered, strict=True):
+                results[place] = answer
+        return results
+
+    def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
+        """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
+        call = RouterCall(self.gate, self.strategy, self._arms, batch)
+        routed = yield from call.route()
+        return [call.left(place, each) for place, each in enumerate(routed)]
+
 
 async def _single(value: Any) -> AsyncIterator[Any]:
     yield value
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The arms of a router, and their parts as a strategy needs them.
+
+    Attributes:
+        retrieve: The arm for unknown questions.
+        direct: The arm for known ones.
+        search: The retrieve arm up to its retriever, where it searches ahead.
+        rest: What goes on with what that found.
+    """
+
+    retrieve: Runnable[Any, Any]
+    direct: DirectArm
+    search: Runnable[Any, Any]
+    rest: Runnable[Any, Any]
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """An arm that is left to run for an input."""
+
+    arm: Runnable[Any, Any]
+    input: Any
+    config: RunnableConfig
+    options: dict[str, Any]
+
+    def stream(self) -> Iterator[Any]:
+        """Run it as a stream."""
+        return self.arm.stream(self.input, self.config, **self.options)
+
+    def astream(self) -> AsyncIterator[Any]:
+        """Run it as an asynchronous stream."""
+        return self.arm.astream(self.input, self.config, **self.options)
 
 
 class RouterCall(RoutedCall):
@@ -224,8 +277,7 @@ class RouterCall(RoutedCall):
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
-        found: list[Decision | Exception]
-        found = yield BatchCall(self.gate, self.batch.inputs, self.batch.children("gate"))
+        found: list[Any] = yield BatchCall(self.gate, self.batch.inputs, self.batch.children("gate"))
         return found
 
     def screen(self) -> Flow[list[Decision | Exception | None]]:
@@ -233,15 +285,12 @@ class RouterCall(RoutedCall):
         gate = self.strategy.question_gate
         if gate is None:
             return self.screened
-        configs = self.batch.children("first_look")
-        found: list[Decision | Exception | None]
-        found = yield BatchCall(gate, self.batch.inputs, configs)
+        found: list[Any] = yield BatchCall(gate, self.batch.inputs, self.batch.children("first_look"))
         return found
 
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
         """Ask the gate once about several begun answers."""
         judge = self.strategy.judge
-        configs = self.batch.children("gate")
         inputs = []
         for place in drafts:
             screened = self.screened[place]
@@ -250,13 +299,13 @@ class RouterCall(RoutedCall):
                 inputs.append(screened.question)
             else:
                 inputs.append(self.batch.inputs[place])
-        chosen = [configs[place] for place in drafts]
-        found = yield BatchCall(judge, inputs, chosen, drafts=list(drafts.values()))
+        configs = [self.batch.child(place, "gate") for place in drafts]
+        found = yield BatchCall(judge, inputs, configs, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
     def begin(self, place: int) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self.arms, self.batch, place)
+        return ArmAnswer(self.arms.direct, self.batch, place)
 
     def search(self) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
@@ -265,8 +314,8 @@ class RouterCall(RoutedCall):
 
     def drop_search(self) -> None:
         """Let go of a search that nobody needs, and say so in its traces."""
-        if self._search is not None and self.searching is not None and not self.searching.job.done():
-            self._search.cancel()
+        if self._search is not None:
+            self._search.cancelled["cancelled"] = NOT_NEEDED
         super().drop_search()
 
     def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
@@ -279,19 +328,183 @@ class RouterCall(RoutedCall):
         yield from announcing(decision, batch.child(place))
         batch.configs[place] = bind(batch.configs[place], self.gate, batch.inputs[place], decision)
 
-    def left(self, routed: Sequence[Routed | Exception]) -> list[ArmRun | ArmAnswer | Exception]:
-        """Return what is left to run for each input."""
-        left: list[ArmRun | ArmAnswer | Exception] = []
-        for place, each in enumerate(routed):
-            if isinstance(each, Exception):
-                left.append(each)
-            elif isinstance(each.answer, ArmAnswer):
-                left.append(each.answer)
-            else:
-                config = arm_config(self.batch, place, each.decision)
-                if each.searched:  # the first step had the options
-                    left.append(ArmRun(self.arms.rest, each.found, config, {}))
-                    continue
-                arm = self.arms.retrieve if each.decision.retrieve else self.arms.direct
-                left.append(ArmRun(arm, self.batch.inputs[place], config, self.batch.options))
-        return left
+    def left(self, place: int, routed: Routed | Exception) -> ArmRun | ArmAnswer | Exception:
+        """Return what is left to run for an input, with a tag, its decision, and a draft to go on with."""
+        if isinstance(routed, Exception):
+            return routed
+        if isinstance(routed.answer, ArmAnswer):
+            return routed.answer
+        decision = routed.decision
+        tag = "retrieve" if decision.retrieve else "direct"
+        metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
+        if tag == "direct" and decision.draft is not None and decision.draft.source == "llm":
+            metadata["rgate_draft"] = decision.draft.text
+        config = self.batch.child(place, tag)
+        config["tags"] = [*config.get("tags", []), tag]
+        config["metadata"] = {**config.get("metadata", {}), **metadata}
+        if routed.searched:  # the first step had the options
+            return ArmRun(self.arms.rest, routed.found, config, {})
+        arm = self.arms.retrieve if decision.retrieve else self.arms.direct.arm
+        return ArmRun(arm, self.batch.inputs[place], config, self.batch.options)
+
+
+# --- searching ahead of a decision ---------------------------------------------------------------------------------
+
+
+class ArmSearch(BatchCall):
+    """The searches of a batch, one an input; each result is what the search returned, or what it raised.
+
+    Args:
+        first: What searches: the retrieve arm up to its retriever.
+        batch: The inputs and their runs.
+
+    Attributes:
+        cancelled: What traces say of searches that nobody needs; see `CancellableTracer`.
+    """
+
+    def __init__(self, first: Runnable[Any, Any], batch: RunBatch) -> None:
+        self.cancelled: dict[str, Any] = {}
+        self._runs: list[RetrieverRuns] = []
+        configs = batch.children("retrieve")
+        for config in configs:
+            manager: Any = config["callbacks"]  # a child of the router's run, made for this one
+            tracers, listeners = split_handlers(manager, self.cancelled)
+            self._runs.append(RetrieverRuns(tracers))
+            manager.set_handlers([*tracers, *listeners, self._runs[-1]])
+        super().__init__(first, batch.inputs, configs, **batch.options)
+
+    def run(self) -> list[Any]:
+        """Search; what fails after nobody needs it any more is raised, for the log."""
+        found = super().run()
+        if self.cancelled:
+            only(found[:1])
+        return found
+
+    async def arun(self) -> list[Any]:
+        """Search without blocking the event loop; cancelled, it ends the runs that its retrievers leave open."""
+        try:
+            return await super().arun()
+        except asyncio.CancelledError:
+            for runs in self._runs:
+                runs.end()
+            raise
+
+    def passages(self, place: int, found: Any) -> list[FoundPassage]:
+        """Return what a search found: by its retrievers, or else the documents in what it returned."""
+        passages = []
+        for document in self._runs[place].documents or _documents_in(found):
+            passage = _passage(document)
+            if passage is not None:
+                passages.append(passage)
+        return passages
+
+
+class RetrieverRuns(BaseCallbackHandler):
+    """Notes what retrievers find, whatever becomes of it in their chain.
+
+    Args:
+        tracers: Who traces them.
+    """
+
+    run_inline = True  # told before whoever waits for the search goes on
+
+    def __init__(self, tracers: Sequence[CancellableTracer]) -> None:
+        self._tracers = tracers
+        self._parents: dict[UUID, UUID | None] = {}
+        self._found: dict[UUID, Any] = {}
+
+    @property
+    def documents(self) -> list[Any]:
+        """What was found, in the order in which the retrievers began; those within a retriever do not count."""
+        found: list[Any] = []
+        for run_id, parent in self._parents.items():
+            documents = self._found.get(run_id)
+            if parent not in self._parents and isinstance(documents, Sequence):
+                found += documents
+        return found
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **facts: Any
+    ) -> None:
+        """Note a retriever."""
+        self._parents[run_id] = parent_run_id
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **facts: Any) -> None:
+        """Note what it found."""
+        self._found[run_id] = documents
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **facts: Any) -> None:
+        """Note that it found nothing."""
+        self._found[run_id] = []
+
+    def end(self) -> None:
+        """End the traces of retrievers that were cancelled: LangChain leaves them open."""
+        for run_id in self._parents.keys() - self._found.keys():
+            for tracer in self._tracers:
+                tracer.on_retriever_end([], run_id=run_id)
+
+
+def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
+    """Split a retrieve arm into what searches, up to its retriever, and the rest.
+
+    Without a retriever among its steps, as in a chain of functions, the first step is what searches.
+
+    Raises:
+        ConfigurationError: It is a single step, and no retriever.
+    """
+    if isinstance(arm, BaseRetriever):
+        return arm, RunnablePassthrough()
+    if isinstance(arm, RunnableBindingBase):
+        first, rest = split_arm(arm.bound)
+        # What was bound to a chain goes to its first step; its config concerns all of them.
+        return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
+    if not isinstance(arm, RunnableSequence):
+        raise ConfigurationError(
+            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
+            hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
+        )
+    steps = arm.steps
+    end = 1
+    for place, step in enumerate(steps[:-1]):
+        if _searches(step):
+            end = place + 1
+            break
+    return _sequence(steps[:end]), _sequence(steps[end:])
+
+
+def _sequence(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
+    return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
+
+
+def _searches(step: Any) -> bool:
+    """Whether there is a retriever in a step."""
+    if isinstance(step, BaseRetriever):
+        return True
+    return any(_searches(part) for part in parts_of(step))
+
+
+def _passage(document: Any) -> FoundPassage | None:
+    """Return what can be read of a document; None if nothing can.
+
+    Retrievers of the user's own return texts, mappings and documents without metadata, which their arm can read.
+    """
+    if isinstance(document, str):
+        return FoundPassage(document)
+    fields = document if isinstance(document, Mapping) else getattr(document, "__dict__", {})
+    text, metadata = fields.get("page_content"), fields.get("metadata")
+    if not isinstance(text, str):
+        return None
+    title = metadata.get("title") if isinstance(metadata, Mapping) else None
+    return FoundPassage(text, str(title or ""))
+
+
+def _documents_in(value: Any) -> Iterator[Document]:
+    """Yield the documents in what a chain returned."""
+    if isinstance(value, Document):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _documents_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _documents_in(part)
