@@ -24,8 +24,8 @@ class AnswerFirst:
             judges: the shipped one beside the default, the one for the question beside a tuned one; and none beside
             any other gate, which nobody then overrules.
         prefetch: Whether the search of a single question starts when its answer is begun. That pays where searching
-            takes long. Where the answer goes on, the search is cancelled or its result dropped, and what it raises is
-            logged only. The retrieve arm must be one whose search can be told from the rest, as for looking first;
+            takes long. Where the answer goes on, the search is cancelled, or what it finds or raises is dropped. The
+            retrieve arm must be one whose search can be told from the rest, as for looking first;
             with looking first, all is searched before, and this changes nothing. Nor does it in agents, whose tools
             search.
 

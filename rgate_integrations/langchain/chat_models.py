@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.messages import BaseMessage, SystemMessage
@@ -28,6 +28,8 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import message_logprobs
 
+_T = TypeVar("_T")
+
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
 
@@ -38,17 +40,18 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
         return list(runnable.deps)
     if isinstance(runnable, BaseLanguageModel) or not isinstance(runnable, BaseModel):
         return []
-    return list(_runnables_in(vars(runnable)))
+    return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # it makes none
 
 
-def _runnables_in(value: Any) -> Iterator[Runnable[Any, Any]]:
-    if isinstance(value, Runnable):
+def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
+    """Yield the objects of a type in mappings, lists and tuples within each other."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, Mapping):
-        yield from _runnables_in(list(value.values()))
+        yield from instances_in(list(value.values()), kind)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _runnables_in(each)
+            yield from instances_in(each, kind)
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
@@ -167,27 +170,22 @@ class ChatDrafter:
         """
         prompts = [[SystemMessage(ANSWER.system), *each.conversation] for each in asked]
         hidden = [_hidden(config, DRAFT_TAG) for config in configs]
-        answers: list[Any] = [None] * len(prompts)
+        answers: dict[int, Any] = {}
         waiting = list(range(len(prompts)))
-        any_answered = False
+        answered = False
         forms = self._forms
         for number, form in enumerate(forms):
-            llm = self.llm.bind(**form) if form else self.llm
-            found = yield BatchCall(llm, [prompts[i] for i in waiting], [hidden[i] for i in waiting])
-            refused = []
-            for place, answer in zip(waiting, found, strict=True):
-                answers[place] = answer
-                if not isinstance(answer, Exception):
-                    # A form that worked for one question of a batch is one that the model takes.
-                    if not any_answered:
-                        self._forms = forms[number:]
-                    any_answered = True
-                elif says_unsupported(answer):
-                    refused.append(place)
-            if not refused:
+            chosen = [hidden[place] for place in waiting]
+            found = yield BatchCall(self.llm.bind(**form), [prompts[place] for place in waiting], chosen)
+            answers.update(zip(waiting, found, strict=True))
+            # A form that worked for one question of a batch is one that the model takes.
+            if not answered and any(not isinstance(answer, Exception) for answer in found):
+                self._forms = forms[number:]
+                answered = True
+            waiting = [place for place in waiting if _is_refusal(answers[place])]
+            if not waiting:
                 break
-            waiting = refused
-        return [self._draft(answer) for answer in answers]
+        return [self._draft(answers[place]) for place in range(len(prompts))]
 
     def _draft(self, answer: Any) -> Draft | None:
         """Return what a model answered as a draft; None if it failed or wrote nothing."""
@@ -202,6 +200,10 @@ class ChatDrafter:
             _log.warning("The LLM wrote no draft: its answer has no text.")
             return None
         return draft.head(self.tokens)
+
+
+def _is_refusal(answer: Any) -> bool:
+    return isinstance(answer, Exception) and says_unsupported(answer)
 
 
 def _draft_of(message: BaseMessage) -> Draft:

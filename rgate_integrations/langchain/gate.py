@@ -375,11 +375,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
         """The specs of the gate and of what is guarded."""
         return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
-    @property
-    def own_config(self) -> RunnableConfig:
-        """A retriever's own tags and metadata."""
-        return {"tags": self.tags or [], "metadata": self.metadata or {}}
-
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:

@@ -68,22 +68,12 @@ def asked_in(value: Any, input_key: str | None = None) -> Asked:
     Raises:
         InvalidQuestionError: There is no question in it.
     """
-    if isinstance(value, str):
-        return Asked(value)
-    if isinstance(value, BaseMessage):
-        return Asked(value.text)
     if isinstance(value, Mapping):
         return _asked_in_mapping(value, input_key)
-    messages = _listed(value)
-    if messages is None:
-        raise InvalidQuestionError(
-            f"A question cannot be read from {type(value).__name__}.",
-            hint="Pass a string, a dict with the question, or messages.",
-        )
+    messages = _messages(value)
     for place in reversed(range(len(messages))):
-        message = _message(messages[place])
-        if isinstance(message, HumanMessage):
-            return Asked(message.text, _turns(messages[:place]))
+        if isinstance(messages[place], HumanMessage):
+            return Asked(messages[place].text, _turns(messages[:place]))
     raise InvalidQuestionError(
         "There is no human message among the messages.", hint="The last one is the question."
     )
@@ -112,50 +102,52 @@ def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     asked = asked_in(value[key])
-    for name in HISTORY_KEYS:
-        history = value.get(name)
-        if history:
-            listed = _listed(history)
-            turns = _turns([history] if listed is None else listed)
-            return Asked(asked.question, (*turns, *asked.history))
-    # A graph's state often has both. A question that differs from the last message has been rewritten from it.
-    if key != "messages" and value.get("messages"):
+    history: tuple[BaseMessage, ...] = ()
+    earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
+    if earlier is not None:
+        try:
+            history = _turns(_messages(earlier))
+        except InvalidQuestionError:  # such as the pairs of older chains: they were said all the same
+            history = (HumanMessage(str(earlier)),)
+    elif key != "messages" and value.get("messages"):
+        # A graph's state often has both. A question that differs from the last message has been rewritten from it.
         with contextlib.suppress(InvalidQuestionError):
             beside = asked_in(value["messages"])
             if beside.question.strip() == asked.question.strip():
-                return Asked(asked.question, (*beside.history, *asked.history))
-    return asked
+                history = beside.history
+    return Asked(asked.question, (*history, *asked.history))
 
 
-def _listed(value: Any) -> Sequence[Any] | None:
-    """Return messages in any of the forms that LangChain has for several; None for what is none of them."""
+def _messages(value: Any) -> Sequence[BaseMessage]:
+    """Return what was said, in any of the forms that LangChain has for it.
+
+    Raises:
+        InvalidQuestionError: It is none of them.
+    """
+    if isinstance(value, BaseMessage):
+        value = value.text
+    if isinstance(value, str):
+        return [HumanMessage(value)]
     if isinstance(value, BaseChatMessageHistory):
         return value.messages
-    if isinstance(value, PromptValue):
-        return value.to_messages()
-    return value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+    try:
+        return convert_to_messages(value)
+    except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidQuestionError(
+            f"A question cannot be read from {type(value).__name__}: {error}",
+            hint="Pass a string, a dict with the question, or messages.",
+        ) from error
 
 
-def _turns(items: Iterable[Any]) -> tuple[BaseMessage, ...]:
+def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
     """Return what the user and the LLM said, without system messages, tools and calls of tools."""
     turns: list[BaseMessage] = []
-    for item in items:
-        # What is no message, such as the transcripts and pairs of older chains, was said all the same.
-        message = _message(item) or HumanMessage(str(item))
+    for message in messages:
         if isinstance(message, HumanMessage):
             turns.append(message)
         elif isinstance(message, AIMessage):
             turns.append(AIMessage(message.text))
     return tuple(turn for turn in turns if turn.text.strip())
-
-
-def _message(item: Any) -> BaseMessage | None:
-    """Return a message in any of LangChain's spellings as one; None for what is no message."""
-    try:
-        (message,) = convert_to_messages([item])
-    except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError):
-        return None
-    return message
 
 
 # --- its threshold and its decision --------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ from rgate_integrations.langchain.answer_first import (
     DirectArm,
     split_handlers,
 )
-from rgate_integrations.langchain.chat_models import parts_of
+from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.questions import announcing, bind, given_threshold
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
 from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
@@ -87,7 +87,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     direct: Runnable[Any, Any]
     strategy: SkipValidation[Strategy] = Strategy()
 
-    _arms: Arms = PrivateAttr()
+    _direct: DirectArm = PrivateAttr()
+    _first: Runnable[Any, Any] = PrivateAttr()
+    _rest: Runnable[Any, Any] = PrivateAttr()
 
     def __init__(
         self,
@@ -107,10 +109,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        search, rest = self.retrieve, self.retrieve
+        self._direct = DirectArm(self.direct)
         if self.strategy.searches_ahead:
-            search, rest = split_arm(self.retrieve)
-        self._arms = Arms(self.retrieve, DirectArm(self.direct), search, rest)
+            self._first, self._rest = split_arm(self.retrieve)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -212,30 +213,13 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
-        call = RouterCall(self.gate, self.strategy, self._arms, batch)
+        call = RouterCall(self, batch)
         routed = yield from call.route()
         return [call.left(place, each) for place, each in enumerate(routed)]
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
     yield value
-
-
-@dataclass(frozen=True)
-class Arms:
-    """The arms of a router, and their parts as a strategy needs them.
-
-    Attributes:
-        retrieve: The arm for unknown questions.
-        direct: The arm for known ones.
-        search: The retrieve arm up to its retriever, where it searches ahead.
-        rest: What goes on with what that found.
-    """
-
-    retrieve: Runnable[Any, Any]
-    direct: DirectArm
-    search: Runnable[Any, Any]
-    rest: Runnable[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -260,24 +244,20 @@ class RouterCall(RoutedCall):
     """One call of a `RetrievalRouter`.
 
     Args:
-        gate: Decides by the question alone, and for what runs in the retrieve arm.
-        strategy: What is looked at.
-        arms: Its arms.
+        router: The router.
         batch: Its inputs and their runs.
     """
 
-    def __init__(
-        self, gate: Runnable[Any, Decision], strategy: Strategy, arms: Arms, batch: RunBatch
-    ) -> None:
-        super().__init__(strategy, [given_threshold(gate, config) for config in batch.configs])
-        self.gate = gate
-        self.arms = arms
+    def __init__(self, router: RetrievalRouter[Any, Any], batch: RunBatch) -> None:
+        thresholds = [given_threshold(router.gate, config) for config in batch.configs]
+        super().__init__(router.strategy, thresholds)
+        self.router = router
         self.batch = batch
         self._search: ArmSearch | None = None
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
-        found: list[Any] = yield BatchCall(self.gate, self.batch.inputs, self.batch.children("gate"))
+        found: list[Any] = yield BatchCall(self.router.gate, self.batch.inputs, self.batch.children("gate"))
         return found
 
     def screen(self) -> Flow[list[Decision | Exception | None]]:
@@ -305,11 +285,11 @@ class RouterCall(RoutedCall):
 
     def begin(self, place: int) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self.arms.direct, self.batch, place)
+        return ArmAnswer(self.router._direct, self.batch, place)
 
     def search(self) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
-        self._search = ArmSearch(self.arms.search, self.batch)
+        self._search = ArmSearch(self.router._first, self.batch)
         return self._search
 
     def drop_search(self) -> None:
@@ -326,7 +306,7 @@ class RouterCall(RoutedCall):
         """Tell listeners, and let what runs in an arm take the decision: it need not decide or draft again."""
         batch = self.batch
         yield from announcing(decision, batch.child(place))
-        batch.configs[place] = bind(batch.configs[place], self.gate, batch.inputs[place], decision)
+        batch.configs[place] = bind(batch.configs[place], self.router.gate, batch.inputs[place], decision)
 
     def left(self, place: int, routed: Routed | Exception) -> ArmRun | ArmAnswer | Exception:
         """Return what is left to run for an input, with a tag, its decision, and a draft to go on with."""
@@ -343,8 +323,8 @@ class RouterCall(RoutedCall):
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
         if routed.searched:  # the first step had the options
-            return ArmRun(self.arms.rest, routed.found, config, {})
-        arm = self.arms.retrieve if decision.retrieve else self.arms.direct.arm
+            return ArmRun(self.router._rest, routed.found, config, {})
+        arm = self.router.retrieve if decision.retrieve else self.router.direct
         return ArmRun(arm, self.batch.inputs[place], config, self.batch.options)
 
 
@@ -373,13 +353,6 @@ class ArmSearch(BatchCall):
             manager.set_handlers([*tracers, *listeners, self._runs[-1]])
         super().__init__(first, batch.inputs, configs, **batch.options)
 
-    def run(self) -> list[Any]:
-        """Search; what fails after nobody needs it any more is raised, for the log."""
-        found = super().run()
-        if self.cancelled:
-            only(found[:1])
-        return found
-
     async def arun(self) -> list[Any]:
         """Search without blocking the event loop; cancelled, it ends the runs that its retrievers leave open."""
         try:
@@ -392,10 +365,9 @@ class ArmSearch(BatchCall):
     def passages(self, place: int, found: Any) -> list[FoundPassage]:
         """Return what a search found: by its retrievers, or else the documents in what it returned."""
         passages = []
-        for document in self._runs[place].documents or _documents_in(found):
-            passage = _passage(document)
-            if passage is not None:
-                passages.append(passage)
+        for document in instances_in(self._runs[place].documents or found, Document):
+            title = str(document.metadata.get("title") or "")
+            passages.append(FoundPassage(document.page_content, title))
         return passages
 
 
@@ -415,12 +387,11 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What was found, in the order in which the retrievers began; those within a retriever do not count."""
+        """What each found, in the order in which they began; those within a retriever do not count."""
         found: list[Any] = []
         for run_id, parent in self._parents.items():
-            documents = self._found.get(run_id)
-            if parent not in self._parents and isinstance(documents, Sequence):
-                found += documents
+            if parent not in self._parents:
+                found.append(self._found.get(run_id))
         return found
 
     def on_retriever_start(
@@ -481,30 +452,3 @@ def _searches(step: Any) -> bool:
     if isinstance(step, BaseRetriever):
         return True
     return any(_searches(part) for part in parts_of(step))
-
-
-def _passage(document: Any) -> FoundPassage | None:
-    """Return what can be read of a document; None if nothing can.
-
-    Retrievers of the user's own return texts, mappings and documents without metadata, which their arm can read.
-    """
-    if isinstance(document, str):
-        return FoundPassage(document)
-    fields = document if isinstance(document, Mapping) else getattr(document, "__dict__", {})
-    text, metadata = fields.get("page_content"), fields.get("metadata")
-    if not isinstance(text, str):
-        return None
-    title = metadata.get("title") if isinstance(metadata, Mapping) else None
-    return FoundPassage(text, str(title or ""))
-
-
-def _documents_in(value: Any) -> Iterator[Document]:
-    """Yield the documents in what a chain returned."""
-    if isinstance(value, Document):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _documents_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _documents_in(part)

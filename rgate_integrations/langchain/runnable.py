@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
-from langchain_core.runnables.config import get_config_list, merge_configs, patch_config
+from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
@@ -78,20 +78,13 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
             One result an input, in order: the output, or the exception that concerns this input only.
         """
 
-    @property
-    def own_config(self) -> RunnableConfig:
-        """What is added to the config of each call."""
-        return {}
-
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""
-        merged = merge_configs(self.own_config, config)
-        return self._call_with_config(self._one, input, merged, run_type=self.run_type, **kwargs)
+        return self.batch([input], config, **kwargs)[0]
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input without blocking the event loop."""
-        merged = merge_configs(self.own_config, config)
-        return await self._acall_with_config(self._aone, input, merged, run_type=self.run_type, **kwargs)
+        return (await self.abatch([input], config, **kwargs))[0]
 
     def batch(
         self,
@@ -124,15 +117,13 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
     def _configs(
         self, config: RunnableConfig | list[RunnableConfig] | None, inputs: list[Input]
     ) -> list[RunnableConfig]:
-        return [merge_configs(self.own_config, each) for each in get_config_list(config, len(inputs))]
+        configs = get_config_list(config, len(inputs))
+        for each in configs:
+            each["tags"] += getattr(self, "tags", None) or []
+            each["metadata"] = {**(getattr(self, "metadata", None) or {}), **each["metadata"]}
+        return configs
 
     # LangChain passes the managers and configs to arguments of exactly these names.
-
-    def _one(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> Output:
-        return only(run(self.flow(RunBatch([value], [config], [run_manager], options))))
-
-    async def _aone(self, value: Any, run_manager: Any, config: RunnableConfig, **options: Any) -> Output:
-        return only(await arun(self.flow(RunBatch([value], [config], [run_manager], options))))
 
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
