@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from rgate_integrations.index.embedder import DEFAULT_EMBEDDER
-from rgate_integrations.index.minilm import GRAPH, WEIGHTS
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, GRAPH, WEIGHTS
 from rgate_integrations.models.download import resolve_model
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "embedder"

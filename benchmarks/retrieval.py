@@ -17,6 +17,7 @@ from rgate_integrations import Decision, Draft
 from rgate_integrations.answering.claims import plan_queries
 from rgate_integrations.index import HybridIndex, PassageIndex, fuse, read_passages
 from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.index.retriever import Hit, passage_id
 
 Search = Callable[[list[str], int], list[list[Hit]]]
@@ -25,7 +26,7 @@ Search = Callable[[list[str], int], list[list[Hit]]]
 def index_of(data: Path) -> PassageIndex:
     """The corpus's index, built once and kept."""
     home = OUT / "index-hotpot-2wiki"
-    if not (home / "index.json").is_file():
+    if not (home / FILE).is_file():
         PassageIndex.build(list(read_passages(data / "corpus.hotpot_2wiki.jsonl.gz"))).save(home)
     return PassageIndex.load(home)
 

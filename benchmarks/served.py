@@ -39,6 +39,7 @@ from mixture import Question, read_corpus, read_mixture, read_training
 
 from rgate_integrations.index import HybridIndex, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.langchain import IndexRetriever
 from rgate_integrations.langchain.chains import format_documents
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES
@@ -263,7 +264,7 @@ class Forgetful(SentenceEmbedder):
 def open_index(data: Path | None) -> HybridIndex:
     """Return the index of the corpus, built once; see `read_corpus`."""
     home = OUT / ("index-mixture" if data else "index-leads")
-    if not (home / "index.json").is_file():
+    if not (home / FILE).is_file():
         PassageIndex.build(read_corpus(data)).save(home)
     return HybridIndex(PassageIndex.load(home, Forgetful()))
 

@@ -8,19 +8,14 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate
 from rgate_integrations.langchain.embeddings import EmbeddingsAdapter
-from rgate_integrations.langchain.vectorstore import METRICS
 
 
 class TestFaissVectorStore(VectorStoreIntegrationTests):
-    @pytest.fixture(params=list(METRICS))
-    def vectorstore(self, request):
-        return FaissVectorStore(embedding=self.get_embeddings(), distance_strategy=request.param)
-
-
-class TestLoadedFaissVectorStore(VectorStoreIntegrationTests):
-    @pytest.fixture(params=list(METRICS))
+    @pytest.fixture(params=["new", "loaded"])
     def vectorstore(self, request, tmp_path):
-        made = FaissVectorStore(embedding=self.get_embeddings(), distance_strategy=request.param)
+        made = FaissVectorStore(embedding=self.get_embeddings())
+        if request.param == "new":
+            return made
         made.add_texts(["deleted again"], ids=["1"])
         made.delete(["1"])
         made.save_local(tmp_path / "store")
@@ -39,55 +34,36 @@ class RetrieverSuite(RetrieversIntegrationTests):
     def retriever_query_example(self):
         return "text 1"
 
-
-def filled_store(strategy="COSINE"):
-    store = FaissVectorStore(DeterministicFakeEmbedding(size=8), distance_strategy=strategy)
-    store.add_texts(TEXTS)
-    return store
+    @pytest.fixture(autouse=True)
+    def store(self):
+        self.filled = FaissVectorStore.from_texts(TEXTS, DeterministicFakeEmbedding(size=8))
 
 
 class TestGatedRetriever(RetrieverSuite):
     @property
     def retriever_constructor(self):
-        def made(k=3):
-            gate = RetrievalGate("constant:always")
-            return gate.guard(filled_store().as_retriever(search_kwargs={"k": 5}), k=k)
-
-        return made
+        gate = RetrievalGate("constant:always")
+        return lambda k=3: gate.guard(self.filled.as_retriever(search_kwargs={"k": 5}), k=k)
 
 
 @pytest.mark.parametrize("search_type", ["similarity", "mmr", "similarity_score_threshold"])
-@pytest.mark.parametrize("strategy", list(METRICS))
 class TestStoreAsRetriever(RetrieverSuite):
     @pytest.fixture(autouse=True)
-    def kind(self, search_type, strategy):
-        self.search_type, self.strategy = search_type, strategy
+    def kind(self, search_type):
+        self.fixed = {"search_type": search_type}
+        self.options = {"score_threshold": 0.0} if search_type == "similarity_score_threshold" else {}
 
     @property
     def retriever_constructor(self):
-        def made(k=3):
-            options = (
-                {"k": k}
-                if self.search_type != "similarity_score_threshold"
-                else {"k": k, "score_threshold": 0.0}
-            )
-            return filled_store(self.strategy).as_retriever(
-                search_type=self.search_type, search_kwargs=options
-            )
-
-        return made
+        return lambda k=3: self.filled.as_retriever(search_kwargs={"k": k, **self.options}, **self.fixed)
 
 
-@pytest.mark.parametrize("kind", ["dense", "l2", "words", "hybrid"])
+@pytest.mark.parametrize("kind", [lambda index: index, BM25Index, HybridIndex])
 class TestIndexRetriever(RetrieverSuite):
     @pytest.fixture(autouse=True)
     def made_index(self, kind):
         embedder = EmbeddingsAdapter(DeterministicFakeEmbedding(size=8))
-        index = PassageIndex(embedder, metric="l2" if kind == "l2" else "cosine")
-        index.add([Passage(id=text, text=text) for text in TEXTS])
-        self.index = {"dense": index, "l2": index, "words": BM25Index(index), "hybrid": HybridIndex(index)}[
-            kind
-        ]
+        self.index = kind(PassageIndex.build([Passage(id=text, text=text) for text in TEXTS], embedder))
 
     @property
     def retriever_constructor(self):

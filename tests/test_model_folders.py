@@ -228,23 +228,6 @@ def test_what_does_not_change_vectors_does_not_change_the_identity(embedder, tmp
     assert SentenceEmbedder(str(moved)).identity == SentenceEmbedder(str(embedder)).identity == before
 
 
-def test_weights_are_hashed_once_for_each_state(embedder, monkeypatch):
-    import hashlib
-
-    hashed, digest_of = [], hashlib.file_digest
-
-    def counting(file, name):
-        hashed.append(file.name)
-        return digest_of(file, name)
-
-    monkeypatch.setattr(hashlib, "file_digest", counting)
-    first = SentenceEmbedder(str(embedder)).identity
-    assert str(embedder / "model.safetensors") in hashed
-    hashed.clear()
-    assert SentenceEmbedder(str(embedder)).identity == first
-    assert hashed == []
-
-
 def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):
     PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
     assert PassageIndex.load(tmp_path / "index").search(["one"])[0][0].passage.id == "a"

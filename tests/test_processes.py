@@ -123,7 +123,7 @@ class Lengths:
     def embed(self, texts):
         return np.array([[len(text), 1.0] for text in texts], np.float32)
 
-index = PassageIndex(Lengths(), metric="l2")
+index = PassageIndex(Lengths())
 index.add([Passage(str(i), "x" * i) for i in range(1, 400)])
 stop, began = threading.Event(), threading.Semaphore(0)
 
@@ -131,6 +131,7 @@ def busy():
     while not stop.is_set():
         began.release()
         index.search(["x" * 5] * 20, k=100)
+        index.upsert([Passage(str(i), "x" * i) for i in range(100, 200)])
 
 def searched():
     (hits,) = index.search(["x" * 7], k=1)

@@ -1,7 +1,7 @@
 """The store under load and under kill -9: nothing is lost, nothing is invented, and what is saved is whole."""
 
+import copy
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -15,8 +15,8 @@ from rgate_integrations.errors import WriteError
 from rgate_integrations.langchain import FaissVectorStore
 from tests.patience import PATIENCE
 
-METRICS = ["COSINE", "MAX_INNER_PRODUCT", "EUCLIDEAN_DISTANCE"]
 THREADS = 100
+FILES = ["index.safetensors"]  # of a folder that was saved to, however often
 
 
 class Digits(Embeddings):
@@ -29,6 +29,10 @@ class Digits(Embeddings):
         return self.embed_documents([text])[0]
 
 
+def content(store):
+    return {passage.id: (passage.text, dict(passage.metadata)) for passage in store.index}
+
+
 class Worker:
     """A thread that writes under ids of its own, and knows in a plain dict what must be there.
 
@@ -36,84 +40,71 @@ class Worker:
     the searches of this one is checked in every search.
     """
 
-    def __init__(self, store, folder, number, seed):
+    def __init__(self, store, folder, number):
         self.store, self.folder, self.number = store, folder, number
-        self.random = random.Random(seed * 1_000 + number)
+        self.random = random.Random(number)
         self.expected = {}
         self.counter = 0
 
     def step(self):
         """Do one thing, and check what comes back."""
-        kinds = [self.add, self.upsert, self.delete, self.search, self.get, self.save]
-        self.random.choices(kinds, weights=[4, 4, 3, 8, 3, 0.2])[0]()
+        kinds = [self.write, self.delete, self.search, self.save]
+        self.random.choices(kinds, weights=[8, 3, 11, 0.2])[0]()
 
     def text(self):
         return "".join(self.random.choices("0123456789", k=8))
 
-    def put(self, names):
-        documents = []
+    def some(self, most):
+        return self.random.sample(sorted(self.expected), min(most, len(self.expected)))
+
+    def write(self):
+        """Replace some documents, and add others."""
+        names = [*self.some(2), f"{self.number}-{self.counter}"]
         for name in names:
             self.counter += 1
             text = self.text()
             metadata = {"owner": self.number, "write": self.counter, "text": text}
-            documents.append(Document(page_content=text, metadata=metadata, id=name))
-        assert self.store.add_documents(documents) == names
-        self.expected |= {document.id: document for document in documents}
-
-    def add(self):
-        self.put([f"{self.number}-{self.counter}-{i}" for i in range(self.random.randint(1, 3))])
-
-    def upsert(self):
-        if self.expected:
-            self.put(self.random.sample(sorted(self.expected), min(2, len(self.expected))))
+            self.expected[name] = Document(page_content=text, metadata=metadata, id=name)
+        assert self.store.add_documents([self.expected[name] for name in names]) == names
 
     def delete(self):
-        if self.expected:
-            names = self.random.sample(sorted(self.expected), min(2, len(self.expected)))
-            assert self.store.delete([*names, "not there"]) is True
-            for name in names:
-                del self.expected[name]
+        names = self.some(2)
+        assert self.store.delete([*names, "not there"]) is True
+        for name in names:
+            del self.expected[name]
 
     def search(self):
         found = self.store.similarity_search_with_score(self.text(), k=5)
-        self.check([document for document, _ in found])
         scores = [score for _, score in found]
-        assert scores == sorted(scores, reverse=self.store.distance_strategy != "EUCLIDEAN_DISTANCE")
+        assert scores == sorted(scores, reverse=True)
+        self.check([document for document, _ in found])
         self.check(self.store.max_marginal_relevance_search(self.text(), k=3, fetch_k=8))
-        found = self.store.similarity_search(self.text(), k=3, filter={"owner": {"$eq": self.number}})
-        assert len(found) == min(3, len(self.expected))
-        self.check(found)
-
-    def get(self):
-        names = [*self.random.sample(sorted(self.expected), min(4, len(self.expected))), "not there"]
-        found = self.store.get_by_ids(names)
-        assert [document.id for document in found] == names[:-1]
-        self.check(found)
+        mine = self.store.similarity_search(self.text(), k=3, filter={"owner": {"$eq": self.number}})
+        assert len(mine) == min(3, len(self.expected))
+        self.check(mine)
+        names = self.some(4)
+        self.check(self.store.get_by_ids([*names, "not there"]), names)
 
     def save(self):
         self.store.save_local(self.folder)
-        saved = FaissVectorStore.load_local(self.folder, Digits())
-        copied = pickle.loads(pickle.dumps(self.store))  # noqa: S301  our own
         names = sorted(self.expected)
         # Others may have saved since, but this thread has written nothing since.
-        for twin in (saved, copied):
-            assert [document.id for document in twin.get_by_ids(names)] == names
+        for twin in (FaissVectorStore.load_local(self.folder, Digits()), copy.deepcopy(self.store)):
+            self.check(twin.get_by_ids(names), names)
 
-    def check(self, documents):
+    def check(self, documents, names=None):
         """Whoever wrote a document, it is whole; my own are as I wrote them last."""
-        names = [document.id for document in documents]
-        assert len(set(names)) == len(names)
+        found = [document.id for document in documents]
+        assert found == (names or list(dict.fromkeys(found)))
         for document in documents:
             assert document.metadata["text"] == document.page_content
             if document.metadata["owner"] == self.number:
                 assert document == self.expected[document.id]
 
 
-@pytest.mark.parametrize("strategy", METRICS)
-def test_100_threads_lose_and_invent_nothing(tmp_path, strategy):
-    seed = 7
-    store = FaissVectorStore(Digits(), distance_strategy=strategy)
-    workers = [Worker(store, tmp_path / "saved", number, seed) for number in range(THREADS)]
+def test_100_threads_lose_and_invent_nothing(tmp_path):
+    store = FaissVectorStore(Digits())
+    workers = [Worker(store, tmp_path / "saved", number) for number in range(THREADS)]
     together, wrong = threading.Barrier(THREADS, timeout=PATIENCE), []
 
     def work(worker):
@@ -131,113 +122,95 @@ def test_100_threads_lose_and_invent_nothing(tmp_path, strategy):
         thread.join(timeout=PATIENCE)
     assert wrong == []
     assert not any(thread.is_alive() for thread in threads)
-    expected = {name: document for worker in workers for name, document in worker.expected.items()}
-    assert expected
+    documents = [document for worker in workers for document in worker.expected.values()]
     store.save_local(tmp_path / "saved")
     for each in (store, FaissVectorStore.load_local(tmp_path / "saved", Digits())):
-        held = {p.id: (p.text, dict(p.metadata)) for p in each.index}
-        assert held == {name: (d.page_content, d.metadata) for name, d in expected.items()}
-        assert len(each.similarity_search("0", k=len(expected) + 9)) == len(expected)
-        for name in random.Random(seed).sample(sorted(expected), 20):
-            text = expected[name].page_content
-            ((found, _),) = each.similarity_search_with_score(text, k=1, filter={"text": text})
-            assert found.page_content == text
+        assert content(each) == {d.id: (d.page_content, d.metadata) for d in documents}
+        assert len(each.similarity_search("0", k=len(documents) + 9)) == len(documents)
+        for document in random.Random(7).sample(documents, 20):
+            (found,) = each.similarity_search(document.page_content, k=1, filter=document.metadata)
+            assert found == document
 
 
 # Runs in a process of its own, which forks one child for each point and kills it there.
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-import faiss
-from langchain_core.documents import Document
+import safetensors.numpy
 from rgate_integrations.errors import IndexNotFoundError
-from rgate_integrations.index.passages import PassageStore
 from rgate_integrations.langchain import FaissVectorStore
-from tests.test_vectorstore_stress import Digits
+from tests.test_vectorstore_stress import FILES, Digits
 
-folder = Path(sys.argv[1])
-faiss.omp_set_num_threads(1)
+folder, old, new = Path(sys.argv[1]), int(sys.argv[2]), 40
 
 
 def store_of(size):
     store = FaissVectorStore(Digits())
-    numbers = range(size)
-    store.add_texts([f"{i:04}" for i in numbers], [{"i": i} for i in numbers], ids=[str(i) for i in numbers])
+    store.add_texts([f"{i:04}" for i in range(size)], ids=[str(i) for i in range(size)])
+    store.index.embedder.identity  # computed once
     return store
 
 
 class Fuse:
     def __init__(self, left):
-        self.left, self.names = left, []
+        self.left, self.points = left, 0
 
-    def point(self, name):
-        self.names.append(name)
-        self.left -= 1
-        if self.left == 0:
+    def point(self):
+        self.points += 1
+        if self.points == self.left:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def around(self, module, name):
         inner = getattr(module, name)
 
         def wrapped(*given, **options):
-            self.point("before " + name)
+            self.point()
             done = inner(*given, **options)
-            self.point("after " + name)
+            self.point()
             return done
 
         setattr(module, name, wrapped)
-
-
-def install(fuse):
-    for name in ("replace", "rename", "fsync", "mkdir", "unlink", "rmdir", "open"):
-        fuse.around(os, name)
-    fuse.around(faiss, "write_index")
-    fuse.around(PassageStore, "save")
 
 
 def reset():
     # A save works after each kill, and removes what that left.
     if old:
         before.save_local(folder)
-        assert len(list(folder.glob("v-*"))) == 1
+        assert os.listdir(folder) == FILES
     else:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def content():
+def size_of_what_is_there():
     try:
         loaded = FaissVectorStore.load_local(folder, Digits())
     except IndexNotFoundError:
         return 0
     found = {p.id: p.text for p in loaded.index}
     assert found == {str(i): f"{i:04}" for i in range(len(found))}
-    assert [d.id for d in loaded.similarity_search("0002", k=1, filter={"i": 2})] == ["2"]
+    assert [d.id for d in loaded.similarity_search("0002", k=1)] == ["2"]
     return len(found)
 
 
-old, new, killed, outcomes = int(sys.argv[2]), 40, 0, set()
 before, after = store_of(old), store_of(new)
-before.index.embedder.identity, after.index.embedder.identity  # computed once
-reset()
+outcomes, killed = [], 0
 while True:
+    reset()
     child = os.fork()
     if not child:
         fuse = Fuse(killed + 1)
-        install(fuse)
+        for name in ("replace", "fsync", "mkdir", "unlink", "open"):
+            fuse.around(os, name)
+        fuse.around(safetensors.numpy, "save")
         after.save_local(folder)
-        os._exit(0 if len(fuse.names) >= 8 else 1)
-    status = os.waitpid(child, 0)[1]
-    size = content()
-    assert size in (old, new), size
-    if os.WIFEXITED(status):
-        assert os.WEXITSTATUS(status) == 0 and size == new
+        os._exit(0 if fuse.points >= 8 else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    outcomes.append(size_of_what_is_there())
+    if status != -signal.SIGKILL:
+        assert (status, outcomes[-1]) == (0, new)
         break
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    outcomes.add(size)
     killed += 1
-    reset()
-    assert content() == old
-assert outcomes == {old, new}
+assert set(outcomes) == {old, new}, outcomes
 print(killed)
 """
 
@@ -248,7 +221,7 @@ def test_killed_at_any_write_the_old_store_or_the_new_one_is_there(tmp_path, old
     command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), old]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) >= 15, "too few points: nothing was tested"
+    assert int(done.stdout) >= 8, "too few points: nothing was tested"
 
 
 SAVES = """
@@ -267,37 +240,29 @@ for _ in range(15):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a lock of the system")
 def test_processes_that_save_into_one_folder_do_not_break_each_other(tmp_path):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SAVES, str(tmp_path / "s"), str(size)], stderr=subprocess.PIPE, text=True
-        )
-        for size in (5, 50)
-    ]
+    processes = []
+    for size in ("5", "50"):
+        command = [sys.executable, "-c", SAVES, str(tmp_path), size]
+        processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
     for process in processes:
         _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors[-3000:]
-    assert len(FaissVectorStore.load_local(tmp_path / "s", Digits()).index) in (5, 50)
-    assert len(list((tmp_path / "s").glob("v-*"))) == 1
+    assert os.listdir(tmp_path) == FILES
 
 
-@pytest.mark.parametrize("signal_at", ["write", "manifest"])
-def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, signal_at):
-    store = FaissVectorStore.from_texts(["1", "2"], Digits())
-    store.save_local(tmp_path / "s")
-    store.add_texts(["3"])
-    target = {
-        "write": "rgate_integrations.index.folder.VectorTable.write",
-        "manifest": "rgate_integrations.index.folder.write_atomically",
-    }[signal_at]
-
-    def full(*given, **options):
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, step):
+    def full(*given):
         raise OSError(28, "No space left on device")
 
+    store = FaissVectorStore.from_texts(["1", "2"], Digits())
+    store.save_local(tmp_path)
+    store.add_texts(["3"])
     with monkeypatch.context() as patched:
-        patched.setattr(target, full)
+        patched.setattr(os, step, full)
         with pytest.raises(WriteError, match="No space"):
-            store.save_local(tmp_path / "s")
-    assert len(list((tmp_path / "s").glob("v-*"))) == 1
-    assert len(FaissVectorStore.load_local(tmp_path / "s", Digits()).index) == 2
-    store.save_local(tmp_path / "s")
-    assert len(FaissVectorStore.load_local(tmp_path / "s", Digits()).index) == 3
+            store.save_local(tmp_path)
+    assert os.listdir(tmp_path) == FILES
+    assert len(FaissVectorStore.load_local(tmp_path, Digits()).index) == 2
+    store.save_local(tmp_path)
+    assert len(FaissVectorStore.load_local(tmp_path, Digits()).index) == 3

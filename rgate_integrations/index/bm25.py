@@ -1,4 +1,4 @@
-"""BM25 over the passages of an index, by ``bm25s``."""
+"""BM25 over passages, by ``bm25s``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ class BM25Index:
             import bm25s
         except ImportError as error:
             raise missing_dependency("bm25s", "faiss") from error
-        self.passages = list(passages)
-        self._tokenize: Any = bm25s.tokenize
+        self.passages = tuple(passages)
         self._bm25: Any = None
-        tokens = self._words([passage.searchable for passage in self.passages])
-        if any(tokens):  # bm25s cannot index a corpus without a single word
+        words = _words_of([passage.searchable for passage in self.passages])
+        if any(words):  # bm25s cannot index a corpus without a single word
             self._bm25 = bm25s.BM25()
-            self._bm25.index(tokens, show_progress=False)
+            self._bm25.index(words, show_progress=False)
 
     def __len__(self) -> int:
         return len(self.passages)
@@ -46,19 +45,22 @@ class BM25Index:
         if self._bm25 is None:
             return [[] for _ in queries]
         found = []
-        for query, words in zip(queries, self._words(queries), strict=True):
+        for query, words in zip(queries, _words_of(queries), strict=True):
             known = [word for word in words if word in self._bm25.vocab_dict]
             # bm25s cannot score a query without a single word that it knows.
             scores = self._bm25.get_scores(known) if known else np.zeros(len(self))
             best = np.argsort(-scores, kind="stable")[:k]
-            hits = [Hit(self.passages[row], float(scores[row]), query) for row in best if scores[row] > 0]
-            found.append(hits)
+            found.append(
+                [Hit(self.passages[row], float(scores[row]), query) for row in best if scores[row] > 0]
+            )
         return found
 
-    def _words(self, texts: Sequence[str]) -> list[list[str]]:
-        if not texts:
-            return []
-        found: list[list[str]] = self._tokenize(
-            list(texts), stopwords="en", return_ids=False, show_progress=False
-        )
-        return found
+
+def _words_of(texts: Sequence[str]) -> list[list[str]]:
+    import bm25s
+
+    if not texts:
+        return []
+    options = {"stopwords": "en", "return_ids": False, "show_progress": False}
+    words: list[list[str]] = bm25s.tokenize(list(texts), **options)
+    return words

@@ -1,33 +1,43 @@
-"""Sentence embedders: texts to normalised vectors, one call a batch."""
+"""Sentence embedders: texts to normalised vectors, one call a batch. The default one needs no torch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from rgate_integrations.errors import ModelLoadError, missing_dependency
-from rgate_integrations.index.minilm import MiniLM
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.pretrained import quiet, refuse_pickles
+from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.threads import ForkSafeLock
+from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
+GRAPH = "graph.onnx"
+WEIGHTS = "model.safetensors"
+DIMENSION = 384
+
 _LATEST = 1_024  # queries whose vectors are kept, for each model
 _HASHED = {".json", ".safetensors", ".txt", ".model"}
+_MOST_TOKENS = 256  # of a text; what is longer is cut, as the model's own configuration says
+_TEXTS = 32  # of one run
+_TESTED = ("What is the capital of France?", "Paris is the capital and largest city of France.")
+_SIMILARITY = 0.7724  # cosine of these two
+_TOLERANCE = 1e-3
+
+Encode: TypeAlias = Callable[[Sequence[str]], Float32Array]
 
 
 class Embedder(Protocol):
     """What an index needs of an embedder.
 
-    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise. ``aembed`` and
-    ``aembed_queries`` are the same to be awaited; without them the others run in a thread.
+    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise.
 
     Attributes:
         name: What to open the index with.
@@ -58,15 +68,20 @@ class SentenceEmbedder:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of what the vectors depend on, for a folder; the Hub id otherwise.
+        """SHA-256 of the files that the vectors depend on, for a folder; the Hub id otherwise.
 
-        Computed once in a process, and again when a file has changed. What has no prefix ``sha256:`` is of an
-        index from before, a hash of names and sizes alone; such an index has to be built again.
+        All of them are read: 60 ms for MiniLM, of 91 MB.
         """
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
             return self.name
-        return "sha256:" + _digest(folder, _files(folder))[:32]
+        digest = hashlib.sha256()
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _HASHED and path.name != "rgate.json":
+                with path.open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                digest.update(f"{path.relative_to(folder).as_posix()}:{content};".encode())
+        return "sha256:" + digest.hexdigest()[:32]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension); one model call for the batch."""
@@ -85,8 +100,8 @@ class _SharedModel:
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._encode_with: Callable[[Sequence[str]], Float32Array] | None = None
-        self._latest: OrderedDict[str, Float32Array] = OrderedDict()
+        self._model: Encode | None = None
+        self._latest: dict[str, Float32Array] = {}
         self._lock = ForkSafeLock()
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
@@ -94,25 +109,21 @@ class _SharedModel:
             return self._encode(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        if not texts:
-            return self.embed(texts)
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self._latest]
             if new:
                 for text, vector in zip(new, self._encode(new), strict=True):
                     self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
-            for text in texts:
-                self._latest.move_to_end(text)
             # Read before anything is forgotten: a batch may be larger than what is kept.
-            vectors = np.stack([self._latest[text] for text in texts])
-            while len(self._latest) > _LATEST:
-                self._latest.popitem(last=False)
+            vectors = np.array([self._latest[text] for text in texts], np.float32)
+            for oldest in list(self._latest)[:-_LATEST]:
+                del self._latest[oldest]
             return vectors
 
     def _encode(self, texts: Sequence[str]) -> Float32Array:
-        if self._encode_with is None:
-            self._encode_with = _load(self._where)
-        return self._encode_with(texts)
+        if self._model is None:
+            self._model = _load(self._where)
+        return self._model(texts)
 
 
 _models: dict[str, _SharedModel] = {}
@@ -124,29 +135,7 @@ def _shared(name: str) -> _SharedModel:
     return _models.setdefault(where, _SharedModel(where))  # atomic, and nothing is loaded yet
 
 
-def _files(folder: Path) -> tuple[tuple[Path, int, int, int], ...]:
-    """Return the files that the vectors depend on, each with what shows that it was written again."""
-    files = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in _HASHED and path.name != "rgate.json":
-            stat = path.stat()
-            # The time of the last change cannot be set back, as that of the last modification can.
-            files.append((path, stat.st_size, stat.st_ctime_ns, stat.st_ino))
-    return tuple(files)
-
-
-@lru_cache(maxsize=32)
-def _digest(folder: Path, files: tuple[tuple[Path, int, int, int], ...]) -> str:
-    """Hash all contents: 60 ms for MiniLM, of 91 MB. The state of the files is the key of the cache."""
-    digest = hashlib.sha256()
-    for path, *_ in files:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{path.relative_to(folder).as_posix()}:{content};".encode())
-    return digest.hexdigest()
-
-
-def _load(where: str) -> Callable[[Sequence[str]], Float32Array]:
+def _load(where: str) -> Encode:
     """Load the model of a folder or Hub id; returns what embeds texts."""
     if where == resolve_model(DEFAULT_EMBEDDER, kind="embedder"):
         return MiniLM(Path(where)).encode
@@ -167,9 +156,60 @@ def _load(where: str) -> Callable[[Sequence[str]], Float32Array]:
         ) from error
 
     def encode(texts: Sequence[str]) -> Float32Array:
-        if not texts:
-            return np.zeros((0, int(model.get_embedding_dimension())), np.float32)
         vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
     return encode
+
+
+class MiniLM:
+    """The default embedder, all-MiniLM-L6-v2, on ONNX Runtime: float32, no torch. Safe for threads.
+
+    Args:
+        folder: What `rgate download all-minilm-l6-v2` wrote.
+
+    Raises:
+        ModelLoadError: A file is missing or damaged, there is too little memory, or ONNX Runtime does not run here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._tokenizer.enable_truncation(_MOST_TOKENS)
+            self._tokenizer.enable_padding()
+            graph = resources.files("rgate_integrations") / "weights" / "embedder" / GRAPH
+            self._session = open_session(graph.read_bytes(), folder)
+            one, other = self.encode(_TESTED)
+            if not abs(float(one @ other) - _SIMILARITY) < _TOLERANCE:
+                raise ValueError("it does not give the vectors that it should")
+        # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
+        except Exception as error:
+            raise ModelLoadError(
+                f"The embedder in {str(folder)!r} could not be loaded: {(str(error).splitlines() or [''])[0]}",
+                hint="Remove the folder, then: rgate download all-minilm-l6-v2",
+            ) from error
+
+    def encode(self, texts: Sequence[str]) -> Float32Array:
+        """Return normalised vectors, shape (texts, 384)."""
+        vectors = np.empty((len(texts), DIMENSION), np.float32)
+        order = sorted(
+            range(len(texts)), key=lambda i: len(texts[i])
+        )  # less padding: like lengths side by side
+        batches = [order[start : start + _TEXTS] for start in range(0, len(order), _TEXTS)]
+
+        def read(batch: list[int]) -> None:
+            vectors[batch] = self._run([texts[i] for i in batch])
+
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            each = map if len(batches) == 1 else pool.map  # no thread is started for a query
+            list(each(read, batches))
+        return vectors
+
+    def _run(self, texts: list[str]) -> Float32Array:
+        rows = self._tokenizer.encode_batch(texts)
+        ids = np.array([row.ids for row in rows], np.int64)
+        mask = np.array([row.attention_mask for row in rows], np.int32)
+        found: Float32Array = self._session.run(None, {"ids": ids, "mask": mask})[0]
+        return found

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.index.passage_index import PassageIndex
-from rgate_integrations.index.passages import digest_of
 from rgate_integrations.index.retriever import Hit, check_search, passage_id
 
 
@@ -25,9 +24,7 @@ class HybridIndex:
     def __init__(self, dense: PassageIndex, *, pool: int = 50) -> None:
         self.dense = dense
         self.pool = pool
-        with dense.reading():
-            self._bm25 = BM25Index(dense)
-            self._changes = dense.changes  # of the dense index, when the words were indexed
+        self._bm25 = BM25Index(dense.passages)
 
     def __len__(self) -> int:
         return len(self.dense)
@@ -35,28 +32,22 @@ class HybridIndex:
     @property
     def fingerprint(self) -> str:
         """Changes when another search result may come; all passages are read for it."""
-        return digest_of((), self.dense.fingerprint, str(self.pool))
+        return f"{self.dense.fingerprint}-{self.pool}"
 
     @property
     def bm25(self) -> BM25Index:
         """BM25 over the passages that are in the dense index now."""
-        with self.dense.reading():
-            if self._changes != self.dense.changes:
-                self._bm25 = BM25Index(self.dense)
-                self._changes = self.dense.changes
-            return self._bm25
+        passages = self.dense.passages
+        if self._bm25.passages is not passages:  # each change makes a new tuple
+            self._bm25 = BM25Index(passages)
+        return self._bm25
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
         check_search(queries, k)
-        if not queries or not len(self):
-            return [[] for _ in queries]
         wide = max(self.pool, k)
-        vectors = self.dense.embed_queries(queries)  # slow, so before others have to wait
-        with self.dense.reading():
-            by_meaning = self.dense.search_vectors(vectors, wide, queries)
-            bm25 = self.bm25  # never changed once it is made: it can be searched outside
-        by_words = bm25.search(queries, wide)
+        by_meaning = self.dense.search(queries, wide)
+        by_words = self.bm25.search(queries, wide)
         found = []
         for dense, words in zip(by_meaning, by_words, strict=True):
             found.append(fuse([dense, words], key=passage_id, k=k))

@@ -1,102 +1,120 @@
-"""An index of passages: FAISS over their embeddings, passages beside it."""
+"""An index of passages: their vectors, searched by FAISS, and themselves beside them, in memory and in one file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy, deepcopy
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from rgate_integrations.errors import ConfigurationError, IndexMismatchError, RGateError
-from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.folder import EmbedderId, read_index, write_index
-from rgate_integrations.index.passages import (
-    Passage,
-    PassageStore,
-    Record,
-    as_id,
-    as_records,
-    digest_of,
-    in_batches,
-    known_id,
+from rgate_integrations.errors import (
+    ConfigurationError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexNotFoundError,
+    RGateError,
+    missing_dependency,
 )
-from rgate_integrations.index.retriever import Hit, check_search
-from rgate_integrations.index.vectors import METRICS, Metric, VectorTable, checked_vectors, normalised
+from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
+from rgate_integrations.index.passages import Passage, id_is_taken, storable
+from rgate_integrations.index.retriever import Hit, check_k, check_search
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import locked, write_atomically
 from rgate_integrations.runtime.threads import ForkSafeLock
 
+FILE = "index.safetensors"
+FORMAT = "4"
 _BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
+_BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
+# Id, title, text and metadata.
+_SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
+
+
+@dataclass(frozen=True)
+class _State:
+    """What an index holds at one moment. It never changes: a write makes another one.
+
+    Attributes:
+        passages: The passages.
+        row_of: The row of each id.
+        room: The vectors, of length 1, a row each. The rows below are free for the passages that are added next, so
+            that adding one does not copy the others.
+    """
+
+    passages: tuple[Passage, ...]
+    row_of: Mapping[str, int]
+    room: Float32Array
+
+    @classmethod
+    def of(cls, passages: Iterable[Passage], room: Float32Array) -> _State:
+        """Number the passages."""
+        rows = tuple(passages)
+        return cls(rows, {passage.id: row for row, passage in enumerate(rows)}, room)
+
+    @property
+    def vectors(self) -> Float32Array:
+        """The vectors of the passages, shape (passages, dimension)."""
+        return self.room[: len(self.passages)]
 
 
 class PassageIndex:
-    """Passages, searchable by meaning.
+    """Passages, searchable by meaning: by the cosine of their vectors, which are normalised here.
 
-    Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. See `approximate` for millions.
+    Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. For millions, use a vector database.
 
     Any number of threads may read and write. A write happens as a whole or, if it raises, not at all, and no reader
-    sees half of one. Texts are embedded outside of the lock, for that is slow. A fork waits for what is under way, so
-    that the child has a whole index.
+    sees half of one. Texts are embedded outside of the lock, for that is slow. A forked child has the whole index.
 
     Args:
         embedder: Embeds passages and queries.
-        metric: How near two vectors are: ``"cosine"``, for which vectors are normalised here; ``"inner_product"``; or
-            ``"l2"``, the squared Euclidean distance, whose scores are negative so that higher is nearer.
 
     Raises:
-        ConfigurationError: There is no such metric.
-
-    Attributes:
-        approximation: What FAISS made an approximate index of; None if it is exact.
-        changes: How often passages were changed. What is derived from them is up to date while this is the same.
+        MissingDependencyError: FAISS is not installed.
     """
 
-    def __init__(self, embedder: Embedder | None = None, *, metric: Metric = "cosine") -> None:
-        if metric not in METRICS:
-            raise ConfigurationError(
-                f"There is no metric {metric!r}.", hint=f"Use one of {', '.join(METRICS)}."
-            )
+    def __init__(self, embedder: Embedder | None = None) -> None:
+        try:
+            import faiss  # here: a child that is forked during an import could not import it any more
+        except ImportError as error:
+            raise missing_dependency("faiss", "faiss") from error
+        self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
-        self.metric: Metric = metric
-        self.approximation: str | None = None
-        self.changes = 0
-        self._store = PassageStore()
-        self._vectors = VectorTable(metric)
-        self._next_row = 0
-        # Guards all of the above. Re-entrant, so that a reader may take several looks in one `reading`.
-        self._lock = ForkSafeLock()
+        self._state = _State.of((), np.zeros((0, 0), np.float32))
+        self._lock = ForkSafeLock()  # for writers: readers take the state as it is
 
-    def __getstate__(self) -> dict[str, Any]:
-        # Copied within the lock, so that no other thread writes between the vectors and the passages.
-        with self._lock:
-            state = dict(self.__dict__, _store=deepcopy(self._store), _vectors=copy(self._vectors))
-        del state["_lock"]
-        return state
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the free rows only one index can make use.
+        return PassageIndex._of, (self.embedder, replace(self._state, room=self._state.vectors))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = ForkSafeLock()
+    @classmethod
+    def _of(cls, embedder: Embedder, state: _State) -> PassageIndex:
+        index = cls(embedder)
+        index._state = state
+        return index
 
     def __len__(self) -> int:
-        with self._lock:
-            return len(self._vectors)
+        return len(self.passages)
 
     def __iter__(self) -> Iterator[Passage]:
-        with self._lock:
-            return iter(self._store)
+        return iter(self.passages)
+
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """The passages that are there now; the same tuple until they change."""
+        return self._state.passages
 
     @property
     def fingerprint(self) -> str:
-        """Changes when another search result may come: with any passage, the embedder or the metric.
-
-        All passages are read for it.
-        """
-        return digest_of(self, self.embedder.identity, self.metric)
-
-    def reading(self) -> ForkSafeLock:
-        """Return a context in which no other thread changes the index, so that several looks at it fit together."""
-        return self._lock
+        """Changes when another search result may come: with any passage, or the embedder. All passages are read."""
+        digest = hashlib.sha256(self.embedder.identity.encode())
+        for passage in self.passages:
+            digest.update(repr((passage.id, passage.title, passage.text)).encode())
+        return digest.hexdigest()[:16]
 
     @classmethod
     def build(
@@ -115,29 +133,15 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or its vectors cannot be used.
-            DataFormatError: Two passages have the same id, a text is empty, or a value cannot be stored.
+            DataFormatError: Two passages have the same id, or a value cannot be stored.
         """
         index = cls(embedder)
-        for batch in in_batches(passages, _BATCH):
-            index.add(batch)
+        given = list(passages)
+        for start in range(0, len(given), _BATCH):
+            index.add(given[start : start + _BATCH])
             if report is not None:
                 report(len(index))
         return index
-
-    def approximate(self, factory: str) -> None:
-        """Make an exact index approximate, so that a search is faster and misses some; it takes no writes any more.
-
-        Args:
-            factory: Which index of FAISS, as its ``index_factory`` takes it, such as ``"HNSW32"``.
-
-        Raises:
-            ConfigurationError: The index is empty or approximate already, or FAISS knows no such index.
-        """
-        with self._lock:
-            if not len(self) or self.approximation is not None:
-                raise ConfigurationError("Only an exact index with passages in it can be made approximate.")
-            self._vectors.make_approximate(factory)
-            self.approximation = factory
 
     def add(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages: all of them or, with an error, none.
@@ -148,65 +152,37 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id is there already or twice in the batch, a text is empty, or a value of the metadata
-                cannot be stored as JSON.
+            DataFormatError: An id is there already or twice in the batch, or a value of the metadata cannot be stored
+                as JSON.
         """
-        self._embed_and_write(passages, vectors, replace=False)
+        self._write(passages, vectors, replace=False)
 
-    def upsert(
-        self, passages: Sequence[Passage], vectors: Float32Array | None = None, *, blank: bool = False
-    ) -> None:
+    def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
         """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
 
         Args:
             passages: The passages.
             vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
-            blank: Whether a text may be empty.
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id is twice in the batch, a text is empty, or a value of the metadata cannot be stored
-                as JSON.
+            DataFormatError: An id is twice in the batch, or a value of the metadata cannot be stored as JSON.
         """
-        self._embed_and_write(passages, vectors, blank=blank)
+        self._write(passages, vectors, replace=True)
 
-    def _embed_and_write(
-        self,
-        passages: Sequence[Passage],
-        vectors: Float32Array | None,
-        *,
-        replace: bool = True,
-        blank: bool = False,
-    ) -> None:
+    def _write(self, passages: Sequence[Passage], vectors: Float32Array | None, *, replace: bool) -> None:
         if not passages:
             return
-        records = as_records(passages, blank=blank)  # before the long work of embedding
+        new = storable(passages)  # before the long work of embedding
         if vectors is None:
-            vectors = self._embed(passages)
+            vectors = self._embed(new)
         with self._lock:
-            known = self._store.rows_of(name for name, *_ in records)
+            old = self._state
+            known = old.row_of.keys() & {passage.id for passage in new}
             if known and not replace:
-                raise known_id(next(iter(known)))
-            self._replace(list(known.values()), records, vectors)
-
-    def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids; ids that are not there are left out."""
-        with self._lock:
-            return list(self._store.get(self._store.rows_of(ids).values()).values())
-
-    def vectors(self, ids: Sequence[str]) -> Float32Array:
-        """Return the vectors of passages that are there, shape (ids, dimension)."""
-        with self._lock:
-            rows = self._store.rows_of(ids)
-            return self._vectors.take([rows[as_id(name)] for name in ids])
-
-    def delete(self, ids: Iterable[str]) -> int:
-        """Remove passages by id; ids that are not there are ignored. Returns how many were removed."""
-        with self._lock:
-            rows = list(self._store.rows_of(ids).values())
-            if rows:
-                self._replace(rows, [], np.zeros((0, 0), np.float32))
-            return len(rows)
+                raise id_is_taken(min(known))
+            checked = checked_vectors(vectors, len(new), old.room.shape[1])
+            self._replace(known, new, normalised(checked))
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
         """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
@@ -221,25 +197,42 @@ class PassageIndex:
                 hint="See the error's cause, then add the passages again.",
             ) from error
 
-    def _replace(self, old_rows: Sequence[int], records: Sequence[Record], vectors: Float32Array) -> None:
-        """Put records and vectors in the place of some rows, or leave all as it was. The caller holds the lock."""
-        checked = self._scaled(checked_vectors(vectors, len(records), self._vectors.dimension))
-        if self.approximation is not None:
-            raise ConfigurationError("An approximate index takes no writes.", hint="Build it again.")
-        kept, old = self._vectors.take(old_rows), self._store.take(old_rows)
-        new_rows = range(self._next_row, self._next_row + len(records))
-        # Row numbers are never used again, not even those of a write that failed: a passage can never be found under
-        # the vector of another one.
-        self._next_row += len(records)
-        try:
-            self._store.replace(old_rows, new_rows, records)
-            self._vectors.replace(old_rows, new_rows, checked)
-        except BaseException:  # also Ctrl-C
-            # However far they came: what is not there is not removed, and what is there is put there again.
-            self._store.replace(new_rows, old_rows, old)
-            self._vectors.restore(old_rows, new_rows, kept)
-            raise
-        self.changes += 1
+    def delete(self, ids: Iterable[str]) -> int:
+        """Remove passages by id; ids that are not there are ignored. Returns how many were removed."""
+        with self._lock:
+            gone = self._state.row_of.keys() & set(map(str, ids))
+            if gone:
+                self._replace(gone, [], np.zeros((0, self._state.room.shape[1]), np.float32))
+            return len(gone)
+
+    def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
+        """Make the next state. All happens in the last step: what stops before it has changed nothing."""
+        old = self._state
+        kept = old.passages
+        kept_vectors = old.vectors
+        if gone:
+            kept = tuple(passage for passage in old.passages if passage.id not in gone)
+            kept_vectors = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
+        count = len(kept) + len(passages)
+        room = old.room
+        if gone or count > len(room):
+            room = np.empty((2 * count, vectors.shape[1]), np.float32)
+            if kept:  # a new index does not know the dimension
+                room[: len(kept)] = kept_vectors
+        room[len(kept) : count] = vectors  # no state that a reader may have has these rows
+        self._state = _State.of((*kept, *passages), room)
+
+    def get(self, ids: Iterable[str]) -> list[Passage]:
+        """Return the passages with these ids; ids that are not there are left out."""
+        state = self._state
+        rows = [state.row_of[name] for name in map(str, ids) if name in state.row_of]
+        return [state.passages[row] for row in rows]
+
+    def vectors(self, ids: Iterable[str]) -> Float32Array:
+        """Return the vectors of passages that are there, shape (ids, dimension)."""
+        state = self._state
+        rows = [state.row_of[str(name)] for name in ids]
+        return state.vectors[rows]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` nearest passages, nearest first; one embedding call for all queries.
@@ -247,7 +240,7 @@ class PassageIndex:
         Fewer are returned when the index holds fewer.
         """
         check_search(queries, k)
-        if not queries or not len(self):
+        if not queries or not self.passages:
             return [[] for _ in queries]
         return self.search_vectors(self.embed_queries(queries), k, queries)
 
@@ -265,41 +258,42 @@ class PassageIndex:
         Raises:
             ConfigurationError: The vectors have another dimension than those of the index, or are not finite.
         """
-        with self._lock:
-            if not len(self):
-                return [[] for _ in vectors]
-            asked = self._scaled(checked_vectors(vectors, len(vectors), self._vectors.dimension))
-            scores, rows = self._vectors.search(asked, k)
-            passages = self._store.get({int(row) for row in rows.ravel() if row >= 0})
-        names = queries or [""] * len(vectors)
+        check_k(k)
+        state = self._state
+        if not state.passages:
+            return [[] for _ in vectors]
+        asked = normalised(checked_vectors(vectors, len(vectors), state.room.shape[1]))
+        most = min(k, len(state.passages))
+        product = self._faiss.METRIC_INNER_PRODUCT
+        cosines, rows = self._faiss.knn(asked, state.vectors, most, metric=product)
         found = []
-        for own_rows, own_scores, name in zip(rows, scores, names, strict=True):
-            hits = []
-            for row, score in zip(own_rows, own_scores, strict=True):
-                if row >= 0:  # -1 fills up what an approximate search did not find
-                    hits.append(Hit(passages[int(row)], float(score), name))
-            found.append(hits)
+        for query, own_cosines, own_rows in zip(queries or [""] * len(asked), cosines, rows, strict=True):
+            pairs = zip(own_rows, own_cosines, strict=True)
+            found.append([Hit(state.passages[row], float(cosine), query) for row, cosine in pairs])
         return found
 
-    def _scaled(self, vectors: Float32Array) -> Float32Array:
-        return normalised(vectors) if self.metric == "cosine" else vectors
-
     def save(self, folder: str | Path) -> Path:
-        """Save into a folder. An index that was there stays loadable until the new one is complete.
+        """Save into a folder, as one file that replaces an earlier one in one step.
 
         A process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
+
+        Raises:
+            WriteError: It could not be written, such as on a full disk; an index that was there is as it was.
         """
+        from safetensors.numpy import save
+
         root = Path(folder)
-        embedder = EmbedderId(name=self.embedder.name, identity=self.embedder.identity)
-        with self._lock:
-            write_index(
-                root,
-                self._vectors,
-                self._store,
-                next_row=self._next_row,
-                approximation=self.approximation,
-                embedder=embedder,
-            )
+        facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
+        # One process at a time, so that what a killed one left is nobody's.
+        with locked(root / FILE, waiting=lambda: None), self._lock:
+            for unfinished in root.glob(f".{FILE}-*"):
+                unfinished.unlink()
+            vectors = self._state.vectors
+            rows = [(each.id, each.title, each.text, each.metadata) for each in self.passages]
+            passages = json.dumps(rows, ensure_ascii=False).encode()
+            facts["checksum"] = checksum(facts, passages, vectors)
+            tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
+            write_atomically(root / FILE, save(tensors, metadata=facts))
         return root
 
     @classmethod
@@ -312,21 +306,101 @@ class PassageIndex:
 
         Raises:
             IndexNotFoundError: There is no index in the folder.
-            IndexCorruptError: A file is missing, truncated, changed, or does not fit to the others.
-            IndexMismatchError: The embedder is not the one it was built with, or the format is newer.
+            IndexCorruptError: Its file is truncated or changed, or holds something else.
+            IndexMismatchError: The embedder is not the one it was built with, or the format is another.
         """
-        root = Path(folder)
-        manifest, vectors, store = read_index(root)
-        built_with = manifest.embedder
-        index = cls(embedder or SentenceEmbedder(built_with.name), metric=manifest.metric)
-        if index.embedder.identity != built_with.identity:
+        path = Path(folder) / FILE
+        if not path.is_file():
+            raise IndexNotFoundError(f"There is no index in {str(folder)!r}.", hint=_BUILD)
+        try:
+            name, identity, state = _read(path)
+        except IndexMismatchError:
+            raise
+        except Exception as error:  # the file may come from anywhere
+            raise IndexCorruptError(
+                f"The index {str(path)!r} cannot be read: {str(error).splitlines()[0]}",
+                hint=f"Build the index again: {_BUILD}",
+            ) from error
+        index = cls._of(embedder or SentenceEmbedder(name), state)
+        if index.embedder.identity != identity:
             raise IndexMismatchError(
-                f"The index {str(root)!r} was built with the embedder {built_with.name!r} "
-                f"({built_with.identity}), not with {index.embedder.name!r} ({index.embedder.identity}).",
-                hint=f"Open it with {built_with.name!r}, or build it again with {index.embedder.name!r}.",
+                f"The index {str(folder)!r} was built with the embedder {name!r} ({identity}), not with "
+                f"{index.embedder.name!r} ({index.embedder.identity}).",
+                hint=f"Open it with {name!r}, or build it again with {index.embedder.name!r}.",
             )
-        index._vectors = vectors
-        index._store = store
-        index._next_row = manifest.next_row
-        index.approximation = manifest.approximation
         return index
+
+
+def _read(path: Path) -> tuple[str, str, _State]:
+    """Read a file that `PassageIndex.save` wrote: name and identity of the embedder, and what the index held.
+
+    Any class of error may come if it is not such a file.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        facts: dict[str, str] = dict(file.metadata())
+        if facts["format"] != FORMAT:
+            raise IndexMismatchError(
+                f"The index has format {facts['format']}, not {FORMAT}.",
+                hint=f"Build it again ({_BUILD}), or upgrade rgate-integrations if the format is newer.",
+            )
+        vectors = file.get_tensor("vectors")
+        saved = file.get_tensor("passages").tobytes()
+    if facts.pop("checksum") != checksum(facts, saved, vectors):
+        raise ValueError("it was changed")
+    passages = []
+    for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
+        passages.append(Passage(name, text, title, metadata))
+    state = _State.of(passages, checked_vectors(vectors, len(passages)))
+    if len(state.row_of) != len(passages):
+        raise ValueError("an id is there twice")
+    return facts["embedder"], facts["identity"], state
+
+
+def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -> str:
+    """Return a hash of all that is in a saved index."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    digest.update(passages)
+    digest.update(vectors.tobytes())
+    return digest.hexdigest()
+
+
+def checked_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
+    """Return vectors as FAISS takes them.
+
+    Args:
+        vectors: What an embedder gave.
+        count: How many there must be.
+        dimension: How long they must be; 0 if any length will do.
+
+    Raises:
+        ConfigurationError: They have another shape, are no numbers, or are not finite.
+    """
+    try:
+        array = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            "The embedder's vectors are no array of numbers.", hint="Return shape (texts, dimension)."
+        ) from error
+    if array.ndim != 2 or len(array) != count or (count and not array.size):
+        raise ConfigurationError(
+            f"Vectors of shape {array.shape} do not match {count} texts.",
+            hint="An embedder returns shape (texts, dimension).",
+        )
+    if array.shape[1] != (dimension or array.shape[1]):
+        raise ConfigurationError(
+            f"Vectors of dimension {array.shape[1]} do not fit an index of dimension {dimension}.",
+            hint="Use the embedder that the index was built with, or build it again.",
+        )
+    if not np.isfinite(array).all():
+        raise ConfigurationError(
+            "A vector holds NaN or infinity; it is near to nothing.", hint="Check the embedder."
+        )
+    return array
+
+
+def normalised(vectors: Float32Array) -> Float32Array:
+    """Return vectors of length 1; those of length 0 stay so."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.passages import Passage
@@ -26,6 +26,7 @@ class Hit:
     query: str = ""
 
 
+@runtime_checkable
 class Retriever(Protocol):
     """Whatever searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own."""
 

@@ -10,7 +10,7 @@ from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
-from rgate_integrations.index.vectors import checked_vectors, normalised
+from rgate_integrations.index.passage_index import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
 
 
@@ -54,7 +54,7 @@ class EmbeddingsAdapter:
 
     def __init__(self, embeddings: Embeddings) -> None:
         self.embeddings = embeddings
-        self._identity: str | None = None
+        self._identity = ""
 
     @property
     def name(self) -> str:
@@ -65,18 +65,18 @@ class EmbeddingsAdapter:
     @property
     def identity(self) -> str:
         """Hash of a fixed text's vector, to two decimals of its normalised form."""
-        if self._identity is None:
-            vector = normalised(self.embed(["What is the identity of this embedder?"]))[0]
-            self._identity = hashlib.sha256(np.round(vector, 2).astype(np.float32).tobytes()).hexdigest()[:16]
+        if not self._identity:
+            vector = normalised(self.embed(["What is the identity of this embedder?"]))
+            self._identity = hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
         return self._identity
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
-        return checked_vectors(self.embeddings.embed_documents(list(texts)), len(texts), None)
+        return checked_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries, one by one: LangChain's interface has no call for several."""
-        return checked_vectors([self.embeddings.embed_query(text) for text in texts], len(texts), None)
+        return checked_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 
 
 def as_embedder(embeddings: Embeddings) -> Embedder:

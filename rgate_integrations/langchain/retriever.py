@@ -7,18 +7,17 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.answering.claims import QueryPlan, Rewriter, planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.gate import as_gate_runnable, claim_gate
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.flow import Flow
 
 
 class IndexRetriever(BaseRetriever):
@@ -29,38 +28,25 @@ class IndexRetriever(BaseRetriever):
 
     Attributes:
         k: Documents a query, 4 unless given; ``invoke(..., k=)`` overrides it.
-
-    Raises:
-        ConfigurationError: The index has no such method.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    index: SkipValidation[Retriever]
+    index: Retriever
     k: int = Field(default=4, ge=1)
-
-    def __init__(self, *, index: Retriever, **fields: Any) -> None:
-        # Not in a validator: pydantic would turn the error into one of its own.
-        if not callable(getattr(index, "search", None)):
-            raise ConfigurationError(
-                f"An index needs the method search(queries, k); {type(index).__name__} has none.",
-                hint="Pass a PassageIndex, BM25Index or HybridIndex, or an object with that method.",
-            )
-        fields["index"] = index
-        super().__init__(**fields)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        return run(self._searching(query, k))
+        return self._find(query, k)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        return await arun(self._searching(query, k))
+        return await run_in_executor(None, self._find, query, k)
 
-    def _searching(self, query: str, k: int | None) -> Flow[list[Document]]:
-        (hits,) = yield Call(self.index.search, None, [query], self.k if k is None else k)
+    def _find(self, query: str, k: int | None) -> list[Document]:
+        (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
             # The passage's own metadata last: what it says of itself is not overwritten.

@@ -1,15 +1,15 @@
-"""`FaissVectorStore`: a FAISS index as a LangChain vector store; three metrics, filters, saved without pickle."""
+"""`FaissVectorStore`: a passage index as a LangChain vector store; filters, MMR, saved without pickle."""
 
 from __future__ import annotations
 
-import math
 import operator
-import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
@@ -17,8 +17,6 @@ from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index import Passage, PassageIndex
-from rgate_integrations.index.retriever import check_k
-from rgate_integrations.index.vectors import Metric, checked_vectors, normalised
 from rgate_integrations.langchain.embeddings import as_embedder
 
 Filter: TypeAlias = Mapping[str, Any] | Callable[[Document], bool]
@@ -26,12 +24,6 @@ Filter: TypeAlias = Mapping[str, Any] | Callable[[Document], bool]
 
 Scored: TypeAlias = list[tuple[Document, float]]
 
-# The names are those of langchain_community's DistanceStrategy, whose members are such texts.
-METRICS: dict[str, Metric] = {
-    "COSINE": "cosine",
-    "MAX_INNER_PRODUCT": "inner_product",
-    "EUCLIDEAN_DISTANCE": "l2",
-}
 _WIDER = 4  # by which factor more documents are searched while a filter leaves too few
 
 
@@ -41,20 +33,13 @@ class FaissVectorStore(VectorStore):
     ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write: a write
     happens as a whole or, if it raises, not at all. Awaited methods run in a thread.
 
-    Scores are cosines or inner products, of which higher is nearer, or squared Euclidean distances, of which *lower*
-    is nearer. Metadata must be JSON: text, numbers, booleans, None, lists, and dicts with text as keys. A text may be
-    blank; it is stored as any other. Every search takes ``filter=``, see `as_predicate`.
+    Scores are cosines; their relevance is ``(cosine + 1) / 2``. Metadata must be JSON: text, numbers, booleans, None,
+    lists, and dicts with text as keys. A text may be blank; it is stored as any other. Every search takes
+    ``filter=``, see `as_predicate`.
 
     Args:
         embedding: Embeds documents and queries.
         index: An index to read and write, made with the same embeddings; a new one when None.
-        distance_strategy: What is searched by: ``"COSINE"``, ``"MAX_INNER_PRODUCT"`` or ``"EUCLIDEAN_DISTANCE"``;
-            the index's own when None, else the cosine.
-        relevance_score_fn: Maps a score to a relevance in [0, 1]. By default ``(score + 1) / 2`` of a cosine, the
-            logistic function of an inner product, and ``1 / (1 + distance)``.
-
-    Raises:
-        ConfigurationError: There is no such strategy, or the index has another one.
 
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -63,30 +48,11 @@ class FaissVectorStore(VectorStore):
         ['1']
     """
 
-    def __init__(
-        self,
-        embedding: Embeddings,
-        *,
-        index: PassageIndex | None = None,
-        distance_strategy: str | None = None,
-        relevance_score_fn: Callable[[float], float] | None = None,
-    ) -> None:
-        if distance_strategy is not None and distance_strategy not in METRICS:
-            raise ConfigurationError(
-                f"There is no distance strategy {distance_strategy!r}.",
-                hint=f"Use one of {', '.join(METRICS)}.",
-            )
+    def __init__(self, embedding: Embeddings, *, index: PassageIndex | None = None) -> None:
         if index is None:
-            index = PassageIndex(as_embedder(embedding), metric=METRICS[distance_strategy or "COSINE"])
+            index = PassageIndex(as_embedder(embedding))
         self.embedding = embedding
         self.index = index
-        (self.distance_strategy,) = (name for name, metric in METRICS.items() if metric == index.metric)
-        self._relevance_score_fn = relevance_score_fn or self._relevance
-        if distance_strategy not in (None, self.distance_strategy):
-            raise ConfigurationError(
-                f"The index is searched by {self.distance_strategy}, not by {distance_strategy}.",
-                hint="Leave distance_strategy out, or make a new store of the documents.",
-            )
 
     @property
     def embeddings(self) -> Embeddings:
@@ -98,14 +64,18 @@ class FaissVectorStore(VectorStore):
     def add_documents(
         self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
     ) -> list[str]:
-        """Add documents, or replace those with the same id; returns the ids.
+        """Add documents, or replace those with the same id; returns the ids. Of equal ids the last one counts.
 
         Raises:
             DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
             ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
                 stored.
         """
-        return self._upsert(documents, ids)
+        texts = [document.page_content for document in documents]
+        metadatas = [document.metadata for document in documents]
+        if ids is None:
+            return self._upsert(texts, metadatas, [document.id for document in documents])
+        return self._upsert(texts, metadatas, ids)
 
     def add_texts(
         self,
@@ -116,11 +86,11 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts, or replace those with the same id; returns the ids."""
-        return self._upsert(_documents(texts, metadatas), ids)
+        return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
-        self.index.delete(_names(ids or []))
+        self.index.delete(_list_of_ids(ids or []))
         return True
 
     @classmethod
@@ -149,37 +119,43 @@ class FaissVectorStore(VectorStore):
     ) -> Self:
         """Make a store of texts whose vectors are there already; further arguments are those of the class."""
         store = cls(embedding, **kwargs)
-        pairs = list(text_embeddings)
-        documents = _documents([text for text, _ in pairs], metadatas)
-        store._upsert(documents, ids, [vector for _, vector in pairs])
+        texts, vectors = [], []
+        for text, vector in text_embeddings:
+            texts.append(text)
+            vectors.append(vector)
+        store._upsert(texts, metadatas, ids, vectors)
         return store
 
     def _upsert(
-        self, documents: Sequence[Document], ids: Sequence[Any] | None, vectors: Sequence[Any] | None = None
+        self,
+        texts: Sequence[str],
+        metadatas: Sequence[Mapping[str, Any]] | None,
+        ids: Sequence[Any] | None,
+        vectors: Any = None,
     ) -> list[str]:
-        """Write documents, with their vectors if those are there already; returns the ids."""
+        """Write texts, with their vectors if those are there already; returns their ids."""
+        if metadatas is None:
+            metadatas = [{}] * len(texts)
         if ids is None:
-            ids = [document.id for document in documents]
-        if len(ids) != len(documents):
-            raise ConfigurationError(f"{len(ids)} ids do not match {len(documents)} documents.")
-        names = [uuid.uuid4().hex if name is None else str(name) for name in ids]  # 0 and "" are ids
-        # Of equal ids in one call the last one counts.
-        last = {name: place for place, name in enumerate(names)}
-        passages = []
-        for name, place in last.items():
-            document = documents[place]
-            passages.append(Passage(id=name, text=document.page_content, metadata=document.metadata))
-        chosen: Any = None if vectors is None else [vectors[place] for place in last.values()]
-        self.index.upsert(passages, chosen, blank=True)
+            ids = [None] * len(texts)
+        if not len(ids) == len(metadatas) == len(texts):
+            raise ConfigurationError(
+                f"{len(ids)} ids and {len(metadatas)} metadatas do not match {len(texts)} texts."
+            )
+        names = []
+        passages = {}
+        for text, metadata, given in zip(texts, metadatas, ids, strict=True):
+            name = uuid.uuid4().hex if given is None else str(given)  # 0 and "" are ids
+            names.append(name)
+            passages[name] = Passage(name, text, metadata=metadata)  # of equal ids the last one counts
+        self.index.upsert(list(passages.values()), vectors)
         return names
 
     # --- searching -----------------------------------------------------------------------------------------
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents with these ids, in their order; ids that are not there are left out."""
-        names = _names(ids)
-        found = {passage.id: passage for passage in self.index.get(names)}
-        return [_document(found[name]) for name in names if name in found]
+        return list(map(_document, self.index.get(_list_of_ids(ids))))
 
     def similarity_search(
         self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
@@ -197,26 +173,18 @@ class FaissVectorStore(VectorStore):
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> Scored:
-        """Return documents with their score; the nearest comes first."""
-        passes = as_predicate(filter)
-        check_k(k)
-        return self._search(self.index.embed_queries([query]), k, passes)
+        """Return documents with their cosine; the nearest comes first."""
+        return _search(self.index, self.index.embed_queries([query]), k, filter)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        """Return the ``k`` documents nearest to a vector."""
-        return _without_scores(self.similarity_search_with_score_by_vector(embedding, k, filter))
-
-    def similarity_search_with_score_by_vector(
-        self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
-    ) -> Scored:
-        """Return the ``k`` documents nearest to a vector, with their score.
+        """Return the ``k`` documents nearest to a vector.
 
         Raises:
             ConfigurationError: The vector has another dimension than those of the store, or is not finite.
         """
-        return self._search([embedding], k, as_predicate(filter))
+        return _without_scores(_search(self.index, [embedding], k, filter))
 
     def max_marginal_relevance_search(
         self,
@@ -228,8 +196,8 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
-        passes = as_predicate(filter)
-        return self._diverse(self.index.embed_queries([query]), k, fetch_k, lambda_mult, passes)
+        vector: Any = self.index.embed_queries([query])[0]
+        return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter)
 
     def max_marginal_relevance_search_by_vector(
         self,
@@ -241,128 +209,77 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
-        return self._diverse([embedding], k, fetch_k, lambda_mult, as_predicate(filter))
+        # A copy, which copies no vectors: what is found in it is still there when its vector is asked for.
+        index = copy(self.index)
+        near = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
+        theirs = index.vectors(str(document.id) for document in near)
+        chosen = maximal_marginal_relevance(np.asarray(embedding), list(theirs), lambda_mult=lambda_mult, k=k)
+        return [near[i] for i in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return self._relevance_score_fn
-
-    def _relevance(self, score: float) -> float:
-        if self.distance_strategy == "EUCLIDEAN_DISTANCE":
-            return 1 / (1 + math.sqrt(score))
-        if self.distance_strategy == "COSINE":
-            return min(1.0, max(0.0, (score + 1) / 2))  # a rounded cosine may lie just outside
-        return (1 + math.tanh(score / 2)) / 2  # the logistic function, in a form that does not overflow
-
-    def _search(self, vector: Any, k: int, passes: Callable[[Document], bool] | None) -> Scored:
-        """Return the documents nearest to one vector, shape (1, dimension)."""
-        check_k(k)
-        wide = k if passes is None else k * _WIDER
-        while True:
-            (hits,) = self.index.search_vectors(vector, wide)
-            kept: Scored = []
-            for hit in hits:
-                document = _document(hit.passage)
-                if passes is None or passes(document):
-                    # The index has higher scores for what is nearer, also for distances.
-                    score = max(0.0, -hit.score) if self.index.metric == "l2" else hit.score
-                    kept.append((document, score))
-            # FAISS knows no metadata: search wider until enough passes, or all that there is was found. The size of
-            # the index does not tell that: others may be writing.
-            if len(kept) >= k or len(hits) < wide:
-                return kept[:k]
-            wide *= _WIDER
-
-    def _diverse(
-        self,
-        vector: Any,
-        k: int,
-        fetch_k: int,
-        lambda_mult: float,
-        passes: Callable[[Document], bool] | None,
-    ) -> list[Document]:
-        with self.index.reading():  # or what is found might be gone when its vector is asked for
-            near = _without_scores(self._search(vector, max(fetch_k, k), passes))
-            if not near:
-                return []
-            theirs = self.index.vectors([str(document.id) for document in near])
-        asked = normalised(checked_vectors(vector, 1, None))[0]
-        chosen = maximal_marginal_relevance(asked, list(theirs), lambda_mult=lambda_mult, k=k)
-        return [near[i] for i in chosen]
+        return lambda cosine: min(1.0, max(0.0, (cosine + 1) / 2))  # a rounded cosine may lie just outside
 
     # --- saving --------------------------------------------------------------------------------------------
 
-    def save_local(self, folder_path: str | Path, index_name: str = "index") -> Path:
-        """Save into a folder; a store that was there stays loadable until the new one is complete.
-
-        Args:
-            folder_path: The folder.
-            index_name: Stores of several names may share a folder.
-        """
-        return self.index.save(_folder(folder_path, index_name))
+    def save_local(self, folder_path: str | Path) -> Path:
+        """Save into a folder; a store that was there stays loadable until the new one is complete."""
+        return self.index.save(folder_path)
 
     @classmethod
-    def load_local(
-        cls, folder_path: str | Path, embeddings: Embeddings, index_name: str = "index", **kwargs: Any
-    ) -> Self:
-        """Load a store; further arguments are those of the class.
+    def load_local(cls, folder_path: str | Path, embeddings: Embeddings) -> Self:
+        """Load a store.
 
         Raises:
             IndexNotFoundError: There is none in the folder.
-            IndexCorruptError: A file is missing, truncated, changed, or does not fit to the others.
+            IndexCorruptError: Its file is truncated or changed, or holds something else.
             IndexMismatchError: The embeddings are not those it was made with.
-            ConfigurationError: It has another distance strategy than the one that is asked for.
         """
-        # Nothing here is unpickled, so there is nothing to allow; the argument is that of other stores.
-        kwargs.pop("allow_dangerous_deserialization", None)
-        index = PassageIndex.load(_folder(folder_path, index_name), as_embedder(embeddings))
-        return cls(embeddings, index=index, **kwargs)
+        return cls(embeddings, index=PassageIndex.load(folder_path, as_embedder(embeddings)))
 
 
-def _documents(texts: Iterable[str], metadatas: Sequence[dict[str, Any]] | None) -> list[Document]:
-    """Return texts with their metadata as documents."""
-    given = list(texts)
-    if metadatas is None:
-        metadatas = [{}] * len(given)
-    if len(metadatas) != len(given):
-        raise ConfigurationError(f"{len(metadatas)} metadatas do not match {len(given)} texts.")
-    pairs = zip(given, metadatas, strict=True)
-    return [Document(page_content=text, metadata=metadata) for text, metadata in pairs]
+def _search(index: PassageIndex, vector: Any, k: int, given: Filter | None) -> Scored:
+    """Return the documents nearest to one vector, shape (1, dimension), that pass a filter."""
+    passes = as_predicate(given)
+    wide = k
+    while True:
+        (hits,) = index.search_vectors(vector, wide)
+        kept = []
+        for hit in hits:
+            document = _document(hit.passage)
+            if passes(document):
+                kept.append((document, hit.score))
+        # FAISS knows no metadata: search wider until enough passes, or all that there is was found. The size of the
+        # index does not tell that: others may be writing.
+        if len(kept) >= k or len(hits) < wide:
+            return kept[:k]
+        wide *= _WIDER
 
 
 def _document(passage: Passage) -> Document:
-    """Return a passage as a document; its title is part of the metadata."""
-    title = {"title": passage.title} if passage.title else {}
-    return Document(id=passage.id, page_content=passage.text, metadata={**passage.metadata, **title})
+    """Return a passage as a document of the caller's own; its title is part of the metadata."""
+    metadata = deepcopy(dict(passage.metadata))
+    if passage.title:
+        metadata["title"] = passage.title
+    return Document(id=passage.id, page_content=passage.text, metadata=metadata)
 
 
-def _names(ids: Sequence[Any]) -> list[str]:
-    """Return ids as they are stored: as text."""
+def _list_of_ids(ids: Sequence[Any]) -> Sequence[Any]:
+    """Refuse one id in place of a list: its letters would be taken for ids."""
     if isinstance(ids, str):
         raise ConfigurationError(f"This takes a list of ids, not {ids!r}.", hint=f"Give [{ids!r}].")
-    return [str(name) for name in ids if name is not None]
+    return ids
 
 
 def _without_scores(scored: Scored) -> list[Document]:
     return [document for document, _ in scored]
 
 
-def _folder(folder_path: str | Path, index_name: str) -> Path:
-    if not re.fullmatch(r"\w[\w.-]*", index_name) or re.fullmatch(r"v-\w+", index_name):
-        raise ConfigurationError(
-            f"{index_name!r} cannot be an index_name.", hint="Use letters, digits and _."
-        )
-    root = Path(folder_path)
-    return root if index_name == "index" else root / index_name
-
-
 # --- filters -------------------------------------------------------------------------------------------------
 
 
-_MISSING = object()
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$eq": operator.eq,
     "$ne": operator.ne,
-    "$neq": operator.ne,  # as langchain_community's store has it
     "$gt": operator.gt,
     "$gte": operator.ge,
     "$lt": operator.lt,
@@ -370,15 +287,17 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$in": lambda held, wanted: held in list(wanted),
     "$nin": lambda held, wanted: held not in list(wanted),
 }
+_OPERATORS = (*_COMPARISONS, "$not", "$and", "$or")
+_MISSING = object()
 
 
-def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
-    """Return a function that says whether a document passes; None if there is no filter.
+def as_predicate(given: Filter | None) -> Callable[[Document], bool]:
+    """Return a function that says whether a document passes.
 
     A key with a value holds if the metadata has that value, with a list if it has one of the list's, and with a
-    mapping of operators if all of them hold: ``$eq $ne $gt $gte $lt $lte $in $nin $not``. ``$and``, ``$or`` (lists)
-    and ``$not`` combine whole filters. What is compared with a missing key, or a value of another type, does not
-    hold; so ``$ne``, ``$nin`` and ``$not`` do.
+    mapping if all in it hold: operators of the value, or keys within it. The operators are
+    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or`` around conditions and whole filters. What
+    is compared with a missing key, or a value of another type, does not hold; so ``$ne``, ``$nin`` and ``$not`` do.
 
     Raises:
         ConfigurationError: An operator is not known, or is given what it cannot take.
@@ -388,64 +307,50 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool] | None:
         >>> passes(Document(page_content="", metadata={"year": 1995, "tag": "b"}))
         True
     """
-    if given is None or callable(given):
+    if callable(given):
         return given
-    try:
-        _holds(given, {})  # a wrong filter is an error now, also where there is nothing to search
-    except RecursionError:
-        raise ConfigurationError(
-            "The filter is nested too deeply.", hint="Put conditions side by side in one $and or $or."
-        ) from None
-    return lambda document: _holds(given, document.metadata)
-
-
-# All conditions are looked at, also behind one that does not hold: one look finds whatever is wrong with a filter.
-
-
-def _holds(given: Any, metadata: Mapping[str, Any]) -> bool:
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping | None):
         raise ConfigurationError(
             f"A filter is a mapping or a function of the document, not {type(given).__name__}.",
             hint='Give, for example, {"year": {"$gte": 1990}}.',
         )
+    wanted = given or {}
+    _holds(wanted, {})  # a wrong filter is an error now, also where there is nothing to search
+    return lambda document: _holds(wanted, document.metadata)
+
+
+def _holds(wanted: Any, held: Any) -> bool:
+    """Whether a value is the wanted one, one of a list, or all in a mapping holds of it.
+
+    All conditions are looked at, also behind one that does not hold: one look finds whatever is wrong with a filter.
+    """
+    if isinstance(wanted, list | tuple | set):
+        wanted = {"$in": wanted}
+    elif not isinstance(wanted, Mapping):
+        wanted = {"$eq": wanted}
     holds = True
-    for key, wanted in given.items():
-        if key == "$not":
-            holds &= not _holds(wanted, metadata)
-        elif key in ("$and", "$or"):
-            if not isinstance(wanted, list | tuple) or not wanted:
-                raise ConfigurationError(f"{key} takes a list of filters, not {wanted!r}.")
-            parts = [_holds(each, metadata) for each in wanted]
-            holds &= all(parts) if key == "$and" else any(parts)
-        elif not isinstance(key, str) or key.startswith("$"):
-            raise ConfigurationError(f"A filter has no key {key!r}.", hint="Use a text, $and, $or or $not.")
+    for name, operand in wanted.items():
+        if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
+            raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
+        if name in ("$and", "$or"):
+            parts = [_holds(each, held) for each in operand]
+            holds &= all(parts) if name == "$and" else any(parts)
+        elif name == "$not":
+            holds &= not _holds(operand, held)
+        elif name in _COMPARISONS:
+            holds &= _compare(name, operand, held)
+        elif str(name).startswith("$"):
+            raise ConfigurationError(
+                f"{name!r} is no operator of filters.", hint=f"Use one of {', '.join(_OPERATORS)}."
+            )
+        elif isinstance(held, Mapping):
+            holds &= _holds(operand, held.get(name, _MISSING))
         else:
-            holds &= _value_passes(metadata.get(key, _MISSING), wanted)
+            holds &= _holds(operand, _MISSING)
     return holds
 
 
-def _value_passes(held: Any, wanted: Any) -> bool:
-    """Whether a value of the metadata is the wanted one, one of a list, or passes every operator."""
-    if isinstance(wanted, list | tuple | set | frozenset):
-        wanted = {"$in": wanted}
-    elif not isinstance(wanted, Mapping) or not any(str(name).startswith("$") for name in wanted):
-        wanted = {"$eq": wanted}
-    passes = True
-    for name, operand in wanted.items():
-        passes &= _compare(held, name, operand)
-    return passes
-
-
-def _compare(held: Any, name: Any, operand: Any) -> bool:
-    if name == "$not" and isinstance(operand, Mapping):
-        return not _value_passes(held, operand)
-    if name not in _COMPARISONS:
-        known = ", ".join([*_COMPARISONS, "$not"])
-        raise ConfigurationError(
-            f"{name!r} with {operand!r} is no operator of filters.", hint=f"Use one of {known}."
-        )
-    if name in ("$in", "$nin") and not isinstance(operand, list | tuple | set | frozenset):
-        raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
+def _compare(name: str, operand: Any, held: Any) -> bool:
     try:
         return bool(_COMPARISONS[name](held, operand))
     except TypeError:  # a number is neither more nor less than a text, or than what is not there

@@ -153,8 +153,10 @@ class IndexRetriever(FlowRetriever):
         nodes = []
         for hit in hits:
             passage = hit.passage
-            metadata = {**passage.metadata, "title": passage.title} if passage.title else passage.metadata
-            node = TextNode(id_=passage.id, text=passage.text, metadata=dict(metadata))
+            metadata = dict(passage.metadata)
+            if passage.title:
+                metadata["title"] = passage.title
+            node = TextNode(id_=passage.id, text=passage.text, metadata=metadata)
             nodes.append(NodeWithScore(node=node, score=hit.score))
         return nodes
 

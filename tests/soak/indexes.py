@@ -84,7 +84,7 @@ class Index(Scenario):
             [
                 Passage("bad", "RAISE"),
                 Passage("bad", "text", metadata={"value": object()}),
-                Passage("bad", ""),
+                Passage("bad", "\ud800"),
             ]
         )
         write = chance.choice([self.index.add, self.index.upsert])
