@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from langchain_core.documents import Document
@@ -29,107 +29,51 @@ class Digits(Embeddings):
         return self.embed_documents([text])[0]
 
 
-def content(store):
-    return {passage.id: (passage.text, dict(passage.metadata)) for passage in store.index}
+def work(store, folder, number):
+    """Write, search and save; returns what must be there in the end.
 
-
-class Worker:
-    """A thread that writes under ids of its own, and knows in a plain dict what must be there.
-
-    Ids of its own: of two threads that write one id, nobody could say which came last. What the others' writes do to
-    the searches of this one is checked in every search.
+    Under ids of its own: of two threads that write one id, nobody could say which came last. Whoever wrote a document
+    that is found, it is whole; those of this thread are as it wrote them last.
     """
-
-    def __init__(self, store, folder, number):
-        self.store, self.folder, self.number = store, folder, number
-        self.random = random.Random(number)
-        self.expected = {}
-        self.counter = 0
-
-    def step(self):
-        """Do one thing, and check what comes back."""
-        kinds = [self.write, self.delete, self.search, self.save]
-        self.random.choices(kinds, weights=[8, 3, 11, 0.2])[0]()
-
-    def text(self):
-        return "".join(self.random.choices("0123456789", k=8))
-
-    def some(self, most):
-        return self.random.sample(sorted(self.expected), min(most, len(self.expected)))
-
-    def write(self):
-        """Replace some documents, and add others."""
-        names = [*self.some(2), f"{self.number}-{self.counter}"]
+    chance, mine = random.Random(number), {}
+    for step in range(12):
+        names = [*chance.sample(sorted(mine), min(2, len(mine))), f"{number}-{step}"]
         for name in names:
-            self.counter += 1
-            text = self.text()
-            metadata = {"owner": self.number, "write": self.counter, "text": text}
-            self.expected[name] = Document(page_content=text, metadata=metadata, id=name)
-        assert self.store.add_documents([self.expected[name] for name in names]) == names
-
-    def delete(self):
-        names = self.some(2)
-        assert self.store.delete([*names, "not there"]) is True
-        for name in names:
-            del self.expected[name]
-
-    def search(self):
-        found = self.store.similarity_search_with_score(self.text(), k=5)
-        scores = [score for _, score in found]
-        assert scores == sorted(scores, reverse=True)
-        self.check([document for document, _ in found])
-        self.check(self.store.max_marginal_relevance_search(self.text(), k=3, fetch_k=8))
-        mine = self.store.similarity_search(self.text(), k=3, filter={"owner": {"$eq": self.number}})
-        assert len(mine) == min(3, len(self.expected))
-        self.check(mine)
-        names = self.some(4)
-        self.check(self.store.get_by_ids([*names, "not there"]), names)
-
-    def save(self):
-        self.store.save_local(self.folder)
-        names = sorted(self.expected)
-        # Others may have saved since, but this thread has written nothing since.
-        for twin in (FaissVectorStore.load_local(self.folder, Digits()), copy.deepcopy(self.store)):
-            self.check(twin.get_by_ids(names), names)
-
-    def check(self, documents, names=None):
-        """Whoever wrote a document, it is whole; my own are as I wrote them last."""
-        found = [document.id for document in documents]
-        assert found == (names or list(dict.fromkeys(found)))
-        for document in documents:
+            text = "".join(chance.choices("0123456789", k=8))
+            metadata = {"owner": number, "step": step, "text": text}
+            mine[name] = Document(page_content=text, metadata=metadata, id=name)
+        assert store.add_documents([mine[name] for name in names]) == names
+        if chance.random() < 0.3:
+            store.delete([names[0], "not there"])
+            del mine[names[0]]
+        near = store.similarity_search(text, k=5)
+        diverse = store.max_marginal_relevance_search(text, k=3, fetch_k=8)
+        own = store.similarity_search(text, k=3, filter={"owner": number})
+        assert len(own) == min(3, len(mine))
+        assert len({document.id for document in near}) == len(near)
+        for document in [*near, *diverse, *own]:
             assert document.metadata["text"] == document.page_content
-            if document.metadata["owner"] == self.number:
-                assert document == self.expected[document.id]
+            if document.metadata["owner"] == number:
+                assert document == mine[document.id]
+    if number % 10 == 0:
+        store.save_local(folder)
+        # Others may have saved since, but this thread has written nothing since.
+        for twin in (FaissVectorStore.load_local(folder, Digits()), copy.deepcopy(store)):
+            assert twin.get_by_ids(sorted(mine)) == [mine[name] for name in sorted(mine)]
+    return mine
 
 
 def test_100_threads_lose_and_invent_nothing(tmp_path):
-    store = FaissVectorStore(Digits())
-    workers = [Worker(store, tmp_path / "saved", number) for number in range(THREADS)]
-    together, wrong = threading.Barrier(THREADS, timeout=PATIENCE), []
-
-    def work(worker):
-        try:
-            together.wait()
-            for _ in range(12):
-                worker.step()
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=PATIENCE)
-    assert wrong == []
-    assert not any(thread.is_alive() for thread in threads)
-    documents = [document for worker in workers for document in worker.expected.values()]
-    store.save_local(tmp_path / "saved")
-    for each in (store, FaissVectorStore.load_local(tmp_path / "saved", Digits())):
-        assert content(each) == {d.id: (d.page_content, d.metadata) for d in documents}
-        assert len(each.similarity_search("0", k=len(documents) + 9)) == len(documents)
-        for document in random.Random(7).sample(documents, 20):
-            (found,) = each.similarity_search(document.page_content, k=1, filter=document.metadata)
-            assert found == document
+    store, expected = FaissVectorStore(Digits()), {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        for mine in pool.map(lambda number: work(store, tmp_path, number), range(THREADS)):
+            expected |= mine
+    store.save_local(tmp_path)
+    for each in (store, FaissVectorStore.load_local(tmp_path, Digits())):
+        assert len(each.index) == len(expected)
+        assert each.get_by_ids(list(expected)) == list(expected.values())
+        for document in random.Random(7).sample(list(expected.values()), 20):
+            assert each.similarity_search(document.page_content, k=1, filter=document.metadata) == [document]
 
 
 # Runs in a process of its own, which forks one child for each point and kills it there.
