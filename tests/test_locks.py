@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,13 +10,11 @@ from rgate_integrations.cli.tune import train
 from rgate_integrations.errors import LockedError, WriteError
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect
-from rgate_integrations.tuning.own import TrainingOptions, drafts_for
-from rgate_integrations.tuning.questions import Question
-from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 HOLDER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from rgate_integrations.runtime.files import locked
 with locked(sys.argv[1]):
     print("locked", flush=True)
@@ -79,54 +77,17 @@ def test_collecting_and_training_are_refused_while_another_does_it(tmp_path, hol
     assert sorted(tmp_path.iterdir()) == before
 
 
-class Slow(ScriptedProxy):
-    """Writes nothing before it may."""
-
-    def __init__(self):
-        super().__init__()
-        self.began, self.may_go_on = threading.Event(), threading.Event()
-
-    def generate(self, *arguments, **options):
-        self.began.set()
-        assert self.may_go_on.wait(PATIENCE)
-        return super().generate(*arguments, **options)
-
-
-def test_two_trainings_that_need_the_same_drafts_write_them_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    questions, slow, waits = [Question(f"What is {i}?") for i in range(5)], Slow(), []
-    options = TrainingOptions(tokens=8)
-
-    def told(what, done, total):
-        waits.append(what)
-        slow.may_go_on.set()
-
-    first = threading.Thread(target=drafts_for, args=(slow, questions, options))
-    first.start()
-    assert slow.began.wait(PATIENCE)
-    second = ScriptedProxy()
-    assert len(drafts_for(second, questions, options, told)) == 5
-    first.join(PATIENCE)
-    assert second.calls == []
-    assert waits == ["waiting for another training that writes the same drafts"]
-
-
 def test_many_at_once_take_turns(tmp_path):
-    inside, most, together = [], [], threading.Barrier(4, timeout=PATIENCE)
+    inside, most = [], []
 
-    def work():
-        together.wait()
-        for _ in range(10):
-            with locked(tmp_path / "out", waiting=lambda: None):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
+    def work(_):
+        with locked(tmp_path / "out", waiting=lambda: None):
+            inside.append(1)
+            most.append(len(inside))
+            inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=PATIENCE)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(40)))
     assert most == [1] * 40
 
 

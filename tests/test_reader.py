@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -244,15 +244,9 @@ def test_the_self_test_knows_other_states(reader, monkeypatch):
         reader.check()
 
 
-def test_callers_at_once_load_it_once(tmp_path, monkeypatch):
-    made = []
-
-    def make(folder):
-        made.append(folder)
-        return SimpleNamespace()
-
-    monkeypatch.setattr(reader_module, "Reader", make)
-    with ThreadPoolExecutor(8) as pool:
+def test_callers_at_once_load_it_once(tmp_path):
+    made_by = patch.object(reader_module, "Reader", side_effect=lambda folder: object())
+    with made_by as made, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(shared_reader, [tmp_path] * 64))
-    assert made == [tmp_path]
+    made.assert_called_once_with(tmp_path)
     assert len(set(map(id, found))) == 1

@@ -41,7 +41,6 @@ Source: TypeAlias = Literal["hub", "index"]
 
 PASSAGES = "passages.jsonl"
 _MANIFEST = "rgate.json"
-_REACHED_WITHIN = 3.0  # seconds
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -195,12 +194,8 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     path = os.path.expanduser(name)
     if os.path.isdir(path):  # not "": `Path` would take it for the current folder
         return path
-    if os.path.isfile(path):
-        raise ModelLoadError(
-            f"{name!r} is a file, not a model folder.", hint="Give the folder with config.json."
-        )
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelLoadError(f"There is no folder {name!r}.", hint="Check the path.")
+    if os.path.isfile(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"There is no model folder {name!r}.", hint="Give the folder with config.json.")
     if "/" not in name or "\0" in name:
         raise unknown_name(kind, name, known)
     return name
@@ -272,11 +267,9 @@ def _hub_is_reachable() -> bool:
         return False
     try:
         asked = urllib.request.Request(_endpoint(), method="HEAD")  # noqa: S310  the user's own hub
-        urllib.request.urlopen(asked, timeout=_REACHED_WITHIN).close()  # noqa: S310
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+        urllib.request.urlopen(asked, timeout=3.0).close()  # noqa: S310
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return isinstance(error, urllib.error.HTTPError)
     return True
 
 

@@ -304,8 +304,6 @@ def _windows(ids: Sequence[int]) -> list[Sequence[int]]:
 def _joined(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
     """Return the states of a whole text; a token of two windows has those of the first, which saw more before it."""
     first, *others = windows
-    if not others:
-        return dict(first)
     found = {}
     for number, states in first.items():
         found[number] = np.concatenate([states, *(window[number][_OVERLAP:] for window in others)])

@@ -104,15 +104,10 @@ class Record:
             return None
         if not isinstance(value, list):
             raise self.wrong(f"{key} is no list of numbers")
-        found = []
-        for each in value:
-            # JSON has no infinity, but Python writes one for a token that could never come.
-            number = each if each == -math.inf else self._as_number(key, each)
-            try:
-                found.append(as_logprob(number))
-            except ValueError as error:
-                raise self.wrong(f"{key}: {error}") from None
-        return tuple(found)
+        try:
+            return tuple(as_logprob(float(each)) for each in value)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise self.wrong(f"{key}: {error}") from None
 
     def _as_text(self, key: str, value: Any) -> str:
         if not isinstance(value, str | int | float):
