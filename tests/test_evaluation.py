@@ -12,7 +12,7 @@ from rgate_integrations import Draft, load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.probability import ProbabilityMap
-from rgate_integrations.tuning import Budget, MaxLoss, MinCost, calibrate, compare, evaluate, read_paired
+from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import ALWAYS, betting_p_value, fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
@@ -116,18 +116,6 @@ def test_calibration_error_by_hand():
     assert expected_calibration_error(np.array([1.0, 0.0]), np.array([T, F])) == 0
 
 
-def test_comparison_is_paired():
-    closed, rag = [T] * 10 + [F] * 10, [T] * 10 + [T] * 10
-    first = judged([0.9] * 10 + [0.1] * 10, [F] * 10 + [T] * 10, closed, rag)
-    second = judged([0.1] * 10 + [0.9] * 10, [T] * 10 + [F] * 10, closed, rag)
-    found = compare(first, second)
-    assert (found["only_first"], found["only_second"], found["auc_difference"]) == (10, 0, 1.0)
-    assert found["p_value"] == pytest.approx(2 / 2**10, abs=1e-6)
-    half = 1.96 * 0.5 / math.sqrt(20)  # of 20 differences, ten are 1 and ten are 0
-    assert found["in_accuracy_interval"] == pytest.approx([0.5 - half, 0.5 + half], abs=0.05)
-    assert compare(first, first)["p_value"] == 1.0
-
-
 def test_break_even_of_the_ik_paper():
     # Table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with retrieval
     for gate, rate in ((3.7 + 8.3, 0.80), (3.7, 0.94)):
@@ -217,17 +205,9 @@ def test_what_cannot_be_guaranteed_is_not():
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
     assert betting_p_value(np.zeros(5), 0.01, 0.05) > 0.05
     assert betting_p_value(np.ones(500), 0.01, 0.05) == 1.0
-    for policy, *numbers in ((Budget, 1.5), (MaxLoss, 0), (MaxLoss, 0.1, 1.0), (MinCost, -1)):
+    for policy, *numbers in ((Budget, 1.5), (MaxLoss, 0), (MaxLoss, 0.1, 1.0)):
         with pytest.raises(ConfigurationError):
             policy(*numbers)
-
-
-def test_the_least_cost():
-    p, closed, rag = np.array([0.9, 0.8, 0.2, 0.1]), np.array([T, T, F, F]), np.array([T, T, T, T])
-    priced = MinCost(retrieval=10, wrong=100).choose(p, closed, rag)
-    assert (p < priced.threshold).tolist() == [F, F, T, T]
-    assert priced.facts["cost"] == 5
-    assert MinCost(retrieval=1000, wrong=100).choose(p, closed, rag).threshold == 0
 
 
 def test_calibrating_from_the_command_line(tmp_path, monkeypatch):

@@ -233,16 +233,6 @@ def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, f
         assert "up to 4 samples a question, which is neither 0 nor 1 for 50.0%" in text
 
 
-def test_more_samples_are_asked_for_and_fewer_are_read(tmp_path, prior, fake):
-    for samples, asked, most in ((0, N, None), (1, N, 1.0), (3, 2 * N, 2 / 3), (1, 0, 1.0)):
-        before, plans = len(Fake.seen), []
-        options = {"options": {"samples": samples}, "update": True, "before": plans.append}
-        found = tuned(tmp_path, prior, direct=fake(drawn), **options)
-        calls = plans[0].calls
-        assert len(Fake.seen) - before == calls["direct"] + calls.get("sample", 0) == asked
-        assert max(found.labels.shares, default=None) == (most and pytest.approx(most))
-
-
 def test_sampling_goes_on_where_it_stopped(tmp_path, prior, fake):
     turns = iter(range(10_000))
 
@@ -315,19 +305,6 @@ def test_certainty_needs_no_gold_answers(forty):
         assert file.examples[0].target == certainty
     with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
         read_own([forty], Samples("Paris"), "accuracy")
-
-
-def test_a_model_is_asked_on_where_it_was_stopped(forty):
-    first, again, seen = Samples("Paris"), Samples("Paris"), []
-    read_own([forty], first, "accuracy")
-    assert len(first.calls) == 30 * 3  # 40 questions, 16 at a time
-    (kept,) = forty.parent.glob("samples/*.jsonl")
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[: len(whole) * 9 // 10])  # a kill in the middle of a line
-    read_own([forty], again, "certainty", progress=lambda *at: seen.append(at))
-    assert 0 < len(again.calls) < 40
-    assert seen[-1][0] == "writing samples"
-    assert len(kept.read_bytes().splitlines()) == len(whole.splitlines())
 
 
 def test_labels_that_are_in_the_data_are_not_sampled(forty):

@@ -39,11 +39,8 @@ def drawn(fits: ModuleType, rng: np.random.Generator, head: LogprobHead, n: int)
 def test_the_head_is_found_again(fits: ModuleType) -> None:
     head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
     found = fits.fit_head(*drawn(fits, np.random.default_rng(0), head, 40_000))
-    assert found.text == pytest.approx(head.text, abs=0.1)
-    assert found.total == pytest.approx(head.total, abs=0.02)
-    assert found.least == pytest.approx(head.least, abs=0.1)
-    assert found.mean == pytest.approx(head.mean, abs=0.3)
-    assert found.bias == pytest.approx(head.bias, abs=0.4)
+    for name, reach in {"text": 0.1, "total": 0.02, "least": 0.1, "mean": 0.3, "bias": 0.4}.items():
+        assert getattr(found, name) == pytest.approx(getattr(head, name), abs=reach)
 
 
 def test_a_rarer_token_never_speaks_for_knowledge(fits: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Tuning: the gates that come out, how they are saved and loaded, and what is told about them."""
+"""Tuning: the fit and its guarantee, the gates that come out, how they are loaded, and what is told about them."""
 
 import json
 import shutil
@@ -8,14 +8,73 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError, ModelLoadError
-from rgate_integrations.gates.tuned import TunedGate
-from rgate_integrations.tuning import Budget, MaxLoss, MinCost, TuneOptions, tune
+from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.collection import Answered
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens
-from tests.test_gate_values import Private
 from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
+
+# --- the fit -----------------------------------------------------------------------------------------------
+
+
+def simulated(n, rng, directions=6):
+    """Questions of which the prior knows a little, and the states a little more."""
+    states = rng.normal(size=(n, directions)) / np.sqrt(directions)
+    prior = rng.normal(size=n)
+    right = rng.random(n) < 1 / (1 + np.exp(-(0.7 * prior + 3 * states[:, 0])))
+    return Table(prior, states, np.zeros((n, 0)), right), rng.random(n) < 0.85
+
+
+def test_the_guarantee_holds_for_new_questions():
+    broken = made = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        table, rag = simulated(200, rng)
+        p = 1 / (1 + np.exp(-crossfit(table, seed)))
+        chosen = MaxLoss(0.1, confidence=0.9).choose(p, table.known, rag)
+        made += chosen.guaranteed
+        new, new_rag = simulated(4_000, rng)
+        skipped = 1 / (1 + np.exp(-fit_correction(table, seed)(new))) >= chosen.threshold
+        broken += np.where(skipped, new_rag.astype(float) - new.known, 0.0).mean() > 0.1
+    assert made >= 10
+    assert broken <= 2
+
+
+def test_the_newton_steps_end_at_the_minimum():
+    rng = np.random.default_rng(0)
+    columns, offset = rng.normal(size=(80, 5)), rng.normal(size=80)
+    right = rng.random(80) < 0.5
+    found = ridge_logistic(columns, right, np.full(5, 0.5), offset)
+    p = 1 / (1 + np.exp(-(offset + columns @ found)))
+    assert columns.T @ (p - right) + 0.5 * found == pytest.approx(np.zeros(5), abs=2e-3)
+    separable = np.linspace(-1, 1, 40)[:, None] * 1e3
+    assert np.isfinite(ridge_logistic(separable, separable[:, 0] > 0, [1e-6], np.zeros(40))).all()
+
+
+def test_few_questions_leave_the_shipped_order_alone():
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(40, 20)) * 1e-3
+    table = Table(rng.normal(size=40), noise, np.zeros((40, 0)), rng.random(40) < 0.5)
+    assert fit_correction(table).slope > 0
+
+
+def test_the_components_are_of_variance_one_together():
+    states = np.random.default_rng(0).normal(size=(50, 2, 8)).astype(np.float32)
+    assert Basis.of(states)(states).var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_features_of_log_probabilities_by_hand():
+    found = features_of(Draft(text="x", logprobs=(-1.0, -50.0, -3.0)))
+    assert found == pytest.approx([-1.0, -8.0, -20.0, -24.0, np.log(3)])
+    assert features_of(Draft(text="", logprobs=())) == pytest.approx([-20.0, -20.0, -20.0, -20.0, 0.0])
+    with pytest.raises(EvidenceError):
+        features_of(Draft(text="x"))
+
+
+# --- the gates ---------------------------------------------------------------------------------------------
 
 
 def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
@@ -25,42 +84,28 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     assert found.question.choice.guaranteed
     assert found.failed == 0
     assert str(found).splitlines()[1] == f"question alone: {found.question.choice.guarantee}"
+    names = {path.name for path in found.folder.iterdir()}
+    assert names == {"README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"}
     shutil.rmtree(tmp_path / "shipped")  # the shipped gate is kept in the folder
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
     assert gate.threshold == found.question.choice.threshold
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
     assert even.p_known > 0.5 > odd.p_known
-    assert even.gate == "tuned"
-    names = {path.name for path in found.folder.iterdir()}
-    assert names == {"README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"}
+    # The saved gate scores as the fit did: the prior's logit is 0.
+    artifact = found.question.artifact
+    (read,) = Reader().hidden(None, [{"question": "what is number 102?"}], None, artifact.layers)
+    logit = float((artifact.weight * read.states).sum()) + artifact.bias
+    assert even.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
 
 
 def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(tmp_path, prior):
-    found = tuned(tmp_path, prior)
-    gate = load_gate(f"{found.folder}/answer-first", proxy=Reader(), on_error="raise")
-    sure = Draft(text="x", tokens=("a", "b"), logprobs=(-0.1, -0.2))
-    unsure = Draft(text="x", tokens=("a", "b"), logprobs=(-2.0, -3.0))
+    folder = f"{tuned(tmp_path, prior).folder}/answer-first"
+    drafts = [Draft(text="x", tokens=("a", "b"), logprobs=values) for values in ((-0.1, -0.2), (-2.0, -3.0))]
+    drafts.append(Draft(text="x"))
     question = "what is number 102?"
-    first, second = gate.decide_batch([question, question], drafts=[sure, unsure])
-    assert first.p_known > second.p_known
-    with pytest.raises(EvidenceError, match="no log-probabilities"):
-        gate.decide_batch([question], drafts=[Draft(text="x")])
-    lenient = load_gate(f"{found.folder}/answer-first", proxy=Reader())
-    assert lenient.decide_batch([question], drafts=[Draft(text="x")])[0].retrieve
-
-
-def test_the_saved_gate_scores_as_the_fit_did(tmp_path, prior, monkeypatch):
-    found = tuned(tmp_path, prior)
-    artifact = found.question.artifact
-    decision = load_gate(str(found.folder), proxy=Reader()).decide("what is number 8?")
-    (state,) = Reader().hidden(None, [{"question": "what is number 8?"}], None, artifact.layers)
-    logit = float((artifact.weight * state.states).sum()) + artifact.bias  # the prior's logit is 0
-    assert decision.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
-
-    monkeypatch.setattr("rgate_integrations.gates.registry.make_gate", lambda name, **options: Private())
-    # What the shipped gate says of the user's own documents is passed on.
-    gate = load_gate(TunedGate(artifact=str(found.folder)), proxy=Reader(), on_error="raise")
-    assert gate.decide("what is number 8?").signals == {"private": 0.9}
+    sure, unsure, silent = load_gate(folder, proxy=Reader()).decide_batch([question] * 3, drafts=drafts)
+    assert sure.p_known > unsure.p_known
+    assert (silent.retrieve, silent.error.type) == (True, "EvidenceError")
 
 
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior):
@@ -92,47 +137,17 @@ def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     assert "questions like these would do" in choice.guarantee
 
 
-def test_other_policies(tmp_path, prior):
-    found = tuned(tmp_path, prior, options={"policy": MinCost(retrieval=2.0, answer=1.0)})
-    assert found.question.artifact.provenance["policy"]["name"] == "cost"
-    found = tuned(tmp_path, prior, update=True, options={"policy": Budget(0.9)})
-    assert found.question.choice.guaranteed
-
-
-def test_a_damaged_gate_is_refused(tmp_path, prior, monkeypatch):
-    folder = tuned(tmp_path, prior).folder
-    weights = folder / "weights.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-1] + b"x")
-    with pytest.raises(ModelLoadError, match="damaged"):
-        load_gate(str(folder))
-    weights.write_bytes(whole)
-    decision = load_gate(str(folder), proxy=type("Other", (Reader,), {"fingerprint": "other"})()).decide(
-        "number 4?"
-    )
-    assert decision.retrieve
-    assert decision.error.type == "ModelLoadError"
-    shutil.rmtree(folder / "prior")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelLoadError, match="no trained gate"):
-        load_gate("my-gate")
-
-
 # --- what is told ------------------------------------------------------------------------------------------
 
 
 def test_the_report_is_one_page_that_fetches_nothing_and_runs_nothing_of_the_log(tmp_path, prior):
-    given = [
-        *questions(),
-        {"question": "</script><script>alert(1)</script> number 62?", "gold_answers": ["n62"]},
-    ]
-    found = tuned(tmp_path, prior, given)
+    hostile = {"question": "</script><script>alert(1)</script> number 62?", "gold_answers": ["n62"]}
+    found = tuned(tmp_path, prior, [*questions(), hostile])
     page = (found.folder / "report.html").read_text()
     for name in ("src=", "href=", "@import", "https:", "<script>alert"):
         assert name not in page
-    assert json.dumps(found.question.choice.guarantee) in page
-    assert "tuned, answer first" in page
-    assert '"gate": "shipped"' in page
+    for told in (found.question.choice.guarantee, "tuned, answer first", "shipped"):
+        assert json.dumps(told) in page
 
 
 def test_tokens_by_hand():
@@ -142,7 +157,6 @@ def test_tokens_by_hand():
     both, neither, one = np.array([True, True]), np.array([False, False]), np.array([True, False])
     assert mean_tokens(answered, both).tolist() == [100, 10]
     assert mean_tokens(answered, neither).tolist() == [10, 4]
-    assert mean_tokens(answered, one).tolist() == [55, 7]
     assert mean_tokens(answered, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
     unknown = [Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})]
     assert mean_tokens(unknown, one[:1]) is None
@@ -151,12 +165,10 @@ def test_tokens_by_hand():
 @pytest.mark.model
 def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
     options = TuneOptions(policy=Budget(0.9))
-    arms = {"direct": Direct(), "retrieve": retrieve}
-    found = tune(questions(24), out=tmp_path / "my-gate", options=options, **arms)
+    found = tune(questions(24), direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate", options=options)
     assert found.question.artifact.weight.shape == (3, 576)
-    gate = load_gate(str(found.folder), on_error="raise")
     asked = [each.question.text for each in found.labels.answered]
-    assert np.isfinite([decision.p_known for decision in gate.decide_batch(asked)]).all()
+    assert load_gate(str(found.folder), on_error="raise").decide_batch(asked)[0].gate == "tuned"
     begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
     gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
     assert gate.decide_batch(asked[:1], drafts=[begun])[0].draft == begun

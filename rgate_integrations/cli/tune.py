@@ -134,10 +134,7 @@ def _print_tuned(tuned: Tuned) -> None:
 def _confirm(plan: Plan, llm: str, judge: str | None, yes: bool) -> None:
     """Say what will be asked, and wait for a yes."""
     calls = [f"{number} {kind}" for kind, number in plan.calls.items() if number]
-    say(
-        f"{plan.questions} questions: LLM calls to {llm}, about {plan.tokens:,} tokens: {', '.join(calls)}.",
-        err=True,
-    )
+    say(f"{plan.questions} questions: LLM calls to {llm}: {', '.join(calls)}.", err=True)
     if judge is not None:
         say(f"Then their answers are judged by {judge}.", err=True)
     if calls and not yes:

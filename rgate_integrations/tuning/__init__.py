@@ -1,7 +1,7 @@
 """Tuning: from the questions of a log to a gate for one's own LLM, thresholds with a guarantee, and evaluation."""
 
-from rgate_integrations.tuning.calibration import Budget, MaxLoss, MinCost, calibrate
-from rgate_integrations.tuning.evaluation import compare, evaluate
+from rgate_integrations.tuning.calibration import Budget, MaxLoss, calibrate
+from rgate_integrations.tuning.evaluation import evaluate
 from rgate_integrations.tuning.labelling import collect
 from rgate_integrations.tuning.questions import read_paired
 from rgate_integrations.tuning.tuner import TuneOptions, tune
@@ -9,11 +9,9 @@ from rgate_integrations.tuning.tuner import TuneOptions, tune
 __all__ = [
     "Budget",
     "MaxLoss",
-    "MinCost",
     "TuneOptions",
     "calibrate",
     "collect",
-    "compare",
     "evaluate",
     "read_paired",
     "tune",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +12,9 @@ import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.abilities.resolve import resolve_ability
 from rgate_integrations.gates.ability import ABILITY, Ability, save_measured
-from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import check_replaceable, locked, parse_json
@@ -126,32 +124,23 @@ def measure_ability(
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
-    """Return how a gate's P(known) of questions depends on the ability of the LLM.
+    """Return how the default gate's P(known) of questions depends on the ability of the LLM.
 
     Args:
-        gate: A gate with heads.
+        gate: A gate with heads, such as the default one.
         questions: The questions.
 
     Returns:
         The logit that an LLM of ability 0 knows the answer, shape (n,), and how much it grows with each unit.
 
     Raises:
-        ConfigurationError: The gate has no heads.
-        EvidenceError: The gate could not judge a question.
+        RGateError: The gate could not judge a question.
     """
-    if not isinstance(gate.gate, HeadsGate):
-        raise ConfigurationError(
-            f"The gate {gate.gate.name!r} does not know the difficulty of questions.",
-            hint="Use one with heads, such as the default one.",
-        )
     at = []
     for theta in (0.0, 1.0):
-        certain = Ability("", theta, 0.0, "")
-        decisions = gate.with_options(ability=certain, on_error="raise").decide_batch(questions)
-        known = [decision.signals.get("known", math.nan) for decision in decisions]
+        certain = gate.with_options(ability=Ability("", theta, 0.0, ""), on_error="raise")
+        known = [decision.signals["known"] for decision in certain.decide_batch(questions)]
         at.append(logits(np.array(known)))
-    if not np.isfinite(at).all():
-        raise EvidenceError("The gate could not judge every anchor question.")
     # The slope is the same for all, but where a probability is nearly 0 or 1.
     return at[0], float(np.median(at[1] - at[0]))
 

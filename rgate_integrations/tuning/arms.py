@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TypeAlias
 
 from rgate_integrations.answering.requests import write_answers
 from rgate_integrations.decision import Draft
@@ -26,32 +26,12 @@ _METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex'
 _TEXTS = ("answer", "result", "output", "text", "response", "content")
 
 
-@runtime_checkable
-class Arm(Protocol):
-    """Answers questions.
-
-    Attributes:
-        name: What answers.
-        batch: How many questions it takes at once.
-        facts: What decides its answers, as JSON values; a run that differs does not continue an earlier one.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def batch(self) -> int: ...  # noqa: D102
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...  # noqa: D102
-
-    def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Return one answer a question, with log-probabilities where there are some."""
-
-
 @dataclass(frozen=True)
 class ModelArm:
     """A model, local or on a server, with passages from an index if there is one.
+
+    ``batch`` is how many questions it takes at once. ``facts`` are JSON values that decide its answers: a run with
+    others does not continue an earlier one.
 
     Attributes:
         llm: Answers.
@@ -115,7 +95,7 @@ class ModelArm:
 
 @dataclass(frozen=True)
 class ObjectArm:
-    """An object of an application: it is given the question, and what it returns is read.
+    """An object of an application: it is given the question, and what it returns is read. See `ModelArm`.
 
     Attributes:
         call: Answers one question.
@@ -136,6 +116,10 @@ class ObjectArm:
         return [read_answer(self.call(question.text)) for question in questions]
 
 
+Arm: TypeAlias = ModelArm | ObjectArm
+"""Answers questions."""
+
+
 def as_arm(given: Any, what: str) -> Arm:
     """Return what answers as an arm.
 
@@ -149,7 +133,7 @@ def as_arm(given: Any, what: str) -> Arm:
     """
     if isinstance(given, Proxy):
         return ModelArm(given)
-    if isinstance(given, Arm):
+    if isinstance(given, ModelArm | ObjectArm):
         return given
     call = given
     for method in _METHODS:

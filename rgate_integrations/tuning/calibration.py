@@ -1,6 +1,6 @@
 """Thresholds with a guarantee: policies that choose one on held-out questions, and the calibration of a gate.
 
-`Budget` and `MaxLoss` give a guarantee that holds with the given confidence over the draw of the calibration
+The guarantee of `Budget` and of `MaxLoss` holds with the given confidence over the draw of the calibration
 questions, for new questions from the same source. Both test the thresholds in a fixed order and stop at the first
 that fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
 "Learn then Test", proposition 3 and section 2.3.
@@ -160,53 +160,6 @@ class MaxLoss:
             f"{self.confidence:.0%}."
         )
         return ThresholdChoice(threshold, guarantee, True, facts)
-
-
-@dataclass(frozen=True)
-class MinCost:
-    """The cheapest threshold for given costs, in any one unit (say milliseconds).
-
-    With a price for a wrong answer the expected cost a question is minimised; without one, the cost for each
-    right answer. This is an estimate, not a guarantee.
-
-    Attributes:
-        retrieval: Extra cost of answering with retrieval.
-        draft: Cost of the gate's decision.
-        answer: Cost of an answer without retrieval.
-        wrong: Price of a wrong answer, or None.
-
-    Raises:
-        ConfigurationError: A cost is below 0.
-    """
-
-    retrieval: float
-    draft: float = 0.0
-    answer: float = 0.0
-    wrong: float | None = None
-    name: ClassVar[str] = "cost"
-
-    def __post_init__(self) -> None:
-        if min(self.retrieval, self.draft, self.answer, self.wrong or 0.0) < 0:
-            raise ConfigurationError("A cost cannot be negative.")
-
-    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the threshold with the least cost; of equal ones that which retrieves least."""
-        least, threshold = math.inf, ALWAYS
-        for candidate in [*GRID, ALWAYS]:
-            retrieve = p < candidate
-            right = float(np.where(retrieve, rag, closed_book).mean())
-            cost = self.draft + self.answer + float(retrieve.mean()) * self.retrieval
-            if self.wrong is not None:
-                cost += (1 - right) * self.wrong
-            else:
-                cost = cost / right if right else math.inf
-            if cost < least - 1e-12:
-                least, threshold = cost, float(candidate)
-        rate = float((p < threshold).mean())
-        per = "right answer" if self.wrong is None else "question"
-        estimate = f"The least cost on these questions: {least:.4g} a {per}, retrieving for {rate:.1%}."
-        facts = {"n": len(p), "retrieval_rate": rate, "cost": least}
-        return ThresholdChoice(threshold, estimate, True, facts)
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:

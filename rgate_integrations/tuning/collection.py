@@ -7,7 +7,6 @@ which is asked again next time. So a run that was killed goes on, and no call th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -33,9 +32,6 @@ ArmName: TypeAlias = str
 
 STOP_AFTER = 10
 """So many failures in a row of one kind of arm mean that there is no use in asking on."""
-
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_SHORTEST_SECRET = 6
 
 _Job: TypeAlias = tuple[ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
@@ -114,19 +110,16 @@ class Answers:
         Raises:
             ConfigurationError: Another arm of that name gave the answers in the file.
         """
-        new = {}
         for name, arm in arms.items():
             facts = dict(arm.facts)
-            theirs = self._made_with.setdefault(name, facts)
-            if theirs is facts:
-                new[name] = facts
-            elif theirs != facts:
+            if name not in self._made_with:
+                self._made_with[name] = facts
+                self._log.append([{"made_with": {name: facts}}])
+            elif self._made_with[name] != facts:
                 raise ConfigurationError(
-                    f"The answers in {str(self.path)!r} were made with {theirs}; now it is {facts}.",
+                    f"The answers in {str(self.path)!r} were made with {self._made_with[name]}; now it is {facts}.",
                     hint="Write to another place: mixed answers would train a wrong gate.",
                 )
-        if new:
-            self._log.append([{"made_with": new}])
         self.arms |= arms
 
     def whole(self) -> list[Answered]:
@@ -320,14 +313,6 @@ def _line(arm: ArmName, question: Question, outcome: Draft | Exception, seconds:
         "popularity": question.popularity,
     }
     if isinstance(outcome, Exception):
-        return line | {"error": without_secrets(f"{type(outcome).__name__}: {outcome}")}
+        return line | {"error": f"{type(outcome).__name__}: {outcome}"}
     draft = outcome.model_dump(mode="json", exclude_defaults=True, exclude={"response_id"})
     return line | {"draft": {"text": outcome.text, **draft}, "seconds": round(seconds, 4)}
-
-
-def without_secrets(text: str) -> str:
-    """Return a text without the secrets of the environment, whoever quotes them."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and name.upper().endswith(_SECRET):
-            text = text.replace(value, "***")
-    return text

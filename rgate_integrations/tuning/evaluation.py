@@ -63,7 +63,6 @@ def judge(
     examples: Sequence[Example],
     *,
     draft: DraftKind = "proxy",
-    threshold: float | None = None,
     report: Callable[[int], None] | None = None,
 ) -> JudgedQuestions:
     """Let a gate decide for paired questions.
@@ -72,7 +71,6 @@ def judge(
         gate: The gate.
         examples: The questions.
         draft: ``"recorded"`` gives it what the LLM wrote without retrieval, ``"proxy"`` and ``"none"`` nothing.
-        threshold: Used instead of the gate's own.
         report: Told how many questions are done.
 
     Raises:
@@ -87,7 +85,6 @@ def judge(
         flow = decide(
             gate,
             [question.text for question in questions[part]],
-            threshold=threshold,
             drafts=drafts and drafts[part],
             popularity=[question.popularity for question in questions[part]],
         )
@@ -103,7 +100,7 @@ def judge(
     )
 
 
-def measure(judged: JudgedQuestions, seed: int = 0) -> dict[str, Any]:
+def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """Return every number about one set of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` is of P(known) for "right without retrieval", ``auc_utility`` of 1 - P(known) for "retrieval helps"
@@ -115,32 +112,25 @@ def measure(judged: JudgedQuestions, seed: int = 0) -> dict[str, Any]:
     numbers = _numbers(judged)
     n = len(judged.p)
     draws: dict[str, list[float]] = {name: [] for name in _WITH_INTERVAL if not math.isnan(numbers[name])}
-    for drawn in _bootstrap(n, seed):
-        again = _numbers(judged.part(drawn))
+    rng = np.random.default_rng(0)
+    for _ in range(_SAMPLES):
+        again = _numbers(judged.part(rng.integers(0, n, n)))
         for name, values in draws.items():
             values.append(again[name])
     curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
     rates = np.linspace(0, 1, 21)
     accuracies = np.interp(rates * n, np.arange(n + 1), curve)
+    intervals = {}
+    for name, values in draws.items():
+        # A draw of one class has no AUC, and is left out.
+        intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
     return {
         **{name: _rounded(value) for name, value in numbers.items()},
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
-        "intervals": {name: _interval(values) for name, values in draws.items()},
+        "intervals": intervals,
     }
-
-
-def _bootstrap(n: int, seed: int) -> Iterator[PositionArray]:
-    """Draw n questions with replacement, many times."""
-    rng = np.random.default_rng(seed)
-    for _ in range(_SAMPLES):
-        yield rng.integers(0, n, n)
-
-
-def _interval(draws: Sequence[float] | Float64Array) -> list[float | None]:
-    """Return the 95 % interval of a bootstrap. A draw of one class has no AUC, and is left out."""
-    return [_rounded(end) for end in np.nanquantile(draws, [0.025, 0.975])]
 
 
 def _rounded(value: float) -> float | None:
@@ -177,8 +167,6 @@ def evaluate(
     *,
     name: str = "gate",
     draft: DraftKind = "proxy",
-    threshold: float | None = None,
-    seed: int = 0,
     report: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
     """Evaluate a gate on paired questions, for each data set and pooled.
@@ -188,26 +176,24 @@ def evaluate(
         examples: The questions.
         name: What the gate is called in the result.
         draft: See `judge`.
-        threshold: Used instead of the gate's own.
-        seed: Seed of the bootstrap.
         report: Told how many questions are done.
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, gate_ms, versions``; and what
         the gate made of each question.
     """
-    judged = judge(gate, examples, draft=draft, threshold=threshold, report=report)
+    judged = judge(gate, examples, draft=draft, report=report)
     thresholds = {decision.threshold for decision in judged.decisions}
     datasets = np.array([example.question.dataset for example in examples])
     sets = {}
     for dataset in dict.fromkeys(datasets.tolist()):
-        sets[dataset] = measure(judged.part(np.flatnonzero(datasets == dataset)), seed)
+        sets[dataset] = measure(judged.part(np.flatnonzero(datasets == dataset)))
     result = {
         "gate": name,
         "threshold": thresholds.pop() if len(thresholds) == 1 else None,
         "draft": draft,
         "sets": sets,
-        "pooled": measure(judged, seed),
+        "pooled": measure(judged),
         "gate_ms": round(float(np.mean([d.cost.milliseconds for d in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),
@@ -216,43 +202,6 @@ def evaluate(
         },
     }
     return result, judged
-
-
-def compare(first: JudgedQuestions, second: JudgedQuestions, *, seed: int = 0) -> dict[str, Any]:
-    """Compare two gates on the same questions, paired.
-
-    Returns:
-        ``auc_difference`` and ``in_accuracy_difference`` (first minus second) with 95 % bootstrap intervals, and
-        the exact McNemar test of the answers: ``only_first``, ``only_second`` right, and ``p_value``. The AUC's are
-        None where all labels are the same.
-    """
-    everything = np.arange(len(first.p))
-    differences = _differences(first, second, everything)
-    draws = np.array([_differences(first, second, drawn) for drawn in _bootstrap(len(everything), seed)])
-    right, other = first.answered_rightly(), second.answered_rightly()
-    only_first, only_second = int((right & ~other).sum()), int((other & ~right).sum())
-    # A fair coin's tail: both are equally often right where they differ.
-    differing, fewer = only_first + only_second, min(only_first, only_second)
-    tail = sum(math.comb(differing, i) for i in range(fewer + 1)) / 2**differing
-    return {
-        "auc_difference": _rounded(differences[0]),
-        "auc_interval": None if math.isnan(differences[0]) else _interval(draws[:, 0]),
-        "in_accuracy_difference": _rounded(differences[1]),
-        "in_accuracy_interval": _interval(draws[:, 1]),
-        "only_first": only_first,
-        "only_second": only_second,
-        "p_value": round(min(1.0, 2 * tail), 6),
-    }
-
-
-def _differences(
-    first: JudgedQuestions, second: JudgedQuestions, places: PositionArray
-) -> tuple[float, float]:
-    """Return by how much the first gate's AUC and accuracy are above the second's, on some of the questions."""
-    known = first.closed_book[places]
-    area = auc(first.p[places], known) - auc(second.p[places], known)
-    right = first.answered_rightly()[places].mean() - second.answered_rightly()[places].mean()
-    return area, float(right)
 
 
 def break_even(

@@ -85,50 +85,48 @@ def train_adapter(
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
     examples = [example for file in files for example in file.examples]
     questions = [example.question for example in examples]
-    folds = options.folds or 0
-    known = check_labels(examples, folds)
-    proxy = shared_proxy(model)
+    known = check_labels(examples, options.folds or 0)
     drafts = None
-    parameters: dict[str, Any] = {}
     if gate in _READ_DRAFTS:
-        drafts = drafts_for(proxy, questions, options, progress)
-        parameters["tokens"] = 0 if options.draft == "none" else options.tokens
-        parameters["source"] = "recorded" if options.draft == "recorded" else "proxy"
-    if gate == "boundary" and options.label in get_args(SampledLabel):
-        parameters["label"] = options.label
-    given: Sequence[Draft | None] = drafts or [None] * len(examples)
-    pairs = [pairs_for(gate, example, draft) for example, draft in zip(examples, given, strict=True)]
+        drafts = drafts_for(shared_proxy(model), questions, options, progress)
+    pairs = []
+    for place, example in enumerate(examples):
+        pairs.append(pairs_for(gate, example, drafts[place] if drafts else None))
+    parameters = _parameters(gate, options)
     recipe = options.recipe or RECIPES[gate]
     fit = partial(fine_tune, model=model, recipe=recipe, seed=options.seed, progress=progress)
     metrics: dict[str, Any] = {}
-    if folds:
-        splits = question_folds(len(known), folds, options.seed)
+    if options.folds:
+        splits = question_folds(len(known), options.folds, options.seed)
         load = partial(load_gate, gate, proxy=model, **parameters)
         p = _cross_validate(fit, load, pairs, questions, drafts, splits)
         metrics = fold_metrics(p, known, [question.dataset for question in questions])
-    fit(_join(pairs), out=out, resume=options.resume)
+    fit(list(chain.from_iterable(pairs)), out=out, resume=options.resume)
     prompt = verdict_prompt(gate, drafts is not None)
+    packages = ("torch", "transformers", "peft")
+    provenance = options.provenance(files, json.dumps(asdict(recipe)), metrics, packages)
     saved = SavedGate(
         method=gate,
         prompts={prompt.name: prompt.hash},
         parameters=parameters,
         base_model=model,
-        fingerprint=proxy.fingerprint,
+        fingerprint=shared_proxy(model).fingerprint,
         llm=options.llm,
-        provenance=options.provenance(
-            files,
-            folds=folds,
-            recipe=json.dumps(asdict(recipe)),
-            metrics=metrics,
-            packages=("torch", "transformers", "peft"),
-        ),
+        provenance=provenance,
     )
     save_adapter(saved, out)
     return metrics
 
 
-def _join(pairs: Iterable[Sequence[Pair]]) -> list[Pair]:
-    return list(chain.from_iterable(pairs))
+def _parameters(gate: str, options: TrainingOptions) -> dict[str, Any]:
+    """Return the parameters of the gate that fit what it was trained on."""
+    found: dict[str, Any] = {}
+    if gate in _READ_DRAFTS:
+        found["tokens"] = 0 if options.draft == "none" else options.tokens
+        found["source"] = "recorded" if options.draft == "recorded" else "proxy"
+    if gate == "boundary" and options.label in get_args(SampledLabel):
+        found["label"] = options.label
+    return found
 
 
 def _cross_validate(
@@ -145,7 +143,7 @@ def _cross_validate(
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
-            fit(_join(pairs[place] for place in train), out=adapter)
+            fit(list(chain.from_iterable(pairs[place] for place in train)), out=adapter)
             asked = [questions[place].text for place in test]
             given = [drafts[place] for place in test] if drafts else None
             decisions = load(adapter=str(adapter)).decide_batch(asked, drafts=given)

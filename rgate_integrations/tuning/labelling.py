@@ -147,14 +147,7 @@ def label(
     rag: list[bool] = []
     shares: list[float] = []
     for each in usable:
-        right: dict[ArmName, bool | None] = {}
-        for arm, answer in each.answers.items():
-            if verdicts is not None and kind == "judge":
-                right[arm] = verdicts[arm, each.question.key]
-            elif kind == "gold":
-                right[arm] = is_correct(answer.text, each.question.gold)
-            else:  # the answer with retrieval is what the others agree with
-                right[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
+        right = _right(each, kind, verdicts or {}, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question counts only with both labels: thresholds are chosen on pairs.
         if direct is None or retrieve is None:
@@ -173,6 +166,21 @@ def label(
         judge=judge,
         shares=tuple(shares) if any(each.samples for each in usable) else (),
     )
+
+
+def _right(
+    each: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
+) -> dict[ArmName, bool | None]:
+    """Return which answers to a question are right, by arm."""
+    found: dict[ArmName, bool | None] = {}
+    for arm, answer in each.answers.items():
+        if kind == "judge":
+            found[arm] = verdicts[arm, each.question.key]
+        elif kind == "gold":
+            found[arm] = is_correct(answer.text, each.question.gold)
+        else:  # the answer with retrieval is what the others agree with
+            found[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
+    return found
 
 
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:

@@ -110,19 +110,12 @@ class TrainingOptions:
         return answering(self.system)
 
     def provenance(
-        self,
-        files: Sequence[DataFile],
-        *,
-        folds: int,
-        recipe: str,
-        metrics: dict[str, Any],
-        packages: Sequence[str],
+        self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any], packages: Sequence[str]
     ) -> dict[str, Any]:
         """Return where a trained gate comes from, as JSON values.
 
         Args:
             files: What it was trained on.
-            folds: Folds of the cross-validation.
             recipe: How it was trained, in words or JSON.
             metrics: What the cross-validation found.
             packages: The packages whose versions matter.
@@ -131,7 +124,7 @@ class TrainingOptions:
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
-            "folds": folds,
+            "folds": self.folds or 0,
             "recipe": recipe,
             "data": [file.as_provenance() for file in files],
             "metrics": metrics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ REGULARISATION = 0.005
 _HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
 _CHUNK = 256
+_PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
@@ -56,6 +57,7 @@ def train_probe(
     """
     options = options or TrainingOptions()
     folds = 5 if options.folds is None else options.folds
+    options = replace(options, folds=folds)
     if folds < 2:
         raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
     examples = [example for file in files for example in file.examples]
@@ -75,10 +77,10 @@ def train_probe(
         logits[test] = held_out[test] @ weights + bias
     weights, bias = _combine(held_out, known)
     weighted = []
-    for view, weight in zip(states, weights, strict=True):
-        probe = fit_probe(view, known, options.seed, sets)
-        weighted.append(probe.weight * weight)
-        bias += probe.bias * float(weight)
+    for view, share in zip(states, weights, strict=True):
+        weight, own_bias = fit_probe(view, known, options.seed, sets)
+        weighted.append(weight * share)
+        bias += own_bias * float(share)
     return ProbeArtifact(
         weight=np.concatenate(weighted).astype(np.float32),
         bias=bias,
@@ -91,11 +93,7 @@ def train_probe(
         prompts={options.prompt.name: options.prompt.hash},
         fingerprint=proxy.fingerprint,
         provenance=options.provenance(
-            files,
-            folds=folds,
-            recipe=_recipe(views, weights),
-            metrics=fold_metrics(logits, known, sets),
-            packages=("torch", "transformers", "scikit-learn", "numpy"),
+            files, _recipe(views, weights), fold_metrics(logits, known, sets), _PACKAGES
         ),
     )
 
@@ -144,25 +142,9 @@ def _recipe(views: Sequence[Sequence[PooledLayer]], weights: Float64Array) -> st
     )
 
 
-@dataclass(frozen=True)
-class LinearProbe:
-    """A linear probe.
-
-    Attributes:
-        weight: Shape (layers, hidden size).
-        bias: Added to the sum of ``weight * states``.
-    """
-
-    weight: Float32Array
-    bias: float
-
-    def __call__(self, states: Float32Array) -> Float64Array:
-        """Return the logit for each of the states, shape (n, layers, hidden size)."""
-        logits: Float64Array = np.einsum("nlh,lh->n", states.astype(np.float64), self.weight) + self.bias
-        return logits
-
-
-def fit_probe(states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]) -> LinearProbe:
+def fit_probe(
+    states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]
+) -> tuple[Float32Array, float]:
     """Fit one regularised logistic regression a layer, on standardised principal components, and average them.
 
     With several data sets each layer is fitted twice and averaged: once as it is, and once with a free intercept
@@ -174,6 +156,9 @@ def fit_probe(states: Float32Array, known: BoolArray, seed: int, sets: Sequence[
         known: The labels, shape (n,).
         seed: Seed of the solver.
         sets: The data set of each question.
+
+    Returns:
+        Weight, shape (layers, hidden size), and bias: the logit is the sum of ``weight * states``, and the bias.
     """
     names = np.asarray(sets)
     in_set = names[:, None] == np.unique(names)[None, :]
@@ -183,7 +168,7 @@ def fit_probe(states: Float32Array, known: BoolArray, seed: int, sets: Sequence[
         weight, bias = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
         weights.append(weight)
         biases.append(bias)
-    return LinearProbe((np.stack(weights) / len(weights)).astype(np.float32), float(np.mean(biases)))
+    return (np.stack(weights) / len(weights)).astype(np.float32), float(np.mean(biases))
 
 
 def _fit_layer(
@@ -214,5 +199,6 @@ def cross_validate(
     logits = np.zeros(len(known))
     names = np.asarray(sets)
     for train, test in question_folds(len(known), folds, seed):
-        logits[test] = fit_probe(states[train], known[train], seed, names[train].tolist())(states[test])
+        weight, bias = fit_probe(states[train], known[train], seed, names[train].tolist())
+        logits[test] = np.einsum("nlh,lh->n", states[test].astype(np.float64), weight) + bias
     return logits

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
-from rgate_integrations.tuning.arms import Arm, ModelArm, as_arm, sampling_arms
+from rgate_integrations.tuning.arms import Arm, as_arm, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, kind_of, silent
 from rgate_integrations.tuning.fitting import (
@@ -27,14 +28,11 @@ from rgate_integrations.tuning.fitting import (
     read_questions_with,
 )
 from rgate_integrations.tuning.labelling import JUDGE, LABEL_KINDS, LabelKind, Labels, ask_judge, label
-from rgate_integrations.tuning.questions import Question, Questions, read_questions
+from rgate_integrations.tuning.questions import Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
 _CARD = "README.md"
-_CHARACTERS_A_TOKEN = 4
-_PROMPT = 40  # tokens of the prompts' own words, about
-_PASSAGE = 150  # tokens of a passage, about
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class TuneOptions:
     """How a gate is tuned.
 
     Attributes:
-        policy: Chooses the threshold: `MaxLoss`, `Budget` or `MinCost`.
+        policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: What the labels are made from; ``"auto"`` is the judge if there is one.
         judge: A model that judges answers against gold ones.
         sample: How many questions are asked, drawn at random; all when None.
@@ -88,12 +86,10 @@ class Plan:
     Attributes:
         questions: How many questions.
         calls: LLM calls that are left to make: ``"direct"``, ``"retrieve"`` and, if there are any, ``"sample"``.
-        tokens: About how many tokens these take; 0 if that cannot be told.
     """
 
     questions: int
     calls: Mapping[str, int]
-    tokens: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,10 +174,12 @@ def tune(
         drawn = np.random.default_rng(options.seed).permutation(len(asked))[: options.sample]
         asked = [asked[place] for place in np.sort(drawn)]
     with locked(kept):
-        _check_out(folder, update)  # again: another run may have made it meanwhile
         answers = Answers(kept, arms)
         if before is not None:
-            before(_plan(asked, answers))
+            calls: Counter[str] = Counter()
+            for name in arms:
+                calls[kind_of(name)] += len(answers.missing(asked, name))
+            before(Plan(len(asked), calls))
         failed = answers.ask(
             asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
         )
@@ -204,22 +202,6 @@ def _check_out(folder: Path, update: bool) -> None:
         )
     if not there.is_dir() or read_gate(folder).method != "tuned":
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
-
-
-def _plan(questions: Sequence[Question], answers: Answers) -> Plan:
-    """Count the calls that are left; a token is about four characters."""
-    calls: dict[str, int] = {}
-    tokens, counted = 0, True
-    for name, arm in answers.arms.items():
-        missing = answers.missing(questions, name)
-        calls[kind_of(name)] = calls.get(kind_of(name), 0) + len(missing)
-        if not isinstance(arm, ModelArm):
-            counted = False
-            continue
-        passages = 0 if arm.index is None else arm.k * _PASSAGE
-        for question in missing:
-            tokens += len(question.text) // _CHARACTERS_A_TOKEN + _PROMPT + passages + arm.tokens
-    return Plan(len(questions), calls, tokens if counted else 0)
 
 
 def _label(answers: Answers, options: TuneOptions, progress: Progress) -> Labels:
