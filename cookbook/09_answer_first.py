@@ -97,12 +97,12 @@ await events("What is the capital of France?")  # noqa: F704
 await events("What is the atomic number of rhenium?")  # noqa: F704
 
 # %% [markdown]
-# ## Checkpoints, and a search that runs meanwhile
+# ## Fewer tokens, and a search that runs meanwhile
 #
-# The answer is judged after 8, 16 and 32 tokens, until its score is clear. The search is done by then.
+# The answer is judged after 8 tokens, and the search is done by then.
 
 # %%
-options = AnswerFirst(tokens=(8, 16, 32), retrieve_below=0.1, answer_above=0.8, prefetch=True)
+options = AnswerFirst(tokens=8, retrieve_below=0.1, answer_above=0.8, prefetch=True)
 early = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=options)
 for question in questions:
     llm.calls.clear()

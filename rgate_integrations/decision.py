@@ -147,7 +147,7 @@ class PartialAnswerInfo(Frozen):
         tokens_dropped: How many of them were thrown away; 0 when the answer went on.
         first_look: Time of the first look, at the question and at what was found if a search came first; 0 without
             one.
-        judging: Time of judging what was begun, over all checkpoints.
+        judging: Time of judging what was begun.
         first_token: Time from the call to the release of the first token; None when there was none to release.
     """
 

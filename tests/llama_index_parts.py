@@ -54,24 +54,24 @@ def ask(engine, question, style):
     """Ask an engine, or chat with it, in some style; returns the answer's text and the response."""
     if style.startswith("a"):
         return asyncio.run(aask(engine, question, style))
-    if not hasattr(engine, "chat"):
-        response = engine.query(question)
-    else:
-        response = engine.chat(question) if style == "query" else engine.stream_chat(question)
-    return (str(response) if style == "query" else "".join(response.response_gen)), response
+    response = method_of(engine, style)(question)
+    return ("".join(response.response_gen) if style == "stream" else str(response)), response
 
 
 async def aask(engine, question, style):
-    """Ask in one of the two asynchronous styles, on the running event loop."""
-    chats = hasattr(engine, "chat")
-    if not chats:
-        response = await engine.aquery(question)
-    else:
-        response = await (engine.achat(question) if style == "aquery" else engine.astream_chat(question))
+    """Ask on the running event loop."""
+    if not style.startswith("a"):
+        return ask(engine, question, style)
+    response = await method_of(engine, style)(question)
     if style == "aquery":
         return str(response), response
-    tokens = response.async_response_gen() if chats else response.response_gen
+    tokens = response.async_response_gen() if hasattr(engine, "chat") else response.response_gen
     return "".join([token async for token in tokens]), response
+
+
+def method_of(engine, style):
+    chats = {"query": "chat", "aquery": "achat", "stream": "stream_chat", "astream": "astream_chat"}
+    return getattr(engine, chats[style] if hasattr(engine, "chat") else style.replace("stream", "query"))
 
 
 class Handler(BaseEventHandler):

@@ -75,14 +75,6 @@ def test_the_threshold_of_a_call_holds_for_both_gates(framework):
     assert TEXT in routed.ask("easy", threshold=0.95)
 
 
-def test_checkpoints_stop_at_the_first_clear_score(framework):
-    scores = {"Perhaps it": 0.05, "It is": 0.5, "It is surely the": 0.6, "It is surely the one that": 0.7}
-    routed = framework(judge=Reader(scores), tokens=(2, 4, 6), retrieve_below=0.1)
-    assert TEXT in routed.ask("an unknown one?")
-    assert routed.ask("a known one?") == KNOWN
-    assert [draft.text for (draft,) in routed.judge.drafts] == list(scores)
-
-
 def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_callers_error(side):
     routed = side(fails_at=2)
     assert TEXT in routed.ask("a known one?")

@@ -13,11 +13,9 @@ class AnswerFirst:
     """How an answer is begun and judged; ``answer_first=True`` in an adapter stands for these defaults.
 
     Attributes:
-        tokens: How many tokens are held back and judged, at least 1. Several numbers, in rising order, are
-            checkpoints: the answer is judged at each of them until its score is clear.
-        retrieve_below: P(known) below it is clearly unknown: of a question alone, and of a begun answer at a
-            checkpoint before the last.
-        answer_above: P(known) from it on is clearly known.
+        tokens: How many tokens are held back and judged, at least 1.
+        retrieve_below: A question whose P(known) is below it is clearly unknown.
+        answer_above: A question whose P(known) is at least this is clearly known.
         question_gate: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to
             the retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
             back. None begins every answer, and judges it. ``"own"`` is the gate of the same family as the one that
@@ -33,27 +31,19 @@ class AnswerFirst:
         ConfigurationError: The numbers are out of their range or order.
     """
 
-    tokens: int | tuple[int, ...] = 32
+    tokens: int = 32
     retrieve_below: float = 0.3
     answer_above: float = 0.9
     question_gate: GateLike | str | None = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        points = self.checkpoints
-        if not points or points[0] < 1 or list(points) != sorted(set(points)):
-            raise ConfigurationError(
-                f"Tokens must be rising numbers of at least 1, not {self.tokens}.", hint="tokens=(8, 16, 32)"
-            )
+        if self.tokens < 1:
+            raise ConfigurationError(f"tokens must be at least 1, not {self.tokens}.")
         if self.retrieve_below > self.answer_above:
             raise ConfigurationError(
                 f"retrieve_below is {self.retrieve_below}, and answer_above is less: {self.answer_above}."
             )
-
-    @property
-    def checkpoints(self) -> tuple[int, ...]:
-        """After how many tokens the begun answer is judged."""
-        return (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
 
     @classmethod
     def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:

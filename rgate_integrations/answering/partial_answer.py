@@ -157,14 +157,11 @@ class BufferedAnswer(ABC):
         """Tell listeners of the released answer what came since the last time; most have nobody to tell."""
         yield from ()
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether more of it may come that can be judged."""
-        return not self.ended and self.has_text and self.error is None
-
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
-        while self.goes_on and self.partial.count < tokens and len(self.chunks) < MOST_BUFFERED:
+        while not self.ended and self.has_text and self.error is None:
+            if self.partial.count >= tokens or len(self.chunks) >= MOST_BUFFERED:
+                return
             try:
                 chunk = yield Call(self.source.pull, self.source.apull)
             except Exception as error:

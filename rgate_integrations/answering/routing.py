@@ -98,10 +98,8 @@ class RoutedCall(ABC):
         self.answers: dict[int, BufferedAnswer] = {}
         self.found: list[Any] | None = None
         self.searching: Task | None = None
-        # When the call began, and the milliseconds spent on questions and on begun answers.
         self._began = time.perf_counter()
-        self._screening = 0.0
-        self._judging = 0.0
+        self._screening = 0.0  # milliseconds
 
     # --- what a framework adds -----------------------------------------------------------------------------------
 
@@ -191,10 +189,7 @@ class RoutedCall(ABC):
                 decided[place] = early
         if options.prefetch and self.searching is None and waiting and len(self.screened) == 1:
             self.searching = yield Start(self.search())
-        for tokens in options.checkpoints:
-            decided |= yield from self._judge_answers(waiting, tokens, options)
-            waiting = [place for place in waiting if place not in decided]
-        return decided
+        return decided | (yield from self._judge_answers(waiting, options.tokens))
 
     def _settle_early(self, place: int, screened: Decision, options: AnswerFirst) -> Flow[Decision | None]:
         """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
@@ -216,8 +211,8 @@ class RoutedCall(ABC):
             return settled
         return early if early.retrieve or early.p_known >= known_from else None
 
-    def _judge_answers(self, places: list[int], tokens: int, options: AnswerFirst) -> Flow[Outcomes]:
-        """Hold answers back until so many tokens are written, judge all in one call, and return what is clear."""
+    def _judge_answers(self, places: list[int], tokens: int) -> Flow[Outcomes]:
+        """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
         yield Gather([RunFlow(self.answers[place].buffer(tokens)) for place in places])
         began = time.perf_counter()
         outcomes: Outcomes = {}
@@ -238,19 +233,13 @@ class RoutedCall(ABC):
         if drafts:
             outcomes |= yield from self.judge(drafts)
         outcomes = yield from self._compare(outcomes)
-        self._judging += _milliseconds(began)
-        decided: Outcomes = {}
+        judging = _milliseconds(began)
         for place, decision in outcomes.items():
-            answer = self.answers[place]
             if isinstance(decision, Decision):
-                is_clear = not options.retrieve_below <= decision.p_known < options.answer_above
-                if answer.goes_on and tokens < options.checkpoints[-1] and not is_clear:
-                    continue
-                decision = self._record(place, decision, drafts.get(place))
-            decided[place] = decision
+                outcomes[place] = decision = self._record(place, decision, drafts.get(place), judging)
             if isinstance(decision, Exception) or decision.retrieve:
-                yield from answer.cancel()
-        return decided
+                yield from self.answers[place].cancel()
+        return outcomes
 
     def _compare(self, decided: Outcomes) -> Flow[Outcomes]:
         """Compare what the gate says with what was found, if that is looked at."""
@@ -270,7 +259,7 @@ class RoutedCall(ABC):
             compared[place] = decision
         return compared
 
-    def _record(self, place: int, decision: Decision, draft: Draft | None) -> Decision:
+    def _record(self, place: int, decision: Decision, draft: Draft | None, judging: float) -> Decision:
         """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
         answer, screened = self.answers[place], self.screened[place]
         count = answer.partial.count
@@ -278,7 +267,7 @@ class RoutedCall(ABC):
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
             first_look=self._screening,
-            judging=self._judging,
+            judging=judging,
             first_token=None if decision.retrieve else _milliseconds(self._began),
         )
         cost, warnings = decision.cost, decision.warnings
