@@ -8,6 +8,7 @@ from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.messages import AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tracers.base import BaseTracer
@@ -48,7 +49,6 @@ class Writer(BaseChatModel):
         written: Tokens that it was asked for so far.
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
-        fails: How many of its first calls fail.
         refuses: Arguments that it does not take.
         pace: Called before each token with its number; what it returns is awaited.
         usage: How many tokens it says with its first one that it has read; None if it does not say.
@@ -58,7 +58,6 @@ class Writer(BaseChatModel):
     written: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
-    fails: int = 1_000
     refuses: tuple[str, ...] = ()
     pace: Any = None
     usage: int | None = None
@@ -71,25 +70,23 @@ class Writer(BaseChatModel):
         return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
     def _tokens(self, messages, kwargs):
-        yield from self._write(answer_to(messages[-1].text), kwargs)
-
-    def _write(self, text, kwargs):
         self.calls.append(kwargs)
         for name in self.refuses:
             if name in kwargs:
                 raise ValueError(f"unknown parameter {name}")
-        for number, token in enumerate(text.split(" ")):
-            if number == self.fails_at and len(self.calls) <= self.fails:
+        for number, token in enumerate(answer_to(messages[-1].text).split(" ")):
+            if number == self.fails_at:
                 raise OSError("connection lost")
             self.written.append(token)
-            metadata = None
-            if kwargs.get("logprobs"):
-                metadata = {"logprobs": {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}}
-            message = AIMessageChunk(f"{token} ")
+            told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+            message = AIMessageChunk(
+                f"{token} ", response_metadata={"logprobs": told} if "logprobs" in kwargs else {}
+            )
             if self.usage and number == 0:
-                total = {"input_tokens": self.usage, "output_tokens": 1, "total_tokens": self.usage + 1}
-                message.usage_metadata = total
-            yield ChatGenerationChunk(message=message, generation_info=metadata)
+                message.usage_metadata = UsageMetadata(
+                    input_tokens=self.usage, output_tokens=1, total_tokens=0
+                )
+            yield ChatGenerationChunk(message=message)
 
     def _stream(self, messages, stop=None, run_manager=None, **kwargs):
         try:
@@ -124,9 +121,13 @@ class Knowing(Writer):
 class Reader:
     """A gate that reads begun answers: one with "Perhaps" in it is unknown. Without a draft it says 0.5.
 
+    It fails for questions with "RAISE" in them.
+
     Attributes:
         calls: The questions of each call.
         drafts: The drafts of each call.
+        scores: What it says of some questions and answers.
+        on_error: Read by adapters, as of the gates of this package.
     """
 
     on_error = "retrieve"
@@ -136,12 +137,12 @@ class Reader:
         self.scores = scores or {}
 
     def decide_batch(self, questions, *, threshold=None, drafts=None):
+        given = list(drafts or [None] * len(questions))
         self.calls.append(list(questions))
-        self.drafts.append(list(drafts or []))
+        self.drafts.append(given)
         if any("RAISE" in question for question in questions):
             raise RuntimeError("gate down")
         thresholds = threshold if isinstance(threshold, list | tuple) else [threshold] * len(questions)
-        given = drafts or [None] * len(questions)
         return [self._decision(*each) for each in zip(questions, thresholds, given, strict=True)]
 
     async def adecide_batch(self, questions, **options):
@@ -149,12 +150,14 @@ class Reader:
 
     def _decision(self, question, threshold, draft):
         threshold = 0.5 if threshold is None else threshold
+        known = self.p_known(question, draft)
+        told = {"p_known": known, "threshold": threshold, "draft": draft}
+        return Decision(question=question, retrieve=known < threshold, **told)
+
+    def p_known(self, question, draft):
         if draft is None:
-            known = self.scores.get(question, 0.5)
-        else:
-            known = self.scores.get(draft.text, 0.2 if "Perhaps" in draft.text else 0.9)
-        retrieve = known < threshold
-        return Decision(question=question, retrieve=retrieve, p_known=known, threshold=threshold, draft=draft)
+            return self.scores.get(question, 0.5)
+        return self.scores.get(draft.text, 0.2 if "Perhaps" in draft.text else 0.9)
 
 
 class TurnReader(Reader):

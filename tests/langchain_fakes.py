@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -14,8 +13,8 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
 
-from rgate_integrations import Decision
 from rgate_integrations.decision import Draft
+from tests.begun_answers import Reader
 
 # --- ways of calling ---------------------------------------------------------------------------------------
 
@@ -73,48 +72,35 @@ def each(ways):
 # --- scripted parts ----------------------------------------------------------------------------------------
 
 
-class Judge:
-    """A gate that retrieves for questions with "unknown" in them, and fails for those with "RAISE".
+class Judge(Reader):
+    """A gate that retrieves for questions with "unknown" in them; it makes a draft of its own, or none.
 
     Attributes:
-        calls: The questions of each call.
-        drafts: The drafts it was given, of all calls.
-        on_error: Read by adapters, as of the gates of this package.
+        before: Called before each decision.
+        draft: The text of its drafts.
     """
 
-    def __init__(self, *, on_error="retrieve", draft=None, before=None):
-        self.calls, self.drafts = [], []
-        self.on_error = on_error
-        self.draft = draft
-        self.before = before or (lambda: None)
+    def __init__(self, *, draft=None, before=lambda: None):
+        super().__init__()
+        self.draft, self.before = draft, before
 
     @property
     def questions(self):
         return [question for call in self.calls for question in call]
 
-    def decide_batch(self, questions, *, threshold=None, drafts=None):
+    def decide_batch(self, questions, **options):
         self.before()
-        self.calls.append(list(questions))
-        if any("RAISE" in question for question in questions):
-            raise RuntimeError("gate down")
-        given = list(drafts or [None] * len(questions))
-        self.drafts += given
-        thresholds = threshold or [None] * len(questions)
-        return [
-            self._decision(q, 0.5 if t is None else t, d)
-            for q, t, d in zip(questions, thresholds, given, strict=True)
-        ]
+        return super().decide_batch(questions, **options)
 
     async def adecide_batch(self, questions, **options):
         return await asyncio.to_thread(self.decide_batch, questions, **options)
 
     def _decision(self, question, threshold, draft):
-        known = 0.2 if "unknown" in question else 0.8
-        if draft is None and self.draft is not None:
-            draft = Draft(text=self.draft)
-        return Decision(
-            question=question, retrieve=known < threshold, p_known=known, threshold=threshold, draft=draft
-        )
+        own = None if self.draft is None else Draft(text=self.draft)
+        return super()._decision(question, threshold, draft or own)
+
+    def p_known(self, question, draft):
+        return 0.2 if "unknown" in question else 0.8
 
 
 class Search(BaseRetriever):
@@ -183,9 +169,3 @@ class Stored(BaseChatMessageHistory):
 
     def clear(self):
         self.messages = []
-
-
-def in_threads(calls):
-    """Make all calls at the same time; returns their results in order, or raises the first error."""
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]

@@ -5,14 +5,12 @@ import asyncio
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
 from llama_index.core.tools import FunctionTool
-from pydantic import BaseModel
 
 from rgate_integrations import Decision
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
@@ -20,7 +18,7 @@ from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import KNOWN
 from tests.langchain_fakes import INVOKES, Judge, each
 from tests.llama_index_parts import ScriptedGate
-from tests.tool_server import FORM, tool_server
+from tests.tool_server import tool_server
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
@@ -46,12 +44,6 @@ def add(a: int, b: int) -> int:
     """Add two numbers."""
     called.append(("add", a, b))
     return a + b
-
-
-class Form(BaseModel):
-    """The answer as a form."""
-
-    answer: str
 
 
 def agent_on(url, judge, *, before=(), **options):
@@ -100,18 +92,6 @@ def test_a_person_approves_of_a_search(server, call):
     assert called == [("search_docs", "an unknown one?")]
     assert isinstance(found["retrieval_decision"], Decision)
     assert len(gate.calls) == 1
-
-
-@each(INVOKES)
-def test_an_agent_fills_in_a_form(server, call):
-    url, rules = server
-    agent = agent_on(url, Judge(), response_format=ToolStrategy(Form))
-    assert Form.__name__ == FORM
-    assert ask(call, agent, "a known one?")["structured_response"].answer == KNOWN
-    assert called == []
-    assert not any("search_docs" in tools for tools in shown(rules))
-    assert ask(call, agent, "an unknown one?")["structured_response"].answer == "Read a passage ."
-    assert called == [("search_docs", "an unknown one?")]
 
 
 AGENTS = {

@@ -17,6 +17,7 @@ from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
 
 ASKED = ["unknown a", "b", "unknown c"]
 DRAFT = "unknown Ada wrote programs. Babbage built engines."
+CLAIMS = ["unknown Ada wrote programs", "Ada Babbage built engines"]
 
 
 class Counted(Search):
@@ -46,35 +47,20 @@ def search():
     return Counted()
 
 
+@pytest.fixture
+def guarded(search):
+    return RetrievalGate(Judge()).guard(search)
+
+
 def texts(documents):
     return [document.page_content for document in documents]
-
-
-@each(SINGLES)
-def test_a_retriever_tool_tells_the_agent_of_a_known_question(search, call):
-    """It handed the agent an empty text, as of a search that found nothing."""
-    tool = create_retriever_tool(
-        RetrievalGate(Judge()).guard(search, when_known="You know this."), "docs", "Docs."
-    )
-    assert call(tool, {"query": "b"}) == "You know this."
-    assert call(tool, {"query": "unknown?"}) == "about unknown?\n\nshared"
-    assert search.queries == ["unknown?"]
-
-
-@pytest.mark.parametrize("note", ["", "You know this."])
-def test_what_known_questions_of_a_batch_find_is_each_ones_own(search, note):
-    first, second = RetrievalGate(Judge()).guard(search, when_known=note).batch(["b", "c"])
-    assert first == second
-    assert first is not second
-    assert not note or first[0] is not second[0]
 
 
 # --- one call of everything --------------------------------------------------------------------------------
 
 
 @each(SINGLES)
-def test_known_questions_are_not_searched(search, call):
-    guarded = RetrievalGate(Judge()).guard(search)
+def test_known_questions_are_not_searched(search, guarded, call):
     assert call(guarded, "b") == []
     assert search.queries == []
     assert texts(call(guarded, {"input": "unknown?"})) == ["about unknown?", "shared"]
@@ -87,13 +73,9 @@ def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search, 
     judge = Judge()
     guarded = RetrievalGate(judge).guard(search)
     found = call(guarded, ASKED, filter={"year": 2020})
-    assert [texts(each) for each in found] == [
-        ["about unknown a", "shared"],
-        [],
-        ["about unknown c", "shared"],
-    ]
-    assert judge.calls == [ASKED]
-    assert search.batches == [["unknown a", "unknown c"]]
+    expected = [["about unknown a", "shared"], [], ["about unknown c", "shared"]]
+    assert [texts(each) for each in found] == expected
+    assert (judge.calls, search.batches) == ([ASKED], [["unknown a", "unknown c"]])
     assert search.options == [{"filter": {"year": 2020}}] * 2
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
     assert [len(each) for each in call(guarded, ["unknown a", "b"], configs)] == [0, 2]
@@ -102,23 +84,34 @@ def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search, 
 
 
 @each(BATCHES)
-def test_what_fails_stays_with_its_item(search, call):
-    guarded = RetrievalGate(Judge()).guard(search)
+def test_what_fails_stays_with_its_item_and_is_a_failed_run(guarded, call):
+    collector = RunCollectorCallbackHandler()
     asked = ["unknown a", "unknown and broken", {"x": 1}, "b"]
-    found = call(guarded, asked, return_exceptions=True)
+    found = call(guarded, asked, {"callbacks": [collector]}, return_exceptions=True)
     assert texts(found[0]) == ["about unknown a", "shared"]
     assert [type(each) for each in found[1:]] == [OSError, InvalidQuestionError, list]
+    assert [bool(run.error) for run in collector.traced_runs] == [False, True, True, False]
     with pytest.raises(OSError, match="index gone"):
-        call(guarded, asked)
+        call(guarded, asked[:2])
 
 
 @pytest.mark.parametrize("value", [{"x": 1}, 3, {"question": 3}, [], "", " ", {"question": ""}])
 @each(INVOKES)
-def test_an_input_without_a_question_is_an_error_and_never_searched(search, value, call):
+def test_an_input_without_a_question_is_an_error_and_never_searched(search, guarded, value, call):
     with pytest.raises(InvalidQuestionError) as caught:
-        call(RetrievalGate(Judge()).guard(search), value)
+        call(guarded, value)
     assert caught.value.hint
     assert search.queries == []
+
+
+def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):
+    """It handed the agent an empty text, as of a search that found nothing."""
+    guarded = RetrievalGate(Judge()).guard(search, when_known="You know this.")
+    tool = create_retriever_tool(guarded, "docs", "Docs.")
+    assert tool.invoke({"query": "b"}) == "You know this."
+    assert tool.invoke({"query": "unknown?"}) == "about unknown?\n\nshared"
+    first, second = guarded.batch(["b", "c"])
+    assert first[0] is not second[0], "each one's own"
 
 
 # --- claims ------------------------------------------------------------------------------------------------
@@ -130,56 +123,32 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     found = call(RetrievalGate(judge).guard(search, filter_claims=True), "Who is unknown Ada?")
     assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
     assert texts(found).count("shared") == 1
-    shown = {d.page_content: d.metadata for d in found}
-    assert shown["about Who is unknown Ada?"] == {
-        "rgate_query": "Who is unknown Ada?",
-        "rgate_claim": None,
-        "rgate_rank": 1,
-    }
-    assert shown["about unknown Ada wrote programs"]["rgate_claim"] == "unknown Ada wrote programs."
-    claims = ["unknown Ada wrote programs", "Ada Babbage built engines"]
-    assert judge.calls == [["Who is unknown Ada?"], claims]
+    told = {d.page_content: tuple(d.metadata.values()) for d in found}
+    assert told["about Who is unknown Ada?"] == ("Who is unknown Ada?", None, 1)
+    claim = ("unknown Ada wrote programs", "unknown Ada wrote programs.", 1)
+    assert told["about unknown Ada wrote programs"] == claim
+    assert list(found[0].metadata) == ["rgate_query", "rgate_claim", "rgate_rank"]
+    assert judge.calls == [["Who is unknown Ada?"], CLAIMS]
 
 
 def test_claims_are_not_filtered_by_default(search):
     judge = Judge(draft=DRAFT)
     RetrievalGate(judge).guard(search).invoke("Who is unknown Ada?")
-    assert len(search.queries) == 3
-    assert judge.calls == [["Who is unknown Ada?"]]
+    assert (len(search.queries), judge.calls) == (3, [["Who is unknown Ada?"]])
     question = "Does the Lena in Yakutsk freeze in December, unknown to us?"
     RetrievalGate(Judge()).guard(search).invoke(question)
     assert search.queries[3:] == [question], "without a draft the question alone"
 
 
-@each(SINGLES)
-def test_a_rewriter_gives_the_queries(call):
-    rewriter = ClaimQueryRewriter(Judge(draft=DRAFT), filter_claims=True)
-    assert call(rewriter, "Who is unknown Ada?") == ["Who is unknown Ada?", "unknown Ada wrote programs"]
-    assert call(rewriter, "known?") == []
-    (documents, *_) = (rewriter | Search().map()).invoke("Who is unknown Ada?")
-    assert texts(documents) == ["about Who is unknown Ada?", "shared"]
-
-
-def test_options_of_a_rewriter():
-    unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), always_include_question=False)
-    assert unfiltered.invoke("Who is unknown Ada?") == [
-        "unknown Ada wrote programs",
-        "Ada Babbage built engines",
-    ]
-    plan = ClaimQueryRewriter("constant:always", plan=True, max_queries=1).invoke({"question": "who?"})
-    assert [q.text for q in plan.queries] == ["who?"]
-
-
 @each(BATCHES)
-def test_a_batch_of_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for_their_claims(call):
+def test_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for_their_claims(call):
     judge = Judge(draft=DRAFT)
     rewriter = ClaimQueryRewriter(judge, filter_claims=True)
     asked = ["Who is unknown Ada?", "known?", {"x": 1}, "Who was unknown Ada?"]
     found = call(rewriter, asked, return_exceptions=True)
-    assert [len(queries) for queries in (*found[:2], found[3])] == [2, 0, 2]
-    assert isinstance(found[2], InvalidQuestionError)
-    claims = ["unknown Ada wrote programs", "Ada Babbage built engines"]
-    assert judge.calls == [[asked[0], asked[1], asked[3]], claims * 2]
+    assert found[:2] == [["Who is unknown Ada?", "unknown Ada wrote programs"], []]
+    assert (type(found[2]), len(found[3])) == (InvalidQuestionError, 2)
+    assert judge.calls == [[asked[0], asked[1], asked[3]], CLAIMS * 2]
 
     def broken(questions, drafts):
         raise OSError("model gone")
@@ -188,57 +157,48 @@ def test_a_batch_of_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for
         call(ClaimQueryRewriter(judge, rewriter=broken), ["unknown?", "known?"])
 
 
+def test_options_of_a_rewriter():
+    (documents, *_) = (ClaimQueryRewriter(Judge(draft=DRAFT)) | Search().map()).invoke("Who is unknown Ada?")
+    assert texts(documents) == ["about Who is unknown Ada?", "shared"]
+    unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), always_include_question=False)
+    assert unfiltered.invoke("Who is unknown Ada?") == CLAIMS
+    plan = ClaimQueryRewriter("constant:always", plan=True, max_queries=1).invoke({"question": "who?"})
+    assert [q.text for q in plan.queries] == ["who?"]
+
+
 # --- what listeners see ------------------------------------------------------------------------------------
 
 
-@each({**INVOKES, **BATCHES})
-def test_each_decision_is_a_child_run_and_an_event(search, call):
+@each(BATCHES)
+def test_each_decision_is_a_child_run_and_an_event(guarded, call):
     collector, events = RunCollectorCallbackHandler(), Told()
-    batched = call in BATCHES.values()
-    guarded = RetrievalGate(Judge()).guard(search)
-    call(guarded, ["unknown a", "b"] if batched else "unknown a", {"callbacks": [collector, events]})
+    call(guarded, ["unknown a", "b"], {"callbacks": [collector, events]})
     told = [(event["question"], event["retrieve"]) for event in events.events]
-    assert told == [("unknown a", True), ("b", False)][: len(told)]
-    assert len(told) == 1 + batched
+    assert told == [("unknown a", True), ("b", False)]
     runs = collector.traced_runs
-    assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * len(runs)
-    children = [["RetrievalGate", "Counted"], ["RetrievalGate"]]
-    assert [[child.name for child in run.child_runs] for run in runs] == children[: len(runs)]
+    assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * 2
+    children = [[child.name for child in run.child_runs] for run in runs]
+    assert children == [["RetrievalGate", "Counted"], ["RetrievalGate"]]
     assert runs[0].inputs == {"input": "unknown a"}
     assert texts(runs[0].outputs["output"]) == ["about unknown a", "shared"]
     assert runs[0].child_runs[0].outputs["output"].retrieve
 
 
-@pytest.mark.parametrize("gate", ["constant:never", None])
-async def test_events_reach_astream_events(search, gate):
-    guarded = RetrievalGate(gate or Judge()).guard(search)
+async def test_events_reach_astream_events(guarded):
     events = [event async for event in guarded.astream_events("unknown?", version="v2")]
     (custom,) = [event for event in events if event["event"] == "on_custom_event"]
-    assert custom["data"]["retrieve"] is (gate is None)
+    assert custom["data"]["retrieve"] is True
     ends = [event["name"] for event in events if event["event"] == "on_retriever_end"]
-    assert ends == (["GatedRetriever"] if gate else ["Counted", "GatedRetriever"])
+    assert ends == ["Counted", "GatedRetriever"]
 
 
-@each(INVOKES)
-def test_a_decision_of_a_router_above_is_not_told_again(search, call):
+def test_a_decision_of_a_router_above_is_not_told_again(search):
     events, judge = Told(), Judge()
     gate = RetrievalGate(judge)
     chain = gate.route(retrieve=gate.guard(search) | texts, direct=lambda question: [])
-    assert call(chain, "unknown?", {"callbacks": [events]}) == ["about unknown?", "shared"]
-    (event,) = events.events
-    assert (event["question"], event["retrieve"]) == ("unknown?", True)
+    assert chain.invoke("unknown?", {"callbacks": [events]}) == ["about unknown?", "shared"]
+    assert [event["question"] for event in events.events] == ["unknown?"]
     assert judge.calls == [["unknown?"]]
-
-
-@each({**INVOKES, **BATCHES})
-def test_a_failing_search_is_a_failed_run(search, call):
-    collector = RunCollectorCallbackHandler()
-    value = ["unknown and broken", "b"] if call in BATCHES.values() else "unknown and broken"
-    with pytest.raises(OSError, match="index gone"):
-        call(RetrievalGate(Judge()).guard(search), value, {"callbacks": [collector]})
-    failed = [run.error for run in collector.traced_runs if run.error]
-    assert len(failed) == 1
-    assert "index gone" in failed[0]
 
 
 @each(INVOKES)
@@ -250,9 +210,8 @@ def test_the_config_of_a_call_reaches_its_run_and_what_is_guarded(call):
         return [Document(query)]
 
     collector = RunCollectorCallbackHandler()
-    guarded = GatedRetriever(
-        retriever=RunnableLambda(find), gate=Judge(), tags=["mine"], metadata={"of": "guard"}
-    )
+    own = {"tags": ["mine"], "metadata": {"of": "guard", "who": "guard"}}
+    guarded = GatedRetriever(retriever=RunnableLambda(find), gate=Judge(), **own)
     config = {"callbacks": [collector], "tags": ["t"], "metadata": {"who": "me"}, "run_name": "docs"}
     call(guarded, "unknown?", config)
     (run,) = collector.traced_runs
@@ -275,45 +234,39 @@ class Ranked(BaseRetriever):
         return [Document(f"rank {self.rank} for {query}")]
 
 
-GUARDED = {
-    "fallbacks": (lambda: Ranked(rank=0).with_fallbacks([Ranked()]), "rank 1 for unknown?"),
-    "configurable": (
-        lambda: Ranked().configurable_fields(rank=ConfigurableField(id="rank")),
-        "rank 2 for unknown?",
-    ),
-    "retry": (lambda: Ranked().with_retry(), "rank 1 for unknown?"),
-    "function": (lambda: lambda query: [Document(query)], "unknown?"),
-    "chain": (lambda: RunnableLambda(str.upper) | Ranked(), "rank 1 for UNKNOWN?"),
-    "guard": (lambda: RetrievalGate("constant:always").guard(Ranked()), "rank 1 for unknown?"),
-}
+GUARDED = [
+    (Ranked(rank=0).with_fallbacks([Ranked()]), "rank 1 for unknown?"),
+    (Ranked().configurable_fields(rank=ConfigurableField(id="rank")), "rank 2 for unknown?"),
+    (Ranked().with_retry(), "rank 1 for unknown?"),
+    (lambda query: [Document(query)], "unknown?"),
+    (RunnableLambda(str.upper) | Ranked(), "rank 1 for UNKNOWN?"),
+    (RetrievalGate("constant:always").guard(Ranked()), "rank 1 for unknown?"),
+]
 
 
-@pytest.mark.parametrize("name", GUARDED)
-@each(INVOKES)
-def test_any_runnable_from_query_to_documents(name, call):
-    make, expected = GUARDED[name]
-    guarded = RetrievalGate(Judge()).guard(make())
-    config = {"configurable": {"rank": 2}} if name == "configurable" else None
-    assert texts(call(guarded, "unknown?", config)) == [expected]
-    assert call(guarded, "b", config) == []
+@pytest.mark.parametrize(("inner", "expected"), GUARDED)
+def test_any_runnable_from_query_to_documents(inner, expected):
+    guarded = RetrievalGate(Judge()).guard(inner)
+    config = {"configurable": {"rank": 2}}
+    assert texts(guarded.invoke("unknown?", config)) == [expected]
+    assert guarded.invoke("b", config) == []
 
 
-DECIDERS = {
-    "with_config": lambda: RetrievalGate(Judge()).with_config(tags=["t"]),
-    "with_fallbacks": lambda: RetrievalGate(Judge()).with_fallbacks([RetrievalGate("constant:always")]),
-    "lambda": lambda: RunnableLambda(lambda q: Decision(question=q, retrieve="unknown" in q, p_known=0.5)),
-    "configurable": lambda: RetrievalGate(Judge()).configurable_fields(threshold=ConfigurableField(id="t")),
-}
+DECIDERS = [
+    RetrievalGate(Judge()).with_config(tags=["t"]),
+    RetrievalGate(Judge()).with_fallbacks([RetrievalGate("constant:always")]),
+    RunnableLambda(lambda q: Decision(question=q, retrieve="unknown" in q, p_known=0.5)),
+    RetrievalGate(Judge()).configurable_fields(threshold=ConfigurableField(id="t")),
+]
 
 
 @pytest.mark.parametrize("gate", DECIDERS)
-@each(INVOKES)
-def test_any_runnable_from_question_to_decision_guards(search, gate, call):
-    guarded = GatedRetriever(retriever=search, gate=DECIDERS[gate]())
-    assert texts(call(guarded, "unknown?")) == ["about unknown?", "shared"]
-    assert call(guarded, "b") == []
-    if gate == "configurable":
-        assert texts(call(guarded, "b", {"configurable": {"t": 0.9}})) == ["about b", "shared"]
+def test_any_runnable_from_question_to_decision_guards(search, gate):
+    guarded = GatedRetriever(retriever=search, gate=gate)
+    assert texts(guarded.invoke("unknown?")) == ["about unknown?", "shared"]
+    assert guarded.invoke("b") == []
+    configured = guarded.invoke("b", {"configurable": {"t": 0.9}})
+    assert bool(configured) == (gate is DECIDERS[-1])
 
 
 def test_what_cannot_guard_or_be_guarded(search):
@@ -323,8 +276,6 @@ def test_what_cannot_guard_or_be_guarded(search):
         GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
     with pytest.raises(TypeError):
         RetrievalGate(Judge()).guard("a retriever")
-    with pytest.raises(TypeError, match="max_querys"):
-        RetrievalGate(Judge()).guard(search, max_querys=3)
     for wrong in ({"max_querys": 3}, {"when_known": None}, {"max_queries": 0}, {"k": 0}):
         with pytest.raises(ValidationError, match=next(iter(wrong))):
             GatedRetriever(retriever=search, gate=Judge(), **wrong)
@@ -332,32 +283,30 @@ def test_what_cannot_guard_or_be_guarded(search):
 
 
 @each(SINGLES)
-def test_arguments_of_a_call_reach_what_is_guarded(search, call):
-    guarded = RetrievalGate(Judge()).guard(search)
+def test_arguments_of_a_call_reach_what_is_guarded(search, guarded, call):
     assert texts(call(guarded.bind(filter={"year": 2020}, k=1), "unknown?")) == ["about unknown?"]
     assert search.options == [{"filter": {"year": 2020}, "k": 1}]
     assert len(call(GatedRetriever(retriever=search, gate=Judge(), k=1), "unknown")) == 1
 
 
-@each(INVOKES)
-def test_a_follow_up_is_searched_as_it_was_condensed(search, call):
+def test_a_follow_up_is_searched_as_it_was_condensed(search):
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
     gate = RetrievalGate(Judge(), condense=lambda messages: "unknown year of Hamlet", input_key="q")
-    assert texts(call(gate.guard(search), {"q": turns})) == ["about unknown year of Hamlet", "shared"]
+    assert texts(gate.guard(search).invoke({"q": turns})) == ["about unknown year of Hamlet", "shared"]
 
 
 # --- what is returned --------------------------------------------------------------------------------------
 
 
 def test_documents_keep_their_own_metadata_and_are_not_changed():
-    kept = [Document("x", metadata={"rgate_rank": "mine", "year": 2020})]
-    (found,) = RetrievalGate(Judge()).guard(lambda query: kept).invoke("unknown?")
     own = {"rgate_rank": "mine", "year": 2020}
+    kept = [Document("x", metadata=dict(own))]
+    (found,) = RetrievalGate(Judge()).guard(lambda query: kept).invoke("unknown?")
     assert found.metadata == {**own, "rgate_query": "unknown?", "rgate_claim": None}
     assert kept == [Document("x", metadata=own)]
 
 
-def test_old_code_calls_the_hook_itself(search):
+def test_old_code_calls_the_hook_itself(guarded):
     class Outer(BaseRetriever):
         inner: BaseRetriever
 
@@ -365,6 +314,6 @@ def test_old_code_calls_the_hook_itself(search):
             return self.inner._get_relevant_documents(query, run_manager=run_manager)
 
     collector = RunCollectorCallbackHandler()
-    outer = Outer(inner=RetrievalGate(Judge()).guard(search))
-    assert texts(outer.invoke("unknown?", {"callbacks": [collector]})) == ["about unknown?", "shared"]
+    found = Outer(inner=guarded).invoke("unknown?", {"callbacks": [collector]})
+    assert texts(found) == ["about unknown?", "shared"]
     assert [child.name for child in collector.traced_runs[0].child_runs] == ["GatedRetriever"]

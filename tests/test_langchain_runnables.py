@@ -47,39 +47,33 @@ def test_a_threshold_that_is_none(threshold, call):
         RetrievalGate(judge, threshold=threshold)
 
 
-@each(INVOKES)
-def test_configurable_fields(call):
+def test_configurable_fields():
     gate = RetrievalGate("constant:never").configurable_fields(
         gate=ConfigurableField(id="gate"), threshold=ConfigurableField(id="threshold")
     )
-    assert not call(gate, "a").retrieve
-    assert call(gate, "a", {"configurable": {"gate": "constant:always"}}).retrieve
-    assert call(gate, "a", {"configurable": {"threshold": 1.5}}).retrieve
+    given = [{}, {"gate": "constant:always"}, {"threshold": 1.5}]
+    asked = [gate.invoke("a", {"configurable": each}).retrieve for each in given]
+    assert asked == [False, True, True]
     with pytest.raises(UnknownNameError):
-        call(gate, "a", {"configurable": {"gate": "constnt"}})
-
-
-@each(INVOKES)
-def test_configurable_fields_of_the_others(call):
+        gate.invoke("a", {"configurable": {"gate": "constnt"}})
     guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
-    assert len(call(guarded, "unknown?")) == 2
-    assert len(call(guarded, "unknown?", {"configurable": {"k": 1}})) == 1
+    assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
     rewriter = ClaimQueryRewriter("constant:always").configurable_fields(plan=ConfigurableField(id="plan"))
-    assert call(rewriter, "who?") == ["who?"]
-    assert call(rewriter, "who?", {"configurable": {"plan": True}}).queries[0].text == "who?"
+    assert rewriter.invoke("who?", {"configurable": {"plan": True}}).queries[0].text == "who?"
 
 
-def test_misspelt_options():
-    with pytest.raises(TypeError, match="treshold"):
-        RetrievalGate("constant:never", treshold=0.5)
-    with pytest.raises(TypeError, match="retreive"):
-        RetrievalGate("constant:never").route(retreive=str, direct=str)
-    with pytest.raises(ValueError, match="treshold"):
-        RetrievalGate("constant:never").configurable_fields(treshold=ConfigurableField(id="t"))
-    with pytest.raises(ValidationError, match="tokens"):
-        RetrievalGate("constant:never", tokens=0)
-    with pytest.raises(ConfigurationError, match="int lacks one of them"):
-        RetrievalGate(3)
+MISSPELT = [
+    (TypeError, "treshold", lambda: RetrievalGate("constant:never", treshold=0.5)),
+    (TypeError, "retreive", lambda: RetrievalGate("constant:never").route(retreive=str, direct=str)),
+    (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
+    (ConfigurationError, "int lacks one of them", lambda: RetrievalGate(3)),
+]
+
+
+@pytest.mark.parametrize(("error", "why", "make"), MISSPELT)
+def test_misspelt_options(error, why, make):
+    with pytest.raises(error, match=why):
+        make()
 
 
 # --- written and read --------------------------------------------------------------------------------------
@@ -121,23 +115,19 @@ def test_what_cannot_be_written_says_so():
         loaded(dumped)
 
 
-def test_copies_and_pickles():
+def pickled(runnable):
+    return pickle.loads(pickle.dumps(runnable))  # noqa: S301
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickled])
+def test_copies_and_pickles(again):
     gate = RetrievalGate("constant:never", threshold=0.2)
-    for again in (copy.copy(gate), copy.deepcopy(gate), pickle.loads(pickle.dumps(gate))):  # noqa: S301
-        assert (again.threshold, again.invoke("a").retrieve) == (0.2, False)
-        assert dumpd(again) == dumpd(gate)
-    router = gate.route(retrieve=str.upper, direct=str.lower)
-    assert pickle.loads(pickle.dumps(router)).invoke("Ada") == "ada"  # noqa: S301
+    assert dumpd(again(gate)) == dumpd(gate)
+    router = again(gate.route(retrieve=str.upper, direct=str.lower))
+    assert router.invoke("Ada") == "ada"
 
 
 # --- shown and described -----------------------------------------------------------------------------------
-
-
-def test_names_are_those_of_runs():
-    assert RetrievalGate("constant:never").get_name() == "RetrievalGate"
-    assert RetrievalGate("constant:never", name="mine").get_name() == "mine"
-    assert RetrievalGate("constant:never").route(retrieve=str, direct=str).get_name() == "RetrievalRouter"
-    assert RetrievalGate("constant:never").guard(Search()).get_name() == "GatedRetriever"
 
 
 def test_schemas():

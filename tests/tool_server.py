@@ -1,8 +1,7 @@
 """An OpenAI-compatible server on loopback that really calls tools, by rules instead of a model.
 
-It calls ``search_docs`` for a question with "unknown" in it and ``add`` for one with "sum", if it may; it fills in a
-form where one is asked for (a tool named `FORM`); and after a tool it says what the tool said. Else it writes `KNOWN`
-or `UNSURE`. A ReAct prompt it answers in that prompt's own format.
+It calls ``search_docs`` for a question with "unknown" in it and ``add`` for one with "sum", if it may; after a tool
+it says what the tool said. Else it writes `KNOWN` or `UNSURE`. A ReAct prompt it answers in that prompt's own format.
 """
 
 import json
@@ -12,8 +11,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.begun_answers import KNOWN, UNSURE
-
-FORM = "Form"
 
 
 class Rules:
@@ -37,14 +34,12 @@ class Rules:
         if any("Action Input:" in _text(message) for message in messages if message["role"] == "system"):
             return _react(question), []
         if messages[-1]["role"] == "tool":
-            said = f"Read {_text(messages[-1])} ."
-            return ("", [(FORM, {"answer": said})]) if FORM in tools else (said, [])
+            return f"Read {_text(messages[-1])} .", []
         if "unknown" in question and "search_docs" in tools:
             return "", [("search_docs", {"query": question})]
         if "sum" in question and "add" in tools:
             return "", [("add", {"a": 1, "b": 2})]
-        text = UNSURE if "unknown" in question else KNOWN
-        return ("", [(FORM, {"answer": text})]) if FORM in tools else (text, [])
+        return UNSURE if "unknown" in question else KNOWN, []
 
 
 @contextmanager
