@@ -20,7 +20,7 @@ from rgate_integrations.models.token_stream import GeneratedToken, GenerationOpt
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
 
-class LocalChat(BaseChatModel):
+class LocalChat(BaseChatModel, GenerationOptions):
     """A chat model that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
@@ -30,17 +30,12 @@ class LocalChat(BaseChatModel):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
+    Its other options are those of `rgate_integrations.models.token_stream.GenerationOptions`; a call may give them.
+    With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
+
     Attributes:
         model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
         proxy: The model itself, in place of its name.
-        temperature: 0 is greedy; above that, tokens are drawn.
-        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
-        stop: Texts that end an answer.
-        seed: Of the draw; None draws another answer each time.
-        logprobs: Whether messages carry ``response_metadata["logprobs"]``, as OpenAI's do. Answer first asks for them
-            if it is None.
-        layers: Layers whose hidden states are kept while an answer is streamed; by default those that
-            ``rgate train`` reads. ``()`` keeps none.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
@@ -51,12 +46,6 @@ class LocalChat(BaseChatModel):
 
     model_name: str = Field(default=DEFAULT_MODEL, alias="model")
     proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int | None = Field(default=512, ge=1)
-    stop: list[str] | str | None = Field(default=None, alias="stop_sequences")
-    seed: int | None = None
-    logprobs: bool | None = None
-    layers: tuple[int, ...] | None = None
 
     @property
     def _llm_type(self) -> str:
@@ -64,7 +53,7 @@ class LocalChat(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        options = self.model_dump(include={"temperature", "max_tokens", "stop", "seed", "logprobs"})
+        options = self.model_dump(include=set(GenerationOptions.model_fields))
         return {"model_name": self._model.name, **options}
 
     @property
@@ -98,7 +87,7 @@ class LocalChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        options = GenerationOptions.of(self, kwargs if stop is None else {**kwargs, "stop": stop})
+        options = self.for_call(kwargs if stop is None else {**kwargs, "stop": stop})
         answer = self._model.answer([_turn(message) for message in messages], options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
         read = len(answer.prompt)  # told with the first chunk, and what was written with the last

@@ -36,7 +36,7 @@ from rgate_integrations.models.token_stream import GenerationOptions
 __all__ = ["LocalLLM"]
 
 
-class LocalLLM(LLM):
+class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
@@ -46,16 +46,11 @@ class LocalLLM(LLM):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
+    Its other options are those of `rgate_integrations.models.token_stream.GenerationOptions`; a call may give them.
+
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         proxy: The model itself, in place of its name.
-        temperature: 0 is greedy; above that, tokens are drawn.
-        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
-        stop: Texts that end an answer.
-        seed: Of the draw; None draws another answer each time.
-        logprobs: Whether responses carry ``logprobs``, as OpenAI's do. Answer first asks for them if it is None.
-        layers: Layers whose hidden states are kept while an answer is streamed; by default those that
-            ``rgate train`` reads. ``()`` keeps none.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
@@ -64,12 +59,6 @@ class LocalLLM(LLM):
 
     model: str = DEFAULT_MODEL
     proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
-    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_tokens: int | None = Field(default=512, ge=1)
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    logprobs: bool | None = None
-    layers: tuple[int, ...] | None = None
 
     @classmethod
     def class_name(cls) -> str:
@@ -139,7 +128,7 @@ class LocalLLM(LLM):
 
     def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        asked = GenerationOptions.of(self, options)
+        asked = self.for_call(options)
         answer = self._proxy().answer([_turn(message) for message in messages], asked)
         text = ""
         for chunk in answer.chunks():

@@ -121,11 +121,8 @@ class PromptEncoder:
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        offsets = encoding["offset_mapping"]
-        if len(offsets) <= tokens:
-            return None
-        _, end = offsets[tokens - 1]
-        return text[:end]
+        ends = [end for _, end in encoding["offset_mapping"]]
+        return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
         """Tokenize a text that continues a prompt, with the space that the prompt left off."""

@@ -152,10 +152,6 @@ class LocalProxy(Proxy):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `Proxy.sample`."""
-        if temperature <= 0:
-            raise ConfigurationError(
-                f"temperature must be above 0, not {temperature}.", hint="Use generate()."
-            )
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
@@ -175,10 +171,11 @@ class LocalProxy(Proxy):
         Raises:
             ConfigurationError: The model takes no conversations, or not this one.
         """
-        ids = self.encoder.encode_chat(messages)
-        if options.layers is None:
-            options = replace(options, layers=self.probed_layers)
-        return TokenStream(self.using, ids, options)
+        layers = options.layers
+        if layers is None:  # those that `rgate train` reads
+            of_question = middle_layers(self.num_layers, "question")
+            layers = tuple(sorted({*of_question, *middle_layers(self.num_layers, "draft")}))
+        return TokenStream(self.using, self.encoder.encode_chat(messages), options, layers)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -247,11 +244,11 @@ class LocalProxy(Proxy):
         self, answer: TokenStream, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
     ) -> bool:
         """Return whether an answer kept the states of its beginning, which a draft is."""
-        written = 0 < len(draft.tokens) <= len(answer.ids) and set(layer_numbers(layers)) <= set(
-            answer.layers
-        )
+        is_whole = set(layer_numbers(layers)) <= set(answer.layers)
+        is_written = 0 < len(draft.tokens) <= len(answer.ids)
         # Of another prompt, or of a model whose weights differ, the states would be others.
-        return written and answer.prompt == row.ids and answer.fingerprint == self.fingerprint
+        is_same = answer.prompt == row.ids and answer.fingerprint == self.fingerprint
+        return is_whole and is_written and is_same
 
     # --- the reader ------------------------------------------------------------------------------------------
 
@@ -326,12 +323,6 @@ class LocalProxy(Proxy):
     def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
         return self.runner.num_layers
-
-    @property
-    def probed_layers(self) -> tuple[int, ...]:
-        """The layers that ``rgate train`` reads by default; loads the model."""
-        of_question = middle_layers(self.num_layers, "question")
-        return tuple(sorted({*of_question, *middle_layers(self.num_layers, "draft")}))
 
     def load(self) -> LocalProxy:
         """Load weights and tokenizer now instead of on first use.

@@ -159,9 +159,9 @@ class ModelRunner:
 
     def ends(self, token: int, at_newline: bool = False) -> bool:
         """Return whether a token ends a text: the end of the turn, or a new line where a template wants one line."""
-        if token in self.encoder.stop_ids:
-            return True
-        return at_newline and "\n" in self.encoder.tokenizer.decode([token])
+        return token in self.encoder.stop_ids or (
+            at_newline and "\n" in self.encoder.tokenizer.decode([token])
+        )
 
     def score(
         self, rows: Sequence[EncodedPrompt], targets: Sequence[Sequence[int]]

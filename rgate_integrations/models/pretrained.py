@@ -55,7 +55,7 @@ def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: There is none, or no fast one.
+        ModelLoadError: There is none.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     import transformers
@@ -63,8 +63,6 @@ def load_tokenizer(name: str) -> Any:
     where = resolve_model(name)
     with _load_errors(name), quiet():
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    if not tokenizer.is_fast:
-        raise ModelLoadError(f"The tokenizer of {name!r} has no fast version.", hint="Save tokenizer.json.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

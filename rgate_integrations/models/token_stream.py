@@ -9,9 +9,10 @@ import secrets
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, BeforeValidator, Field
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import PooledLayer
@@ -23,44 +24,45 @@ if TYPE_CHECKING:
     from rgate_integrations.models.model_runner import ModelRunner, Step
 
 
-@dataclass(frozen=True)
-class GenerationOptions:
-    """How an answer is written.
+def _as_texts(stop: object) -> object:
+    return (stop,) if isinstance(stop, str) else stop or ()
+
+
+class GenerationOptions(BaseModel):
+    """How an answer is written. A chat model or LLM that runs here has these fields, too.
 
     Attributes:
         temperature: 0 is greedy; above that, tokens are drawn.
-        max_tokens: Maximum number of tokens, at least 1; None is as many as the model's context holds.
-        stop: Texts that end the answer, and are no part of it.
+        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
+        stop: Texts that end an answer, and are no part of it.
         seed: Of the draw; None draws another answer each time.
-        logprobs: Whether the log-probabilities of its tokens are wanted.
-        layers: Layers whose hidden states are kept; None keeps those that ``rgate train`` reads.
+        logprobs: Whether the log-probabilities of its tokens are given, as OpenAI's models do. Answer first asks for
+            them if it is None.
+        layers: Layers whose hidden states are kept while an answer is written; by default those that ``rgate train``
+            reads. ``()`` keeps none.
     """
 
-    temperature: float = 0.0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_tokens: int | None = Field(default=512, ge=1)
+    stop: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
     seed: int | None = None
     logprobs: bool | None = None
-    layers: tuple[int, ...] | None = ()
+    layers: tuple[int, ...] | None = None
 
-    @classmethod
-    def of(cls, model: object, call: Mapping[str, Any]) -> GenerationOptions:
-        """Return the options of one call: what it gives, and for the rest the fields of the chat model or LLM.
+    def for_call(self, call: Mapping[str, Any]) -> GenerationOptions:
+        """Return the options of one call: what it gives, and these for the rest.
 
         Raises:
             ConfigurationError: There is no such option.
         """
-        names = [field.name for field in fields(cls)]
+        names = list(GenerationOptions.model_fields)
         for name in call:
             if name not in names:
                 raise ConfigurationError(
-                    f"{type(model).__name__} got an unexpected keyword argument {name!r}.",
+                    f"{type(self).__name__} got an unexpected keyword argument {name!r}.",
                     hint=f"It takes {', '.join(names)}.",
                 )
-        options = {name: call.get(name, getattr(model, name)) for name in names}
-        stop = options["stop"] or ()
-        options["stop"] = (stop,) if isinstance(stop, str) else tuple(stop)
-        return cls(**options)
+        return GenerationOptions(**{name: call.get(name, getattr(self, name)) for name in names})
 
 
 class GeneratedToken(NamedTuple):
@@ -90,7 +92,8 @@ class TokenStream:
     Args:
         use_model: Gives the model to the thread that calls it, for a short time.
         prompt: Token ids of what is answered.
-        options: How; its layers are given.
+        options: How.
+        layers: Layers whose hidden states are kept.
 
     Attributes:
         id: Id of the response, under which `find_answer` finds it.
@@ -108,11 +111,12 @@ class TokenStream:
         use_model: Callable[[], AbstractContextManager[ModelRunner]],
         prompt: Sequence[int],
         options: GenerationOptions,
+        layers: Sequence[int],
     ) -> None:
         self.id = f"rgate-{uuid.uuid4().hex}"
         self.prompt = tuple(prompt)
         self.options = options
-        self.layers = options.layers or ()
+        self.layers = tuple(layers)
         self.text = ""
         self.ids: list[int] = []
         self.finish_reason: Literal["stop", "length"] | None = None
