@@ -10,60 +10,56 @@ from starlette.routing import Route
 from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
 
+OWN = {"x-own": "kept"}
+
 
 class ScriptedUpstream:
-    """Streams ``tokens``; where ``gates`` has an event for a token, it waits for that before it."""
+    """Streams tokens, or calls of a tool; an endless answer ends when its client leaves."""
 
-    def __init__(self, tokens=("The ", "answer ", "is ", "42.")):
-        self.tokens = list(tokens)
-        self.status = 200
-        self.tool_call = False
+    def __init__(
+        self, tokens=("The ", "answer ", "is ", "42."), *, status=200, tool_call=False, endless=False
+    ):
+        self.tokens = tokens
+        self.status = status
+        self.tool_call = tool_call
+        self.endless = endless
         self.requests = []
         self.headers = []
         self.finished = 0
         self.cancelled = asyncio.Event()
-        self.endless = False
-        self.app = Starlette(
-            routes=[
-                Route("/v1/chat/completions", self.chat, methods=["POST"]),
-                Route("/{path:path}", self.other, methods=["GET", "POST", "DELETE"]),
-            ]
-        )
-
-    def events(self):
-        for number, token in enumerate(self.tokens):
-            delta = {"content": token}
-            if self.tool_call:
-                call = {
-                    "index": 0,
-                    "id": "1",
-                    "type": "function",
-                    "function": {"name": "f", "arguments": token},
-                }
-                delta = {"tool_calls": [call]}
-            # The spelling of a server's own: whoever writes it anew would write it otherwise.
-            event = {"id": "x", "model": "scripted", "choices": [{"index": 0, "delta": delta}], "n": number}
-            yield f"data:  {json.dumps(event, separators=(', ', ' : '))}\r\n\r\n".encode()
-        yield b"data: [DONE]\r\n\r\n"
+        chat = Route("/v1/chat/completions", self.chat, methods=["POST"])
+        other = Route("/{path:path}", self.other, methods=["GET", "POST", "DELETE"])
+        self.app = Starlette(routes=[chat, other])
 
     async def chat(self, request):
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         if self.status != 200:
-            return JSONResponse({"error": {"message": "no"}}, self.status, headers={"x-own": "kept"})
-        if not body.get("stream"):
-            message = {"role": "assistant", "content": "".join(self.tokens)}
-            return Response(
-                json.dumps({"choices": [{"message": message}]}, indent=3), headers={"x-own": "kept"}
-            )
-        return StreamingResponse(self.stream(), media_type="text/event-stream", headers={"x-own": "kept"})
+            return JSONResponse({"error": {"message": "no"}}, self.status, headers=OWN)
+        if body.get("stream"):
+            return StreamingResponse(self.stream(), media_type="text/event-stream", headers=OWN)
+        message = {"role": "assistant", "content": "".join(self.tokens)}
+        return Response(json.dumps({"choices": [{"message": message}]}, indent=3), headers=OWN)
 
     async def stream(self):
         try:
-            for event in self.events():
-                yield event
+            for number, token in enumerate(self.tokens):
+                delta = {"content": token}
+                if self.tool_call:
+                    function = {"name": "f", "arguments": token}
+                    call = {"index": 0, "id": "1", "type": "function", "function": function}
+                    delta = {"tool_calls": [call]}
+                # The spelling of a server's own: whoever writes it anew would write it otherwise.
+                event = {
+                    "id": "x",
+                    "model": "scripted",
+                    "choices": [{"index": 0, "delta": delta}],
+                    "n": number,
+                }
+                yield f"data:  {json.dumps(event, separators=(', ', ' : '))}\r\n\r\n".encode()
                 await asyncio.sleep(0)
+            yield b"data: [DONE]\r\n\r\n"
             while self.endless:
                 yield b": still here\n\n"
                 await asyncio.sleep(0.01)
@@ -75,7 +71,7 @@ class ScriptedUpstream:
     async def other(self, request):
         self.requests.append((request.method, str(request.url), await request.body()))
         self.headers.append(dict(request.headers))
-        return Response(b"\x00\xff raw", 203, headers={"x-own": "kept"})
+        return Response(b"\x00\xff raw", 203, headers=OWN)
 
 
 class Shelf:

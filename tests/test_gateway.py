@@ -57,11 +57,11 @@ class Between:
 
 
 @contextmanager
-def gateway(gate, upstream=None, *, shelf=None, searches=True, **options):
+def gateway(gate, upstream=None, *, shelf=None, **options):
     upstream, shelf = upstream or ScriptedUpstream(), shelf or Shelf()
     with (
         listening(upstream.app) as behind,
-        serving_gateway(gate, f"{behind}/v1", shelf if searches else None, **options) as url,
+        serving_gateway(gate, f"{behind}/v1", shelf, **options) as url,
     ):
         yield Between(url, behind, upstream, shelf)
 
@@ -210,8 +210,7 @@ def test_a_begun_answer_that_is_known_goes_on_byte_for_byte():
 
 
 def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_again_with_passages():
-    upstream = ScriptedUpstream(["I ", "am ", "not ", "sure."])
-    upstream.endless = True
+    upstream = ScriptedUpstream(["I ", "am ", "not ", "sure."], endless=True)
     with (
         gateway(Unsure(), upstream, answer_first=BEGUN) as between,
         between.stream(HAMLET) as response,
@@ -226,8 +225,7 @@ def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_agai
 
 
 def test_a_call_of_a_tool_is_decided_by_the_question():
-    upstream = ScriptedUpstream()
-    upstream.tool_call = True
+    upstream = ScriptedUpstream(tool_call=True)
     tools = [{"type": "function", "function": {"name": "f"}}]
     with gateway(Unsure(), upstream, answer_first=BEGUN) as between:
         through = between.ask(stream=True, tools=tools)
@@ -237,8 +235,7 @@ def test_a_call_of_a_tool_is_decided_by_the_question():
 
 
 def test_a_client_that_leaves_ends_the_upstreams_answer():
-    upstream = ScriptedUpstream()
-    upstream.endless = True
+    upstream = ScriptedUpstream(endless=True)
     with gateway(Words(), upstream) as between:
         with between.stream("known") as response:
             next(response.iter_raw())
@@ -250,10 +247,10 @@ def test_a_client_that_leaves_ends_the_upstreams_answer():
 # --- failures -----------------------------------------------------------------------------------------------------
 
 
-def test_a_gate_that_fails_retrieves():
+def test_a_gate_that_fails_retrieves_and_what_it_says_makes_no_header():
     class Broken(Words):
         async def adecide_batch(self, questions, **options):
-            raise OSError("no disk\r\nx-evil: 1")
+            raise OSError("no disk\r\nx-evil: é 東京 \x00\x7f" + " more" * 1_000)
 
     with gateway(Broken()) as between:
         response = between.ask("known")
@@ -261,7 +258,8 @@ def test_a_gate_that_fails_retrieves():
         assert 'rgate_errors_total{type="OSError"}' in between.metrics
     assert response.headers["x-rgate-error"] == "OSError"
     assert "x-evil" not in response.headers
-    assert "no disk x-evil: 1" in response.headers["x-rgate-reason"]
+    assert "no disk x-evil: ? ?? ??" in response.headers["x-rgate-reason"]
+    assert len(response.headers["x-rgate-reason"]) <= 300
 
 
 def test_a_queue_that_is_full_retrieves():
@@ -294,9 +292,7 @@ def test_a_search_that_fails_leaves_the_question_as_it_is(look_first, caplog):
 @pytest.mark.parametrize("answer_first", [False, BEGUN])
 @pytest.mark.parametrize("question", ["known", HAMLET])
 def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, question):
-    upstream = ScriptedUpstream()
-    upstream.status = 429
-    with gateway(Unsure(), upstream, answer_first=answer_first) as between:
+    with gateway(Unsure(), ScriptedUpstream(status=429), answer_first=answer_first) as between:
         through, alone = between.ask(question, stream=True), between.alone(question, stream=True)
     assert (through.status_code, through.content) == (429, alone.content)
     assert through.headers["x-own"] == "kept"
@@ -313,20 +309,6 @@ def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first):
             assert response.status_code == 502
             assert response.json()["error"]["type"] == "UpstreamError"
             assert TOKEN not in response.text
-
-
-@pytest.mark.parametrize("question", ["unknown\r\nx-evil: 1", "unknown é 東京 \x00\x7f", "unknown " * 5_000])
-def test_nothing_in_a_question_can_make_a_header(question):
-    class Quoting(Words):
-        def decide_batch(self, questions, **options):
-            decisions = super().decide_batch(questions, **options)
-            return [each.model_copy(update={"reason": f"“{each.question}”"}) for each in decisions]
-
-    with gateway(Quoting(), searches=False) as between:
-        response = between.ask(question)
-    assert response.status_code == 200
-    assert "x-evil" not in response.headers
-    assert 0 < len(response.headers["x-rgate-reason"]) <= 300
 
 
 @pytest.mark.parametrize(("key", "sent"), [("sk-own", "Bearer sk-own"), (None, None)])

@@ -1,4 +1,4 @@
-"""The gateway before a real llama.cpp server, asked by the clients that most applications have."""
+"""The gateway before a real llama.cpp server, asked by the client that most applications have, alone or inside."""
 
 import json
 import subprocess
@@ -15,8 +15,6 @@ from tests.scripted_upstream import Shelf
 
 pytestmark = pytest.mark.model
 openai = pytest.importorskip("openai", reason="comes with the dev extra")
-langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
-openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
 KNOWN, UNKNOWN = "Tell me a known story about a fox.", "Which of these authors wrote Hamlet?"
 SHORT = {"temperature": 0, "max_tokens": 12, "seed": 1}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -66,36 +64,6 @@ def test_openai_cancels_in_the_middle(served):
         endless.close()
         while not is_idle(served):
             pass
-
-
-def chat_openai(url):
-    return langchain_openai.ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="smollm2", **SHORT)
-
-
-async def test_chat_openai_streams_and_binds_tools(served):
-    with serving_gateway(Words(), served.url, Shelf()) as url:
-        llm = chat_openai(url)
-        streamed = "".join([chunk.content async for chunk in llm.astream(KNOWN)])
-        assert llm.bind_tools([ADD]).invoke(KNOWN).usage_metadata["input_tokens"] > 0
-    assert streamed == chat_openai(served.url).invoke(KNOWN).content
-
-
-def complete(url):
-    """Stream what LlamaIndex's client gets."""
-    llm = openai_like.OpenAILike(
-        api_base=f"{url}/v1",
-        api_key="none",
-        model="smollm2",
-        temperature=0,
-        max_tokens=12,
-        is_chat_model=True,
-    )
-    return "".join(each.delta or "" for each in llm.stream_complete(KNOWN))
-
-
-def test_openai_like_streams(served):
-    with serving_gateway(Words(), served.url, Shelf()) as url:
-        assert complete(url) == complete(served.url) != ""
 
 
 def test_from_a_shadow_to_a_tuned_gate(served, minilm, tmp_path):

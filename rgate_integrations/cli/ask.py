@@ -67,18 +67,16 @@ def decide(
     asked = skipped = failed = 0
     records = _read_records(_read_questions(questions))
     while batch := list(itertools.islice(records, _BATCH)):
-        good = [record for record in batch if "error" not in record]
-        decisions = iter(
-            loaded.decide_batch(
-                [record["question"] for record in good],
-                threshold=threshold,
-                drafts=[record.get("draft") for record in good],
-                popularity=[record.get("popularity") for record in good],
-                histories=[record.get("history") for record in good],
-            )
+        decisions = loaded.decide_batch(
+            [record["question"] for record in batch],
+            threshold=threshold,
+            drafts=[record.get("draft") for record in batch],
+            popularity=[record.get("popularity") for record in batch],
+            histories=[record.get("history") for record in batch],
         )
-        for record in batch:
-            decision = _unread(record) if "error" in record else next(decisions)
+        for record, decision in zip(batch, decisions, strict=True):
+            if "error" in record:
+                decision = _unread(record)
             asked += 1
             skipped += not decision.retrieve
             failed += decision.error is not None

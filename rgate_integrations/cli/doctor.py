@@ -6,7 +6,10 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -53,65 +56,51 @@ class Finding:
 
 def doctor(as_json: AsJson = False) -> None:
     """Report versions, devices and the cache, and how to get what is missing; only what you use is needed."""
-    findings = [
-        Finding("rgate", __version__),
-        Finding("python", platform.python_version()),
-        Finding("cpu", f"{os.cpu_count()} cores"),
-        *_gpus(),
-        *_packages(),
-        _cache(),
-        *_models(),
-    ]
-    if as_json:
-        for finding in findings:
-            print_json(asdict(finding))
+    findings = list(_examine())
+    if not as_json:
+        say_table([("", "", "remedy"), *map(astuple, findings)])
         return
-    say_table([("", "", "remedy"), *((each.name, each.state, each.remedy) for each in findings)])
+    for finding in findings:
+        print_json(asdict(finding))
 
 
-def _gpus() -> list[Finding]:
-    try:
+def _examine() -> Iterator[Finding]:
+    yield Finding("rgate", __version__)
+    yield Finding("python", platform.python_version())
+    yield Finding("cpu", f"{os.cpu_count()} cores")
+    with suppress(ImportError):
         import torch
-    except ImportError:
-        return []
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return [Finding(f"cuda:{number}", name) for number, name in enumerate(names)]
 
-
-def _packages() -> list[Finding]:
-    findings = []
+        for number in range(torch.cuda.device_count()):
+            yield Finding(f"cuda:{number}", torch.cuda.get_device_name(number))
     for name, extra in _DISTRIBUTIONS.items():
         try:
-            findings.append(Finding(name, importlib.metadata.version(name)))
+            yield Finding(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(name, "not installed", f'pip install "rgate-integrations[{extra}]"'))
-    return findings
-
-
-def _cache() -> Finding:
+            yield Finding(name, "not installed", f'pip install "rgate-integrations[{extra}]"')
     root = cache_dir()
     # The folder is made on first use: until then its nearest parent says whether there is room for it.
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    state = f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)"
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Finding("cache", state)
-    return Finding("cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder")
-
-
-def _models() -> list[Finding]:
-    findings = []
+        yield Finding("cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)")
+    else:
+        yield Finding("cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder")
     for name in CATALOGUE:
-        folder = cached_path(name)
-        finding = Finding(name, "downloaded")
-        if folder is None:
-            finding = Finding(name, "not downloaded", f"rgate download {name}")
+        cached = cached_path(name)
+        if cached is None:
+            yield Finding(name, "not downloaded", f"rgate download {name}")
         elif name == READER:
-            try:
-                Reader(folder)  # raises unless it gives the states that it should
-            except ModelLoadError as error:
-                finding = Finding(name, error.message, error.hint)
-        findings.append(finding)
-    return findings
+            yield _try_reader(cached)
+        else:
+            yield Finding(name, "downloaded")
+
+
+def _try_reader(folder: Path) -> Finding:
+    try:
+        Reader(folder)
+    except ModelLoadError as error:
+        return Finding(READER, error.message, error.hint)
+    return Finding(READER, "downloaded, gives the states that it should")
 
 
 def download(
@@ -167,12 +156,12 @@ def gates(
     if llm is not None:
         _print_assumed(llm, as_json)
         return
-    infos = [asdict(info) for info in list_gates()]
-    if as_json:
-        for info in infos:
-            print_json(info)
+    infos = list_gates()
+    if not as_json:
+        say_table([("name", "paper", "evidence", "training", "cost"), *map(astuple, infos)])
         return
-    say_table([tuple(infos[0]), *(tuple(info.values()) for info in infos)])
+    for info in infos:
+        print_json(asdict(info))
 
 
 def _print_assumed(llm: str, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from rgate_integrations.cli.terminal import (
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.runtime.files import json_text, read_jsonl, write_atomically
+from rgate_integrations.runtime.files import json_text, write_atomically
 from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ def collect(
             judge=judging,
             report=bar.count,
         )
-    records = [record for _, record in read_jsonl(out)]
-    say(f"{len(records)} questions in {out}")
-    for arm in ("closed_book_correct", "rag_correct"):
-        right = sum(record.get(arm, False) for record in records)
-        say(f"  {arm}: {right}")
+    say(f"{len(asked)} questions were asked. Their answers are in {out}: rgate evaluate --data {out}")
 
 
 def evaluate(
