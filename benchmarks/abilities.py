@@ -36,7 +36,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact
+from rgate_integrations.gates.artifacts import HeadsArtifact
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.tuning.ability import estimate_ability
 

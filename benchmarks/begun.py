@@ -28,8 +28,8 @@ from labels import LLAMA, clustered, read_adarague
 from logprobs import Runs, cross_validated_head, fit_head, judged, read_runs, show_knowledge, together
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
-from rgate_integrations.gates.artifacts.probe import LogprobHead, ProbeArtifact
+from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy

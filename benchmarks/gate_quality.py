@@ -9,7 +9,7 @@ AUC of P(known) for closed_book_correct, cross-validated by question; the mean i
 from base import CONSOLE, SETS, argument_parser, print_table
 from heads import show_metrics
 
-from rgate_integrations.gates.artifacts.folder import read_gate, shipped
+from rgate_integrations.gates.folder import read_gate, shipped
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "prompt": ("prompt", {}),
     "self_eval": ("self_eval", {}),
     "token_probability": ("token_probability", {}),
-    "perplexity": ("perplexity", {}),
+    "token_probability, mean": ("token_probability", {"statistic": "mean"}),
     "boundary": ("boundary", {"samples": 5, "tokens": 12}),
 }
 PROXY, BATCH = "smollm2-135m-instruct", 32

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rgate_integrations.errors import DataFormatError, missing_dependency
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array

@@ -30,8 +30,8 @@ from labels import LLAMA, Label, clustered, read_abilities, read_labels, table_n
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import download

@@ -18,11 +18,18 @@ from base import CONSOLE, SETS, argument_parser, print_table, read_answers, read
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.gates.artifacts.passage_utility import PassageUtilityModel, save_utility_model
-from rgate_integrations.gates.evidence.search import FEATURES, READ, FoundPassage, search_features
+from rgate_integrations.gates.passage_utility import (
+    FEATURES,
+    FILE,
+    READ,
+    FoundPassage,
+    PassageUtilityModel,
+    search_features,
+)
 from rgate_integrations.index import Passage
 from rgate_integrations.index.bm25 import BM25Index
 from rgate_integrations.models.download import PASSAGES, cached_path
+from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.runtime.text import contains_answer
 
 MULTIHOP = ("hotpotqa", "2wikimultihopqa")
@@ -251,9 +258,8 @@ def main() -> None:
             "licence": "Apache-2.0",
             "auc": found,
         }
-        save_utility_model(
-            model.model_copy(update={"provenance": provenance}), arguments.save, card(provenance)
-        )
+        saved = model.model_copy(update={"provenance": provenance})
+        write_folder(arguments.save, {FILE: saved.model_dump_json(indent=1), "README.md": card(provenance)})
 
 
 def card(provenance: dict) -> str:

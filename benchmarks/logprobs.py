@@ -15,7 +15,7 @@ from heads import Alone, alone
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.gates.answer import AnswerGate
-from rgate_integrations.gates.artifacts.probe import LogprobHead
+from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.text import is_correct
 

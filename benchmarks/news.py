@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from templates import FOLDER, LICENCE, filled, read_lines, read_words, varied
 
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
+from rgate_integrations.gates.folder import read_gate, save_gate
 
 NAME = "templates of news and of settled facts"
 PENALTY = 1e6  # from 1e5 to 1e7 it makes no difference

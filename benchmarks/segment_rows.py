@@ -22,8 +22,8 @@ from labels import KIND_OF, Label, read_adarague, read_practical, read_template_
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
 from templates import template_requests
 
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
-from rgate_integrations.gates.artifacts.heads import Kind, SegmentHeads
+from rgate_integrations.gates.artifacts import Kind, SegmentHeads
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import READER, shared_reader

@@ -92,7 +92,7 @@ for document in guarded.invoke(questions[2]):
 # them, with log-probabilities if its API gives them, and the gate judges those.
 
 # %%
-witness = RetrievalGate("perplexity", llm=llm, tokens=16)
+witness = RetrievalGate("token_probability", llm=llm, tokens=16, statistic="mean")
 decision = witness.invoke(questions[0])
 print(decision.draft.source, decision.draft.text)
 print(decision.reason)

@@ -65,11 +65,11 @@ print("right with retrieval", round(float(np.mean([e.rag_correct for e in exampl
 # %% [markdown]
 # ## 3. A gate for this LLM
 #
-# `perplexity` of the model's own draft needs no training. What does it know, before any calibration?
+# The probability of the tokens of the model's own draft needs no training. What does it know, before any calibration?
 
 # %%
-gate = load_gate("perplexity", tokens=12)
-result, judged = evaluate(gate, examples, name="perplexity")
+gate = load_gate("token_probability", tokens=12, statistic="mean")
+result, judged = evaluate(gate, examples, name="token_probability")
 print(
     {
         k: result["pooled"][k]
@@ -111,7 +111,7 @@ figure.tight_layout()
 #
 # ```
 # rgate collect   --questions questions.jsonl --llm MODEL --index DIR --out paired.jsonl
-# rgate calibrate --gate perplexity --data paired.jsonl --budget 0.8 --out my-gate
+# rgate calibrate --gate token_probability --data paired.jsonl --budget 0.8 --out my-gate
 # rgate evaluate  --gate my-gate --data paired.jsonl --out result.json
 # rgate report    result.json --html report.html
 # ```

@@ -44,7 +44,7 @@ known = np.array([is_correct(d.text, [city]) for d, (_, city) in zip(drafts, pai
 print(f"{known.mean():.2f} of {len(known)} answers are right")
 
 # %% [markdown]
-# ## Eight gates, one batch each
+# ## Seven gates, one batch each
 
 # %%
 names = (
@@ -54,7 +54,6 @@ names = (
     "prompt",
     "self_eval",
     "token_probability",
-    "perplexity",
     "default-answer",
 )
 gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]

@@ -16,8 +16,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.gates.artifacts.passage_utility import PassageUtilityModel
-from rgate_integrations.gates.evidence.search import FEATURES
+from rgate_integrations.gates.passage_utility import FEATURES, PassageUtilityModel
 
 KNOWN = "It is surely the one that you think of ."
 UNSURE = "Perhaps it is this one , or that other one ."

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.gates.abilities import resolve
-from rgate_integrations.gates.abilities.names import ALIASES, parse_name
-from rgate_integrations.gates.abilities.resolve import resolve_ability, weakest
-from rgate_integrations.gates.ability import Ability, read_measured, save_measured
+from rgate_integrations.gates import ability as resolve
+from rgate_integrations.gates.ability import Ability, read_measured, resolve_ability, save_measured, weakest
+from rgate_integrations.gates.llm_names import ALIASES, parse_name
 
 SPELLINGS = {
     "gpt-4o": [

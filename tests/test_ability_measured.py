@@ -10,8 +10,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
-from rgate_integrations.gates.abilities.resolve import resolve_ability
-from rgate_integrations.gates.ability import Ability
+from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.text import contains_answer
 from rgate_integrations.tuning import ability as measuring

@@ -19,7 +19,7 @@ LAYERS = [
     # From the bottom up. A file may import from its own layer and from those before it.
     {"errors", "decision", "prompts", "runtime"},
     {"models", "index"},
-    {"gates.artifacts", "gates.evidence"},
+    {"gates.artifacts", "gates.folder", "gates.evidence"},
     {"gates"},
     {"engine"},
     {"answering"},

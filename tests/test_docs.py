@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.gates.artifacts.folder import tuned_files
-from rgate_integrations.gates.artifacts.tuned import TunedArtifact
+from rgate_integrations.gates.artifacts import TunedArtifact
+from rgate_integrations.gates.folder import tuned_files
 from rgate_integrations.gates.tuned import FEATURES
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.runtime.files import write_folder

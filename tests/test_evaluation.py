@@ -131,7 +131,9 @@ def test_recorded_drafts_reach_the_gate():
     proxy = ScriptedProxy()
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
     sure = [Example(Question("who?", dataset="s", draft=draft), 1.0, False)]
-    result, found = evaluate(load_gate("perplexity", proxy=proxy), sure, draft="recorded")
+    result, found = evaluate(
+        load_gate("token_probability", statistic="mean", proxy=proxy), sure, draft="recorded"
+    )
     assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
     assert found.decisions[0].draft.text == "It was me."
     assert result["sets"]["s"]["n"] == result["pooled"]["n"] == 1

@@ -9,7 +9,7 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
-from rgate_integrations.gates.papers.adapt import RET
+from rgate_integrations.gates.papers.verdicts import RET
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
 from rgate_integrations.tuning.own import Recipe, TrainingOptions
 from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
@@ -177,4 +177,4 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
 
 def test_what_cannot_be_trained(sums):
     with pytest.raises(ConfigurationError, match="not trained"):
-        train_adapter("perplexity", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
+        train_adapter("token_probability", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")

@@ -11,7 +11,7 @@ from rgate_integrations import Draft, Gate, load_gate
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.papers.boundary import certainty
-from rgate_integrations.gates.papers.verdict_gate import ik_score
+from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise
@@ -158,7 +158,6 @@ DRAFT = Draft(text="a b c d", tokens=("a", " b", " c", " d"), logprobs=LOGPROBS)
         ("token_probability", {"statistic": "first"}, 0.5),
         # The geometric mean: (1/2 * 1/4) ** (1/4) = 2 ** (-3/4).
         ("token_probability", {"statistic": "mean"}, 2**-0.75),
-        ("perplexity", {}, 2**-0.75),
     ],
 )
 def test_gates_on_given_probabilities(name, options, p):
@@ -167,8 +166,7 @@ def test_gates_on_given_probabilities(name, options, p):
 
 
 def test_a_draft_without_what_is_read_retrieves():
-    for name in ("token_probability", "perplexity"):
-        assert "empty" in decide_on(name, Draft(text="", logprobs=())).reason
+    assert "empty" in decide_on("token_probability", Draft(text="", logprobs=())).reason
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

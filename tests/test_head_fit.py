@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.artifacts.heads import Kind
+from rgate_integrations.gates.artifacts import Kind
 from rgate_integrations.models.base import PooledLayer
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

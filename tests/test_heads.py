@@ -10,8 +10,8 @@ import pytest
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind, SegmentHeads
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, SegmentHeads
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates, PooledLayer
 from rgate_integrations.models.segments import LAYOUT
@@ -127,7 +127,7 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(artifact, tmp_path)
 
 
 def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
-    with pytest.raises(ConfigurationError, match="does not know the kind"):
+    with pytest.raises(ConfigurationError, match="cannot take question"):
         load_gate("answer:ik,token_probability", proxy=ScriptedProxy())
     with pytest.raises(ConfigurationError, match="does not name two gates"):
         load_gate("answer:default", proxy=ScriptedProxy())

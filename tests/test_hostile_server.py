@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
-from rgate_integrations.gates.papers.ik import IK_QUESTION
+from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.served import LONGEST_BODY, ServedProxy, read_completion
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer

@@ -16,7 +16,7 @@ from rgate_integrations.answering.claims import plan_queries
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.abilities.resolve import resolve_ability
+from rgate_integrations.gates.ability import resolve_ability
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import RetrievalGateSelector
 

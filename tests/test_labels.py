@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from rgate_integrations import Draft
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
-from rgate_integrations.gates.artifacts.folder import read_gate
+from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import STOP_AFTER, Answered

@@ -13,8 +13,8 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts.folder import save_gate
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts import ProbeArtifact
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.local_chat import LocalChat
 from rgate_integrations.models.base import PooledLayer

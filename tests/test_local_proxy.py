@@ -13,7 +13,7 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, UnknownNameError
-from rgate_integrations.gates.papers.slimplm import JUDGMENT
+from rgate_integrations.gates.papers.verdicts import JUDGMENT
 from rgate_integrations.models.encoding import PromptEncoder
 from rgate_integrations.models.local import LocalProxy, ModelLock, group_by_length, shared_proxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate

@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from rgate_integrations.gates.artifacts.probe import LogprobHead
+from rgate_integrations.gates.artifacts import LogprobHead
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 LOGPROBS = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]

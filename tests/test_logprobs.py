@@ -12,7 +12,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.papers.ik import IK_QUESTION
+from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.models.served import read_completion
 from rgate_integrations.runtime.records import as_logprob, message_logprobs, read_logprobs

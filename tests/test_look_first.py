@@ -16,15 +16,13 @@ from rgate_integrations.answering.look_first import (
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
-from rgate_integrations.gates.artifacts.passage_utility import (
-    PassageUtilityModel,
-    read_utility_model,
-    save_utility_model,
-)
-from rgate_integrations.gates.evidence.search import (
+from rgate_integrations.gates.passage_utility import (
     FEATURES,
+    FILE,
     READ,
     FoundPassage,
+    PassageUtilityModel,
+    read_utility_model,
     search_features,
     weight_of,
     words_of,
@@ -99,9 +97,8 @@ def test_probabilities_stay_in_their_range():
 
 
 def test_a_model_is_saved_and_read(tmp_path):
-    save_utility_model(MODEL, tmp_path / "mine", "# mine\n")
-    assert read_utility_model(tmp_path / "mine") == MODEL
-    assert (tmp_path / "mine" / "README.md").read_text() == "# mine\n"
+    (tmp_path / FILE).write_text(MODEL.model_dump_json())
+    assert read_utility_model(tmp_path) == MODEL
 
 
 @pytest.mark.parametrize(
@@ -118,10 +115,10 @@ def test_a_model_is_saved_and_read(tmp_path):
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(tmp_path, change, said):
-    file = save_utility_model(MODEL, tmp_path / "bad", "") / "helps.json"
-    file.write_text(change if isinstance(change, str) else json.dumps(json.loads(file.read_text()) | change))
+    text = change if isinstance(change, str) else json.dumps(MODEL.model_dump() | change)
+    (tmp_path / FILE).write_text(text)
     with pytest.raises(ModelLoadError, match=said):
-        read_utility_model(file.parent)
+        read_utility_model(tmp_path)
     with pytest.raises(ModelLoadError, match="shipped one is 'look-first'"):
         read_utility_model("nowhere")
 

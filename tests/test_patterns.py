@@ -4,7 +4,7 @@ import pytest
 
 from rgate_integrations.answering.claims import parse_claims, split_sentences, subject, without_tags
 from rgate_integrations.engine.follow_ups import is_follow_up
-from rgate_integrations.gates.abilities.resolve import resolve_ability
+from rgate_integrations.gates.ability import resolve_ability
 from rgate_integrations.prompts import without_control_tokens
 
 MEGABYTE = 1_000_000

@@ -16,8 +16,8 @@ import pytest
 from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
-from rgate_integrations.gates.artifacts.folder import save_gate
-from rgate_integrations.gates.artifacts.gate_file import SavedGate
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.folder import save_gate
 from tests.http_servers import Blocking, Words, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
 
@@ -43,7 +43,7 @@ def test_it_decides_one_and_many_in_threads_and_on_a_loop(url):
 
 
 def test_the_servers_threshold_holds_unless_the_caller_gives_one():
-    with serving_gate(load_gate("perplexity", proxy=ScriptedProxy(), threshold=0.999)) as url:
+    with serving_gate(load_gate("token_probability", proxy=ScriptedProxy(), threshold=0.999)) as url:
         gate = load_gate(url)
         own, given = gate.decide("who?"), gate.decide("who?", threshold=0.0)
     assert (own.retrieve, own.threshold) == (True, 0.999)
@@ -193,7 +193,7 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
 
 
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):
-    parameters = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}, "scores": [0.1, 0.9]}
+    parameters = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}}
     saved = SavedGate(
         method="calibrated", base_model="x", threshold=0.5, prompts={}, parameters=parameters, provenance={}
     )

@@ -8,8 +8,7 @@ import pytest
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
-from rgate_integrations.gates.papers.ik import IK_QUESTION
-from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.gates.papers.verdicts import IK_QUESTION, JUDGMENT, TARGETS
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from tests.fake_server import Fake, answer

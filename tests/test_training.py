@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.artifacts.folder import read_gate
+from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import middle_layers
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answering

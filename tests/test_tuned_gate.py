@@ -7,9 +7,8 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts.folder import save_gate, tuned_files
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
-from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST, TunedArtifact
+from rgate_integrations.gates.artifacts import ANSWER_FIRST, ProbeArtifact, TunedArtifact
+from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.runtime.files import write_folder
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.gates.artifacts.folder import save_gate
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts import ProbeArtifact
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.tuning import MaxLoss, TuneOptions, tune
 from tests.fake_server import answer
 from tests.scripted_proxy import ScriptedProxy

@@ -30,7 +30,7 @@ def core():
     """Guides: the commands, and a gate of your own. Without an extra, its absence is said by the wheel's name."""
     from rgate_integrations import Gate, list_gates, load_gate
     from rgate_integrations.gates import Score
-    from rgate_integrations.gates.artifacts.folder import shipped
+    from rgate_integrations.gates.folder import shipped
 
     class Short(Gate):
         @property

@@ -16,8 +16,13 @@ import numpy as np
 from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts.passage_utility import PassageUtilityModel, read_utility_model
-from rgate_integrations.gates.evidence.search import FEATURES, FoundPassage, search_features
+from rgate_integrations.gates.passage_utility import (
+    FEATURES,
+    FoundPassage,
+    PassageUtilityModel,
+    read_utility_model,
+    search_features,
+)
 
 _log = logging.getLogger("rgate_integrations")
 

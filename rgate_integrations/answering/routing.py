@@ -24,7 +24,7 @@ from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.follow_ups import is_unread
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, RunFlow, Start, Step, Task
 
 _log = logging.getLogger("rgate_integrations")

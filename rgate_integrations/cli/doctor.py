@@ -166,7 +166,7 @@ def gates(
 
 def _print_assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
-    from rgate_integrations.gates.abilities.resolve import resolve_ability
+    from rgate_integrations.gates.ability import resolve_ability
 
     ability, warning = resolve_ability(llm)
     if as_json:

@@ -182,7 +182,7 @@ def calibrate(
     proxy: ProxyName = None,
 ) -> None:
     """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
-    from rgate_integrations.gates.artifacts.folder import save_gate
+    from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.gates.registry import loadable, saved_gate
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
@@ -243,7 +243,7 @@ def monitor(
     gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
-    from rgate_integrations.gates.artifacts.folder import read_gate
+    from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.tuning.evaluation import measure_drift
 
     saved = read_gate(str(gate))

@@ -250,7 +250,7 @@ def _train(
     gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, bar: Bar, *, own: bool
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
-    from rgate_integrations.gates.artifacts.folder import save_gate
+    from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
     from rgate_integrations.tuning.probe import train_probe

@@ -1,16 +1,19 @@
-"""Merges the calls of concurrent callers, from threads and from asyncio alike, into batches."""
+"""Merges the calls of concurrent callers, from threads and from asyncio alike, into batches; and waits for them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, InvalidStateError
-from typing import Generic, TypeAlias, TypeVar
+from concurrent.futures import Future, InvalidStateError, wait
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from rgate_integrations.errors import OverloadedError
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
+_T = TypeVar("_T")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Queued: TypeAlias = tuple[_Item, Future[_Result]]
@@ -123,3 +126,44 @@ def _fail(batch: Iterable[_Queued[_Item, _Result]], error: Exception) -> None:
     for _, future in batch:
         with contextlib.suppress(InvalidStateError):  # its caller has left
             future.set_exception(error)
+
+
+def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    """Wait, blocking, for results or errors; what is not there when the time is up is an `OverloadedError`.
+
+    What nobody waits for any more is cancelled: it is not begun, and if it was, its result is dropped.
+
+    Args:
+        futures: What to wait for.
+        timeout: How long to wait for all of them together, in seconds; None as long as it takes.
+    """
+    try:
+        wait(futures, timeout)
+        return [_outcome(future, timeout) for future in futures]
+    finally:  # after Ctrl-C too
+        for future in futures:
+            future.cancel()
+
+
+async def await_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
+    """Wait as `wait_results` does, without blocking the event loop."""
+    waiting = [asyncio.wrap_future(future) for future in futures]
+    try:
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout)
+        return [_outcome(future, timeout) for future in waiting]
+    finally:
+        # Both: the event loop may end before it has told the one that the other was cancelled.
+        for future, each in zip(futures, waiting, strict=True):
+            future.cancel()
+            each.cancel()
+
+
+def _outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
+    if not future.done():
+        return OverloadedError(
+            f"There was no decision after {timeout:g} s.",
+            hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
+        )
+    error = future.exception()
+    return error if isinstance(error, Exception) else future.result()

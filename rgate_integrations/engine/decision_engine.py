@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Literal, Self, TypeAlias
 
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.batching import Batcher
-from rgate_integrations.engine.deadlines import await_results, wait_results
+from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.evaluation import Evaluation, evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
@@ -20,7 +19,7 @@ from rgate_integrations.engine.requests import Request, check_requests, valid_qu
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import Drafter, Inputs, Sources, expand_specs
-from rgate_integrations.gates.rules import RuledGate, RuleOrRules, Rules
+from rgate_integrations.gates.rules import RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
@@ -71,9 +70,6 @@ class DecisionEngine:
             gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
         self.gate = gate
         self.rules = Rules.of(always, never)
-        self._gate_with_rules = gate  # behind the rules, if there are any
-        if self.rules:
-            self._gate_with_rules = RuledGate(inner=gate, proxy=gate.proxy, rules=self.rules)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self._proxy = proxy if isinstance(proxy, Proxy) else None
@@ -89,7 +85,7 @@ class DecisionEngine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
-        return partial(type(self), **self._options()), (self.gate,)
+        return partial(type(self), **self._options), (self.gate,)
 
     @property
     def threshold(self) -> float:
@@ -114,38 +110,30 @@ class DecisionEngine:
             self._proxy = shared_proxy(self.gate.proxy)
         return self._proxy
 
-    def with_options(
-        self,
-        *,
-        gate: Gate | None = None,
-        proxy: Proxy | str | None = None,
-        llm: Drafter | None = None,
-        on_error: OnError | None = None,
-        timeout: float | None = None,
-        always: RuleOrRules | None = None,
-        never: RuleOrRules | None = None,
-        **parameters: Any,
-    ) -> Self:
-        """Return a copy with another gate, other parameters of it, or other options; the rest stays as it is."""
-        gate = self.gate if gate is None else gate
-        if parameters:
-            gate = gate.changed(**parameters)
-        options = self._options()
-        if gate.proxy != self.gate.proxy:
-            del options["proxy"]
-        changed = {
-            "proxy": proxy,
-            "llm": llm,
-            "on_error": on_error,
-            "timeout": timeout,
-            "always": always,
-            "never": never,
-        }
-        for name, value in changed.items():
-            if value is not None:
-                options[name] = value
-        return type(self)(gate, **options)
+    def with_options(self, *, gate: Gate | None = None, **changes: Any) -> Self:
+        """Return a copy with another gate, with other parameters of it, or with other options.
 
+        Args:
+            gate: Another gate.
+            **changes: Options of the engine, such as ``timeout``, and parameters of the gate, such as ``threshold``.
+                An option that is None stays as it is.
+
+        Raises:
+            ConfigurationError: The gate has no such parameter.
+        """
+        options, parameters = self._options, {}
+        for name, value in changes.items():
+            if name not in options:
+                parameters[name] = value
+            elif value is not None:
+                options[name] = value
+        gate = self.gate if gate is None else gate
+        changed = gate.changed(**parameters) if parameters else gate
+        if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
+            options["proxy"] = None
+        return type(self)(changed, **options)
+
+    @property
     def _options(self) -> dict[str, Any]:
         return {
             "proxy": self._proxy,
@@ -158,7 +146,7 @@ class DecisionEngine:
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options, as JSON values."""
-        rules = {"rules": self.rules.config()} if self.rules else {}
+        rules = {} if self.rules == Rules() else {"rules": self.rules.config()}
         return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout, **rules}
 
     # --- decisions -----------------------------------------------------------------------------------------
@@ -303,7 +291,7 @@ class DecisionEngine:
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self._gate_with_rules, batch, Sources(self.get_proxy, self.llm, self._memory))
+        return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
 
     def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
         """Make decisions of what was found for those requests that could be queued, and of the others' errors."""

@@ -1,4 +1,4 @@
-"""How a gate scores a batch of questions; of requests that are too long, a part."""
+"""How a batch of questions is scored: by the user's rules, and by a gate; of requests that are too long, a part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rgate_integrations.decision import Cost
-from rgate_integrations.gates.base import Gate, Score
+from rgate_integrations.gates.base import Gate, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Context, Inputs, Sources, expand_specs
-from rgate_integrations.gates.scoring import ScoreSpec
+from rgate_integrations.gates.rules import Rules
 from rgate_integrations.models.segments import segments
 
 MAX_REQUEST_TOKENS = 2_048
@@ -19,7 +19,7 @@ MAX_REQUEST_TOKENS = 2_048
 CLEARLY_NEEDLESS = 0.9
 """A request that was not read whole retrieves below this P(known)."""
 _MOST_CHARACTERS = 200_000  # of the middle of a request that are looked through for what asks
-_SHARES = {"begin": 0.45, "middle": 0.1, "end": 0.45}  # of the tokens that are read of a longer request
+_AT_EACH_END, _BETWEEN = 0.45, 0.1  # shares of the tokens that are read of a longer request
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
@@ -34,7 +34,7 @@ class Evaluation:
     """What was found out about a question; what to do about it is the caller's matter.
 
     Attributes:
-        score: The gate's score, or why there is none.
+        score: The score of a rule or of the gate, or why there is none.
         cost: What the evidence cost.
         warnings: What was noticed on the way.
     """
@@ -44,17 +44,39 @@ class Evaluation:
     warnings: tuple[str, ...] = ()
 
 
-def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources) -> list[Evaluation]:
-    """Let a gate score a batch; returns its evaluations, in the order of the questions."""
-    began, spec = time.perf_counter(), ScoreSpec(gate)
+def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Evaluation]:
+    """Score a batch; returns its evaluations, in the order of the questions.
+
+    Rules that read nothing go first: patterns and functions. The gate is asked about the rest.
+    """
+    matched = [rules.match(each) for each in batch]
+    rest = [each for each, score in zip(batch, matched, strict=True) if score is None]
+    judged = iter(_judge(gate, rest, sources, rules) if rest else ())
+    evaluations = []
+    for score in matched:
+        evaluations.append(next(judged) if score is None else Evaluation(score, warnings=score.warnings))
+    return evaluations
+
+
+def _judge(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Evaluation]:
+    """Let examples and the gate score a batch; where an example decides, the gate does not."""
+    began = time.perf_counter()
+    likeness, judgment = rules.likeness_for(gate), ScoreSpec(gate)
+    specs: Specs = (judgment,) if likeness is None else (likeness, judgment)
     inputs = list(batch)
-    if any(each.reads_model for each in expand_specs([spec])):
+    if any(spec.reads_model for spec in expand_specs(specs)):
         inputs = [shorten(each, sources) for each in batch]
-    context = Context(inputs, sources, [spec])
-    scores, costs = context.find(spec), context.costs(spec)
+    context = Context(inputs, sources, specs)
+    scores: list[Score | Exception | None] = [None] * len(batch)
+    if likeness is not None:
+        for place, like in enumerate(context.find(likeness)):
+            scores[place] = like if isinstance(like, Exception) else rules.compare(like.value)
+    asked = [place for place, score in enumerate(scores) if score is None]
+    for place, piece in zip(asked, context.part(asked).find(judgment), strict=True):
+        scores[place] = piece if isinstance(piece, Exception) else piece.value
     milliseconds = (time.perf_counter() - began) * 1e3 / len(batch)
     evaluations = []
-    for given, read, score, cost in zip(batch, inputs, scores, costs, strict=True):
+    for given, read, score, cost in zip(batch, inputs, scores, context.costs(), strict=True):
         warnings: tuple[str, ...] = ()
         if read.partly:
             warnings = (f"Of {len(given.question):,} characters {len(read.question):,} were read.",)
@@ -63,6 +85,7 @@ def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources) -> list[Eval
             if read.partly and score.p_known < CLEARLY_NEEDLESS:
                 reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
                 score = replace(score, p_known=0.0, reason=reason)
+        assert score is not None  # noqa: S101  whom no example decided, the gate has judged
         timed = cost.model_copy(update={"milliseconds": milliseconds})
         evaluations.append(Evaluation(score, timed, warnings))
     return evaluations
@@ -80,14 +103,12 @@ def shorten(inputs: Inputs, sources: Sources) -> Inputs:
         readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
         return inputs
-    begin = int(_SHARES["begin"] * len(readable))
-    end = len(question) - int(_SHARES["end"] * len(readable))
-    left = int(_SHARES["middle"] * len(readable))
-    parts = [question[:begin]]
-    for sentence in segments(question[begin:end][:_MOST_CHARACTERS]):
+    at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
+    parts = [question[:at_end]]
+    for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
         asks = sentence.endswith("?") or _ASKS.match(sentence)
         if asks and len(sentence) <= left:
             parts.append(sentence)
             left -= len(sentence)
-    parts.append(question[end:])
+    parts.append(question[-at_end:])
     return replace(inputs, question="\n".join(parts), partly=True)

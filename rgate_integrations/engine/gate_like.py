@@ -13,8 +13,8 @@ from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
 from rgate_integrations.engine.loading import load_gate, set_llm
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.pairs import answer_gate_of, question_gate_of
 from rgate_integrations.runtime.flow import Call, Flow, Step
 
 OWN = "own"
@@ -137,15 +137,13 @@ def decide(
     try:
         if drafting is not None:
             options["drafts"] = yield from drafting
-        accepted = {}
-        for name, value in options.items():
-            if _is_given(value) and _takes(gate.decide_batch, name):
-                accepted[name] = value
+        given = {name: value for name, value in options.items() if _is_given(value)}
+        accepted = {name: value for name, value in given.items() if _takes(gate.decide_batch, name)}
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
-        if _is_given(options.get("threshold")) and "threshold" not in accepted:
-            return _by_threshold(found, options["threshold"])
+        if "threshold" in given and "threshold" not in accepted:
+            return _by_threshold(found, given["threshold"])
         return list(found)
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
@@ -211,10 +209,8 @@ def decide_messages(
 
 def reads_history(gate: GateLike) -> bool:
     """Whether a gate reads the turns before a message: it says so, or its method takes ``histories`` by name."""
-    stated = getattr(gate, "reads_history", None)
-    if stated is not None:
-        return bool(stated)
-    return "histories" in inspect.signature(gate.decide_batch).parameters
+    named = "histories" in inspect.signature(gate.decide_batch).parameters
+    return bool(getattr(gate, "reads_history", named))
 
 
 def _by_threshold(decisions: Sequence[Decision], threshold: float | Sequence[float | None]) -> list[Decision]:
@@ -239,6 +235,5 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
 
 def _is_given(value: Any) -> bool:
     """Whether an option is something else than None, or than a list of nothing but None."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return any(each is not None for each in value)
-    return value is not None
+    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return any(each is not None for each in several)

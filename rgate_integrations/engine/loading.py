@@ -22,8 +22,6 @@ DEFAULT_GATES = {
 }
 """The shipped gate for each source of the draft."""
 
-_OF_ONE_LLM = ("calibrated", "tuned")  # fitted to its answers: these judge that one, whatever the name
-
 
 def load_gate(
     name: str | Gate | None = None,
@@ -82,7 +80,7 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     Raises:
         ConfigurationError: It judges no LLM by its name.
     """
-    if not gate.judges_llm and gate.name not in _OF_ONE_LLM:
+    if not gate.judges_llm:
         raise ConfigurationError(
             f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
             hint="Gates with heads do, such as the default one.",

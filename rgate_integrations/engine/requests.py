@@ -120,32 +120,24 @@ def valid_question(question: object) -> str:
     return question.strip().encode("utf-8", errors="replace").decode()
 
 
-def _inputs(given: object, draft: object, popularity: object, history: object, metadata: object) -> Inputs:
+def _inputs(given: object, draft: object, popularity: Any, history: Any, metadata: object) -> Inputs:
     """Check one question and what came with it."""
     question = valid_question(given)
     if isinstance(draft, str):
         draft = Draft(text=draft.strip(), source="recorded")
     if draft is not None and not isinstance(draft, Draft):
         raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
-    if popularity is not None:
-        if not isinstance(popularity, Real):
-            raise EvidenceError(f"A popularity score must be a number, not a {type(popularity).__name__}.")
-        try:
-            popularity = float(popularity)
-        except OverflowError as error:  # JSON has whole numbers of any length
-            raise EvidenceError("A popularity score must be a number that a float can hold.") from error
+    try:
+        popularity = None if popularity is None else float(popularity)
+    except (TypeError, ValueError, OverflowError) as error:  # JSON has whole numbers of any length
+        raise EvidenceError("A popularity score must be a number that a float can hold.") from error
     # A string is a sequence of strings, too, but its letters are no turns.
-    if isinstance(history, str) or not isinstance(history, Sequence | None):
-        raise EvidenceError(f"A history must be a list of strings, not a {type(history).__name__}.")
-    turns = []
-    for turn in history or ():
-        if not isinstance(turn, str):
-            raise EvidenceError(
-                f"A turn of a history must be a string, not a {type(turn).__name__}.",
-                hint='Write it as "user: ..." or "assistant: ...".',
-            )
-        if turn.strip():
-            turns.append(valid_question(turn))
+    is_list = isinstance(history, Sequence | None) and not isinstance(history, str)
+    if not is_list or not all(isinstance(turn, str) for turn in history or ()):
+        raise EvidenceError(
+            "A history must be a list of strings.", hint='Write turns as "user: ..." or "assistant: ...".'
+        )
+    turns = tuple(valid_question(turn) for turn in history or () if turn.strip())
     if not isinstance(metadata, Mapping | None):
         raise EvidenceError(f"Metadata must be a mapping, not a {type(metadata).__name__}.")
-    return Inputs(question, draft, popularity, tuple(turns), metadata or {})
+    return Inputs(question, draft, popularity, turns, metadata or {})

@@ -1,5 +1,5 @@
-"""Gates: each declares its evidence and scores it. One file a method."""
+"""Gates: evidence in, P(known) out. `Gate` is what a gate of one's own is made from."""
 
-from rgate_integrations.gates.base import GateInfo, Score
+from rgate_integrations.gates.base import Gate, GateInfo, Score
 
-__all__ = ["GateInfo", "Score"]
+__all__ = ["Gate", "GateInfo", "Score"]

@@ -1,17 +1,35 @@
-"""How much an LLM knows: one number and its uncertainty, and the folders that ``rgate ability --out`` writes."""
+"""How much an LLM knows: one number and its uncertainty, by the LLM's name or from a folder of ``rgate ability``."""
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
 from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, write_folder
+
+ABILITY = "ability.json"
+"""The file of a measured ability."""
+
+DEFAULT_LLM = "Llama-3.1-8B-Instruct"
+"""The LLM that is judged where nothing is known of the one that answers. Its ability is 0."""
+
+_FORMAT = 1
+_DEFAULT_SIZE = 8.0
+_A_DOUBLING = 0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
+_SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
+_SMALL = frozenset(("air", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
 
 
 @dataclass(frozen=True)
@@ -31,8 +49,144 @@ class Ability:
     source: str
 
 
-ABILITY = "ability.json"
-_FORMAT = 1
+_DEFAULT = Ability(DEFAULT_LLM, 0.0, 1.0, "nothing is known of the LLM")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table, and what its name says."""
+
+    name: ModelName
+    ability: Ability
+
+
+def resolve_ability(name: str) -> tuple[Ability, str]:
+    """Return the ability of an LLM, and a warning; the warning is empty where the name says which LLM it is.
+
+    The first of these that applies:
+
+    1. a folder of ``rgate ability``: what was measured;
+    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`): the line with the same
+       date, or else the weakest of those with these words;
+    3. a family that the table knows. Where the name has a size, what LLMs of this family have at that size, of the
+       same version if possible. Where it has none, the weakest of the family: a wrong guess never raises ability.
+       Of a name with two families, such as a distilled LLM's, the weaker counts;
+    4. a size alone, which may only lower ability;
+    5. the default.
+
+    Args:
+        name: The name, as a provider, a server, a file or a framework tells it; empty for none.
+
+    Raises:
+        ModelLoadError: The folder's measurement cannot be read.
+    """
+    if not name.strip():
+        return _DEFAULT, ""
+    measured = read_measured(name)
+    if measured is not None:
+        return measured, ""
+    return _by_name(name)
+
+
+def weakest(names: Iterable[str]) -> str:
+    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
+    return min(names, key=lambda name: resolve_ability(name)[0].theta)
+
+
+@cache
+def _by_name(name: str) -> tuple[Ability, str]:
+    said = parse_name(name)
+    same = [entry for entry in _table() if entry.name.words == said.words]
+    if same:
+        dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
+        return _weakest_of(dated or same), ""
+    guesses = []
+    for family in said.families:
+        members = [entry for entry in _table() if family in entry.name.families]
+        if members:
+            guesses.append(_by_family(said, family, members))
+    if guesses:
+        return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
+    guess, judged = _DEFAULT, f"as {DEFAULT_LLM}"
+    if said.size is not None:
+        parameters = f"{said.size:g} billion parameters"
+        guess = Ability(name, _by_size(said.size), _FAMILY_SD, f"guessed from {parameters}")
+        judged = f"by its size, {parameters}"
+    return guess, (
+        f"Nothing is known of the LLM {name!r}: it is judged {judged}. Name the model that it is with llm_name=, or "
+        "measure it in a minute: rgate ability."
+    )
+
+
+@cache
+def _table() -> tuple[Entry, ...]:
+    """Return the shipped table."""
+    return table_of((files("rgate_integrations") / "weights" / "abilities.json").read_text(encoding="utf-8"))
+
+
+def table_of(text: str) -> tuple[Entry, ...]:
+    """Return the lines of a table, and again those whose LLM also goes by a name with a size.
+
+    Args:
+        text: JSON: ``theta``, ``sd`` and ``source`` by name.
+    """
+    entries = [Entry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()]
+    for sized, usual in sizes_left_out():
+        words = parse_name(usual).words
+        entries += [Entry(sized, entry.ability) for entry in entries if entry.name.words == words]
+    return tuple(entries)
+
+
+def _same_date(ours: str, theirs: str) -> bool:
+    """Whether two dates are one: the day and month of one may stand for the whole of the other."""
+    if not ours or not theirs:
+        return ours == theirs
+    return ours.endswith(theirs) or theirs.endswith(ours)
+
+
+def _weakest_of(entries: Sequence[Entry]) -> Ability:
+    return min((entry.ability for entry in entries), key=lambda ability: ability.theta)
+
+
+def _by_family(said: ModelName, family: str, members: Sequence[Entry]) -> Ability:
+    """Guess from the members of a family, of which there is at least one."""
+    version, lowest = said.families[family], _weakest_of(members)
+    of_version = [entry for entry in members if version and entry.name.families[family] == version]
+    if said.size is None:
+        # A word such as "nano" that no LLM of this version has: this one may be smaller than all of them.
+        known = frozenset[str]().union(*(entry.name.words for entry in of_version))
+        sd = _FAMILY_SD
+        if of_version and not _SMALL & said.words - known:
+            lowest, sd = _weakest_of(of_version), _VERSION_SD
+        return Ability(family, lowest.theta, sd, f"the weakest known of its family, {lowest.llm}")
+    siblings = [entry for entry in members if entry.name.unsized == said.unsized]
+    for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
+        sized = [entry for entry in some if entry.name.size is not None]
+        if sized:
+            theta, nearest = _at_size(said.size, sized)
+            source = f"guessed from its size and others of its family, such as {nearest.llm}"
+            return Ability(family, theta, sd, source)
+    theta = min(lowest.theta, _by_size(said.size))
+    return Ability(family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}")
+
+
+def _by_size(size: float) -> float:
+    """Return what a size alone says: never more than the default."""
+    return min(0.0, _A_DOUBLING * math.log2(size / _DEFAULT_SIZE))
+
+
+def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
+    """Return the ability of LLMs at a size, and the LLM whose size is nearest; all entries have a size.
+
+    Between two sizes it lies on a line, and above the largest it is as much as that one's.
+    """
+    weakest_at: dict[float, Ability] = {}
+    for entry in sorted(entries, key=lambda entry: entry.ability.theta, reverse=True):
+        weakest_at[math.log2(entry.name.size or 1.0)] = entry.ability
+    sizes, at = sorted(weakest_at), math.log2(size)
+    theta = float(np.interp(at, sizes, [weakest_at[each].theta for each in sizes]))
+    nearest = min(sizes, key=lambda each: abs(each - at))
+    return theta + _A_DOUBLING * min(at - sizes[0], 0.0), weakest_at[nearest]
 
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:

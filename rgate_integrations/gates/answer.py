@@ -1,30 +1,29 @@
-"""Question and begun answer together, weighed by the kind of the request."""
+"""Question and begun answer together, weighed by the kind of the request; and which gates belong together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, cast
+import os
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, model_validator
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.base import Gate, GateInfo, Score
-from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.artifacts import ANSWER_FIRST
+from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs
+from rgate_integrations.gates.evidence.base import Evidence, expand_specs
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.folder import CONFIG, saved_folder
 from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.papers.baselines import ConstantGate
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
-from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
+from rgate_integrations.gates.registry import make_gate
+from rgate_integrations.gates.remote import RemoteGate
+from rgate_integrations.gates.tuned import TunedGate
 
 
-def _shipped_question() -> Gate:
-    return HeadsGate.model_validate({"artifact": "default"})
-
-
-def _shipped_answer() -> Gate:
-    return ProbeGate.model_validate({"artifact": "default-answer"})
-
-
-class AnswerGate(GateOfGates):
+class AnswerGate(Gate):
     """Weighs what the begun answer says against what the question says, by the kind of the request.
 
     Whether an LLM may write a letter alone is told by the question. Its words and log-probabilities tell nothing of
@@ -34,7 +33,7 @@ class AnswerGate(GateOfGates):
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the begun answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
 
-    ``"answer:QUESTION,ANSWER"`` names the two gates.
+    ``"answer:QUESTION,ANSWER"`` names the two gates. Both read the proxy of the first.
 
     Attributes:
         question: Heads, which know the kind of a request.
@@ -50,35 +49,79 @@ class AnswerGate(GateOfGates):
         "one pass",
     )
     gate_fields = ("question", "answer")
+    judges_llm = True
 
-    question: InnerGate = Field(default_factory=_shipped_question)
-    answer: InnerGate = Field(default_factory=_shipped_answer)
+    question: Annotated[HeadsGate, PlainSerializer(Gate.config)] = Field(
+        default_factory=lambda: HeadsGate.of({"artifact": "default"})
+    )
+    answer: InnerGate = Field(default_factory=lambda: ProbeGate.of({"artifact": "default-answer"}))
     weight: float = Field(default=0.7, ge=0, le=1)
 
     @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
+    def parse_argument(cls, argument: str) -> dict[str, Any]:
         """Read ``answer:QUESTION,ANSWER``, names or folders."""
         question, _, answer = argument.partition(",")
         if not question or not answer:
             raise ConfigurationError(f"{argument!r} does not name two gates.", hint="answer:QUESTION,ANSWER")
-        return cls(question=load(question), answer=load(answer), **options)
+        return {"question": question, "answer": answer}
 
-    @model_validator(mode="after")
-    def _knows_kinds(self) -> Self:
-        if not isinstance(self.question, HeadsGate):
-            raise ConfigurationError(
-                f"The gate {self.question.name!r} does not know the kind of a request.",
-                hint="question= takes heads, such as the default gate.",
-            )
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _on_its_model(cls, values: Any) -> Any:
+        question = values.get("question") if isinstance(values, dict) else None
+        return {"proxy": question.proxy, **values} if isinstance(question, Gate) else values
+
+    @property
+    def specs(self) -> Specs:
+        """The scores of both gates."""
+        return (ScoreSpec(self.question), ScoreSpec(self.answer))
 
     def score(self, evidence: Evidence) -> Score:
         """Score by both gates; the signals are those of the question."""
         question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
-        heads = cast(HeadsGate, self.question)  # `_knows_kinds` has seen to that
-        weight = self.weight * heads.depends_on_knowledge(question)
+        weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
         said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
         reason = f"Known with probability {p:.2f} ({said})."
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return a copy whose heads judge what this LLM knows; itself where they do not change."""
+        question = self.question.for_llm(name, known_by)
+        return self if question is self.question else self.changed(question=question)
+
+
+def answer_gate_of(gate: Gate) -> Gate | None:
+    """Return the gate that judges begun answers: this one, if it reads them, or else the one that belongs to it.
+
+    Returns:
+        The gate; None where there is none, since this one reads the question alone.
+    """
+    # A constant reads nothing: it is as good a baseline for begun answers as for questions. A server has both gates.
+    if _reads_answers(gate) or isinstance(gate, ConstantGate | RemoteGate):
+        return gate
+    if isinstance(gate, HeadsGate):
+        begun = AnswerGate(question=gate)
+        # Each has a threshold of its own, but one that the caller chose holds for both.
+        return begun if gate.threshold == gate.trained.threshold else begun.changed(threshold=gate.threshold)
+    if isinstance(gate, TunedGate):
+        return _gate_in(saved_folder(gate.artifact).resolve() / ANSWER_FIRST, gate.proxy)
+    return None
+
+
+def question_gate_of(gate: Gate) -> Gate | None:
+    """Return the gate of the same family that reads the question alone; None where there is none."""
+    if isinstance(gate, AnswerGate):
+        return gate.question
+    if isinstance(gate, TunedGate) and _reads_answers(gate):
+        return _gate_in(saved_folder(gate.artifact).resolve().parent, gate.proxy)
+    return gate if isinstance(gate, HeadsGate | TunedGate | RemoteGate) else None
+
+
+def _reads_answers(gate: Gate) -> bool:
+    return any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.specs))
+
+
+def _gate_in(folder: Path, proxy: str) -> Gate | None:
+    return make_gate(str(folder), proxy=proxy) if os.path.isfile(folder / CONFIG) else None

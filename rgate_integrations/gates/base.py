@@ -5,21 +5,22 @@ A new gate is one class in one file: parameters, `Gate.specs` and `Gate.score`. 
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.base import Evidence, EvidenceSpec, Inputs
+from rgate_integrations.errors import ConfigurationError, ScoreError
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 
 CostClass = Literal["none", "one pass", "draft", "draft + judgment", "several samples", "search"]
 Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,14 @@ class Gate(BaseModel, ABC):
         info: What it is; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
         argument: Name of the parameter that may stand behind a colon, as in ``probe:FOLDER``; empty for none.
+        judges_llm: Whether it judges one LLM: by a name, see `for_llm`, or since it was fitted to its answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
     info: ClassVar[GateInfo]
     gate_fields: ClassVar[tuple[str, ...]] = ()
     argument: ClassVar[str] = ""
+    judges_llm: ClassVar[bool] = False
 
     threshold: Threshold = 0.5
     proxy: str = "smollm2-135m-instruct"
@@ -104,22 +107,11 @@ class Gate(BaseModel, ABC):
     @property
     @abstractmethod
     def specs(self) -> Specs:
-        """All the evidence that it may look at."""
-
-    def looks(self, inputs: Inputs) -> Sequence[Specs]:
-        """Return what to look at for a question, one look after another; by default at everything at once.
-
-        `score` is called after each look. If it returns None there, or the look fails, the next look follows.
-        """
-        return (self.specs,)
+        """All the evidence that it looks at."""
 
     @abstractmethod
-    def score(self, evidence: Evidence) -> Score | None:
-        """Score the evidence of one question. Pure: the same evidence gives the same score.
-
-        Returns:
-            The score; or None before the last look, if it is not clear yet.
-        """
+    def score(self, evidence: Evidence) -> Score:
+        """Score the evidence of one question. Pure: the same evidence gives the same score."""
 
     @property
     def name(self) -> str:
@@ -127,13 +119,8 @@ class Gate(BaseModel, ABC):
         return self.info.name if hasattr(self, "info") else type(self).__name__
 
     @classmethod
-    def from_argument(cls, argument: str, load: Callable[[str], Gate], **options: Any) -> Self:
-        """Make the gate from the part of its name behind the colon, as in ``constant:always``.
-
-        Args:
-            argument: What is behind the colon.
-            load: Makes a gate from a name, for gates of gates.
-            **options: Its other parameters.
+    def parse_argument(cls, argument: str) -> dict[str, Any]:
+        """Return the parameters that the part of its name behind the colon stands for, as in ``constant:always``.
 
         Raises:
             ConfigurationError: It takes no argument, or not this one.
@@ -143,18 +130,33 @@ class Gate(BaseModel, ABC):
                 f"The gate {cls.info.name!r} takes no argument, but {argument!r} was given.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
-        return cls.model_validate({cls.argument: argument, **options})
+        return {cls.argument: argument}
 
-    def changed(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters.
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Self:
+        """Make a gate.
 
         Raises:
             ConfigurationError: A parameter is unknown or out of its range.
         """
         try:
-            return type(self).model_validate({**self.__dict__, **parameters})
+            return cls.model_validate(dict(parameters))
         except ValidationError as error:
-            raise configuration_error(type(self), error) from error
+            first = error.errors(include_url=False)[0]
+            cause = first.get("ctx", {}).get("error")
+            if isinstance(cause, ConfigurationError):
+                raise cause from error
+            name = cls.info.name if hasattr(cls, "info") else cls.__name__
+            where = ".".join(map(str, first["loc"])) or "parameters"
+            known = [parameter for parameter, field in cls.model_fields.items() if not field.exclude]
+            raise ConfigurationError(
+                f"The gate {name!r} cannot take {where}: {first['msg']}.",
+                hint=f"Its parameters are: {', '.join(known)}.",
+            ) from error
+
+    def changed(self, **parameters: Any) -> Self:
+        """Return a copy with other parameters; see `of`."""
+        return self.of({**self.__dict__, **parameters})
 
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy that judges what an LLM knows, or the gate itself where that changes nothing.
@@ -165,40 +167,73 @@ class Gate(BaseModel, ABC):
             name: Name of the LLM, or folder of its measured ability.
             known_by: Who said so. A name that nobody gave, but that was found, does not replace one that was given.
         """
-        changed: dict[str, Gate] = {}
-        for field_name in self.gate_fields:
-            gate: Gate = getattr(self, field_name)
-            told = gate.for_llm(name, known_by)
-            if told is not gate:
-                changed[field_name] = told
-        return self.changed(**changed) if changed else self
-
-    @property
-    def judges_llm(self) -> bool:
-        """Whether it, or a gate in it, judges an LLM by its name."""
-        return any(getattr(self, field_name).judges_llm for field_name in self.gate_fields)
+        return self
 
     def config(self) -> dict[str, Any]:
-        """Return name and parameters as JSON values; `rgate_integrations.gates.gate_from_config` reads it."""
+        """Return name and parameters as JSON values; `gate_from_config` of the registry reads it."""
         return {"gate": self.name, **self.model_dump(mode="json")}
 
+
+class NamedLLMGate(Gate):
+    """A gate that judges what the LLM of a name knows.
+
+    Attributes:
+        llm_name: The name.
+        llm_known_by: Who told the name; empty where it was given.
+    """
+
+    judges_llm: ClassVar[bool] = True
+
+    llm_name: str = ""
+    llm_known_by: str = ""
+
+    def for_llm(self, name: str, known_by: str = "") -> Self:
+        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
+        is_given = bool(self.llm_name) and not self.llm_known_by
+        if not name or (known_by and is_given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+            return self
+        return self.changed(llm_name=name, llm_known_by=known_by)
+
+
+InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
+"""A gate inside of another one. `load_gate` takes a name, a folder or a config in its place."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreSpec(EvidenceSpec[Score]):
+    """What a gate makes of a question: what the engine asks for, and what gates of gates look at.
+
+    Two are equal if they are about the very same gate object.
+
+    Attributes:
+        gate: The gate.
+    """
+
+    reads_model: ClassVar[bool] = False  # if a model reads the question, the gate's own specs say so
+
+    gate: Gate
+
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and isinstance(other, Gate) and self.config() == other.config()
+        return isinstance(other, ScoreSpec) and other.gate is self.gate
 
     def __hash__(self) -> int:
-        return hash(json.dumps(self.config(), sort_keys=True))
+        return id(self.gate)
 
+    @property
+    def needs(self) -> Specs:
+        """Everything that the gate looks at."""
+        return self.gate.specs
 
-def configuration_error(gate: type[Gate], error: ValidationError) -> ConfigurationError:
-    """Say in one sentence which parameter a gate cannot take, and which there are."""
-    first = error.errors(include_url=False)[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ConfigurationError):
-        return cause
-    name = gate.info.name if hasattr(gate, "info") else gate.__name__
-    where = ".".join(str(part) for part in first["loc"]) or "parameters"
-    known = [parameter for parameter, field in gate.model_fields.items() if not field.exclude]
-    return ConfigurationError(
-        f"The gate {name!r} cannot take {where}: {first['msg']}.",
-        hint=f"Its parameters are: {', '.join(known)}.",
-    )
+    def compute(self, context: Context) -> list[Piece[Score] | Exception]:
+        """Score every question; what is wrong with one is returned, so that the others go on."""
+        found: list[Piece[Score] | Exception] = []
+        for evidence in context.evidence(self.gate.specs):
+            try:
+                score = self.gate.score(evidence)
+                p = score.p_known
+                if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
+                    raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
+                found.append(Piece(replace(score, p_known=min(max(p, 0.0), 1.0))))
+            except Exception as error:  # `score` may be any user's code
+                found.append(error)
+        return found

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from rgate_integrations.gates.base import Gate, GateInfo, Score
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.papers.ik import IKGate
+from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap
-from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
 from rgate_integrations.gates.trained import check_model
 
 
-class CalibratedGate(GateOfGates):
+class CalibratedGate(Gate):
     """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
 
-    It decides by the other gate's threshold unless it has its own.
+    It has the other gate's proxy, and decides by its threshold unless it has its own.
 
     Attributes:
         inner: The gate whose scores are mapped.
@@ -31,6 +31,7 @@ class CalibratedGate(GateOfGates):
         "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
     )
     gate_fields = ("inner",)
+    judges_llm = True  # the one that it was calibrated with
 
     inner: InnerGate = Field(default_factory=IKGate)
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
@@ -38,13 +39,18 @@ class CalibratedGate(GateOfGates):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_its_threshold(cls, values: Any) -> Any:
+    def _as_its_gate(cls, values: Any) -> Any:
         inner = values.get("inner") if isinstance(values, dict) else None
-        return {"threshold": inner.threshold, **values} if isinstance(inner, Gate) else values
+        return (
+            {"threshold": inner.threshold, "proxy": inner.proxy, **values}
+            if isinstance(inner, Gate)
+            else values
+        )
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
-        """Return the gate itself: its map holds for the LLM that it was calibrated with."""
-        return self
+    @property
+    def specs(self) -> Specs:
+        """The score of its gate."""
+        return (ScoreSpec(self.inner),)
 
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score.
@@ -52,10 +58,8 @@ class CalibratedGate(GateOfGates):
         Raises:
             ModelLoadError: The score comes from another model than the one that it was calibrated with.
         """
-        spec = ScoreSpec(self.inner)
-        score, used = evidence[spec], evidence.made_by(spec)
-        warnings = score.warnings
-        if used.model:  # nothing was read by a model where all evidence was given
-            warnings += check_model(self.name, self.proxy, self.fingerprint, used)
+        score = evidence[ScoreSpec(self.inner)]
+        calibrated_with = SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
+        warnings = (*score.warnings, *check_model(self.name, calibrated_with, evidence))
         distinct = tuple(dict.fromkeys(warnings))
         return replace(score, p_known=self.probability(score.p_known), warnings=distinct)

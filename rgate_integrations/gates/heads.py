@@ -9,18 +9,16 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pydantic import Field, SkipValidation
+from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.gates.abilities.resolve import resolve_ability
-from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact, Kind
-from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.ability import Ability, resolve_ability
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.evidence.segments import ReadRequest, RequestSpec
+from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
-_KNOWN = "known"
 _log = logging.getLogger("rgate_integrations")
 _SHOWN = 80  # characters of a segment in a reason
 MOST_QUESTIONS = 8
@@ -37,7 +35,7 @@ CLEARLY_NEEDLESS = 0.8
 """A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
 
-class HeadsGate(TrainedGate):
+class HeadsGate(TrainedGate, NamedLLMGate):
     """Linear heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
     One pass over the request, no draft. The LLM alone answers some kinds of requests well (thanks, sums, letters),
@@ -54,7 +52,7 @@ class HeadsGate(TrainedGate):
     Attributes:
         artifact: Folder of saved heads, or the name of a shipped one.
         trained: What is in it; read once, when the gate is made.
-        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.gates.abilities` says
+        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.gates.ability` says
             what becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
         llm_known_by: Who told the name; empty where it was given.
         ability: How much the LLM knows; by its name unless given. None where nothing is known of it.
@@ -72,39 +70,28 @@ class HeadsGate(TrainedGate):
     kind = HeadsArtifact
 
     trained: SkipValidation[HeadsArtifact] = Field(exclude=True, repr=False)
-    llm_name: str = ""
-    llm_known_by: str = ""
     ability: Ability | None = None
 
+    @model_validator(mode="before")
     @classmethod
-    def complete(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _know_llm(cls, values: Any) -> Any:
         """Look up what the LLM knows, unless it is given."""
-        ability = values.get("ability")
-        if ability is None:
-            ability, warning = resolve_ability(values.get("llm_name", ""))
-            if warning:
-                _warn_once(warning)
-            if ability == resolve_ability("")[0]:
-                ability = None
-        return {**values, "ability": ability}
+        if not isinstance(values, dict):  # a gate of another kind, which is refused after this
+            return values
+        given = values.get("ability")
+        if given is not None:
+            return {**values, "llm_name": values.get("llm_name") or getattr(given, "llm", "")}
+        ability, warning = resolve_ability(values.get("llm_name", ""))
+        if warning:
+            _warn_once(warning)
+        is_default = ability == resolve_ability("")[0]
+        return {**values, "ability": None if is_default else ability}
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_known_by": "", **parameters}
         return super().changed(**parameters)
-
-    def for_llm(self, name: str, known_by: str = "") -> Self:
-        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        given = (self.llm_name or self.ability is not None) and not self.llm_known_by
-        if not name or (known_by and given) or (name, known_by) == (self.llm_name, self.llm_known_by):
-            return self
-        return self.changed(llm_name=name, llm_known_by=known_by)
-
-    @property
-    def judges_llm(self) -> bool:
-        """It does."""
-        return True
 
     @property
     def specs(self) -> Specs:
@@ -123,7 +110,7 @@ class HeadsGate(TrainedGate):
             ModelLoadError: The states are not those of the model that the heads were trained on.
         """
         trained, found = self.trained, evidence[self._request]
-        warnings = self.check_states(evidence, self._request, found.whole, trained.known_weight.shape)
+        warnings = self.check_states(evidence, found.whole, trained.known_weight.shape)
         states = found.whole[None]  # a batch of one
         known = trained.p_fact_known(states, *self._ability)
         by_whole = trained.kind_probabilities(states)
@@ -137,7 +124,7 @@ class HeadsGate(TrainedGate):
             p, of_kinds, what = weakest
             kinds = self._kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
-        signals[_KNOWN] = float(known[0])
+        signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
             p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
@@ -150,9 +137,17 @@ class HeadsGate(TrainedGate):
     def _weakest_segment(
         self, found: ReadRequest, known: float, alone: bool
     ) -> tuple[float, Float64Array, str] | None:
-        """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart."""
+        """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart.
+
+        Those are all where segments decide alone; else questions of several, and those beside much text.
+        """
         segments = self.trained.segments
-        judged = list(range(len(found.texts))) if alone else _judged_apart(found.texts)
+        words = [len(text.split()) for text in found.texts]
+        judged = []
+        for place, text in enumerate(found.texts):
+            beside = sum(words) - words[place]
+            if alone or beside >= _MUCH or (beside and text.endswith("?")):
+                judged.append(place)
         if segments is None or not judged:
             return None
         kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
@@ -216,14 +211,3 @@ class HeadsGate(TrainedGate):
 @cache
 def _warn_once(warning: str) -> None:
     _log.warning(warning)
-
-
-def _judged_apart(texts: Sequence[str]) -> list[int]:
-    """Return which segments are judged by themselves, too: questions of several, and those beside much text."""
-    words = [len(text.split()) for text in texts]
-    found = []
-    for place, text in enumerate(texts):
-        beside = sum(words) - words[place]
-        if beside >= _MUCH or (beside and text.endswith("?")):
-            found.append(place)
-    return found

@@ -11,7 +11,7 @@ from pydantic import Field
 from rgate_integrations.decision import Frozen
 from rgate_integrations.runtime.arrays import Float64Array
 
-Method = Literal["platt", "temperature", "isotonic", "none"]
+Method = Literal["platt", "isotonic", "none"]
 _EDGE = 1e-6
 
 
@@ -20,7 +20,7 @@ class ProbabilityMap(Frozen):
 
     Attributes:
         method: How it was fitted.
-        slope: Of the logit (Platt, temperature).
+        slope: Of the logit (Platt).
         intercept: Of the logit (Platt).
         x: Scores of the steps (isotonic).
         y: Probabilities at the steps, linear between them (isotonic).

@@ -5,41 +5,35 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from rgate_integrations.errors import ModelLoadError, RGateError, unknown_name
-from rgate_integrations.gates.artifacts.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
-from rgate_integrations.gates.artifacts.gate_file import SavedGate
-from rgate_integrations.gates.base import Gate, GateInfo, configuration_error
+from rgate_integrations.errors import ModelLoadError, unknown_name
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
+from rgate_integrations.gates.evidence.base import expand_specs
+from rgate_integrations.gates.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
 from rgate_integrations.runtime.files import existing_folder
 
 _GATES = {
-    "adapt": "papers.adapt:AdaptGate",
+    "adapt": "papers.verdicts:AdaptGate",
     "answer": "answer:AnswerGate",
     "boundary": "papers.boundary:BoundaryGate",
     "calibrated": "calibrated:CalibratedGate",
-    "constant": "constant:ConstantGate",
+    "constant": "papers.baselines:ConstantGate",
     "heads": "heads:HeadsGate",
-    "ik": "papers.ik:IKGate",
-    "neighbours": "papers.neighbours:NeighboursGate",
-    "perplexity": "papers.token_probability:PerplexityGate",
-    "popularity": "papers.popularity:PopularityGate",
+    "ik": "papers.verdicts:IKGate",
+    "neighbours": "papers.baselines:NeighboursGate",
+    "popularity": "papers.baselines:PopularityGate",
     "probe": "probe:ProbeGate",
-    "prompt": "papers.verdict_gate:PromptGate",
+    "prompt": "papers.verdicts:PromptGate",
     "remote": "remote:RemoteGate",
-    "self_eval": "papers.verdict_gate:SelfEvalGate",
-    "slimplm": "papers.slimplm:SlimPLMGate",
-    "token_probability": "papers.token_probability:TokenProbabilityGate",
+    "self_eval": "papers.verdicts:SelfEvalGate",
+    "slimplm": "papers.verdicts:SlimPLMGate",
+    "token_probability": "papers.baselines:TokenProbabilityGate",
     "tuned": "tuned:TunedGate",
 }
-_MOST_FOLDERS = 16
-_OPENED: ContextVar[list[str] | None] = ContextVar("_OPENED", default=None)
-"""The folders that are opened for one gate: each may name others, and those others again."""
 
 
 def gate_class(name: str) -> type[Gate]:
@@ -76,21 +70,20 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
-    if kind == "remote" and _OPENED.get():
-        # It may be anybody's, and would send them all questions.
-        raise ModelLoadError("A saved gate may not ask a server.", hint="Do not use it.")
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(existing_folder(name))):
-        return _saved(name, parameters)
+        return _load_saved(name, parameters)
     found = gate_class(kind)
+    if argument:
+        parameters = {**found.parse_argument(argument), **parameters}
     for field in found.gate_fields:
-        if field in parameters:
-            parameters[field] = _as_gate(parameters[field])
-    try:
-        if argument:
-            return found.from_argument(argument, make_gate, **parameters)
-        return found.model_validate(parameters)
-    except ValidationError as error:
-        raise configuration_error(found, error) from error
+        value = parameters.get(field)
+        if isinstance(value, str):
+            parameters[field] = make_gate(value)
+        elif isinstance(value, Mapping):
+            parameters[field] = gate_from_config(value)
+        elif value is not None:
+            parameters[field] = getattr(value, "gate", value)  # what `load_gate` returned holds a gate
+    return found.of(parameters)
 
 
 def loadable(folder: str | Path) -> str:
@@ -104,66 +97,52 @@ def loadable(folder: str | Path) -> str:
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
-    """Make a gate from what `Gate.config` returned."""
+    """Make a gate from what `Gate.config` returned; gates inside of it are configs, too."""
+    found = gate_class(str(config.get("gate", "")))
     parameters = {name: value for name, value in config.items() if name != "gate"}
-    return make_gate(str(config.get("gate", "")), **parameters)
+    for field in found.gate_fields:
+        if isinstance(parameters.get(field), Mapping):
+            parameters[field] = gate_from_config(parameters[field])
+    return found.of(parameters)
 
 
 def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
-    """Return a gate as `rgate_integrations.gates.artifacts.folder.save_gate` takes it: its name and parameters.
+    """Return a gate as `rgate_integrations.gates.folder.save_gate` takes it: its name and parameters.
 
     Args:
         gate: The gate, such as a calibrated one.
         provenance: How it came about: data, policy, guarantee; JSON values.
     """
-    parameters = {
-        name: value for name, value in gate.config().items() if name not in ("gate", "threshold", "proxy")
-    }
+    parameters = gate.config()
     return SavedGate(
-        method=gate.name,
-        base_model=gate.proxy,
-        threshold=gate.threshold,
+        method=parameters.pop("gate"),
+        base_model=parameters.pop("proxy"),
+        threshold=parameters.pop("threshold"),
         prompts=prompt_hashes(gate),
         parameters=parameters,
         provenance=dict(provenance),
     )
 
 
-def _as_gate(value: Any) -> Any:
-    if isinstance(value, str):
-        return make_gate(value)
-    if isinstance(value, Mapping):
-        return gate_from_config(value)
-    return getattr(value, "gate", value)  # what `load_gate` returned holds a gate
-
-
-def _saved(name: str, parameters: Mapping[str, Any]) -> Gate:
+def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     """Load a saved gate: one with weights of its own, a calibrated one, or one with an adapter."""
-    opened = _OPENED.get() or []
-    if len(opened) >= _MOST_FOLDERS:
-        raise ModelLoadError(f"The gate in {opened[0]!r} names too many others.", hint="Do not use it.")
     folder = saved_folder(name)
-    token = _OPENED.set(opened)
-    opened.append(name)
-    try:
-        return _gate_in(folder, name, parameters)
-    except RGateError:
-        raise
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        # Whatever its parameters hold: they are those of any gate, so their types are not known before.
-        raise unreadable(folder, error) from error
-    finally:
-        _OPENED.reset(token)
-
-
-def _gate_in(folder: Path, name: str, parameters: Mapping[str, Any]) -> Gate:
     saved = read_gate(folder)
-    found = gate_class(saved.method)
-    if issubclass(found, TrainedGate):
-        return make_gate(saved.method, artifact=name, trained=saved, **parameters)
-    given = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
-    if os.path.isfile(folder / ADAPTER):
-        given["adapter"] = str(folder)
-    gate = make_gate(saved.method, **given)
+    try:
+        if issubclass(gate_class(saved.method), TrainedGate):
+            return make_gate(saved.method, artifact=name, trained=saved, **parameters)
+        config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
+        if os.path.isfile(folder / ADAPTER):
+            config["adapter"] = str(folder)
+        # A folder may be anybody's. Its gates are configs in it: names would lead to folders that name others again.
+        gate = gate_from_config({**config, "gate": saved.method})
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        if parameters:  # then the error may be about one of these
+            raise
+        raise unreadable(folder, error) from error
+    for spec in expand_specs([ScoreSpec(gate)]):
+        if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
+            # It may be anybody's, and would send them all questions.
+            raise ModelLoadError("A saved gate may not ask a server.", hint="Do not use it.")
     check_prompts(gate, saved, name)
     return gate

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
-from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Inputs, Piece
+from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.decision_server import DecisionServer
 
 
-class RemoteGate(Gate):
+class RemoteGate(NamedLLMGate):
     """Decides as the gate of a server does, for questions and for begun answers, at the server's threshold.
 
     Concurrent callers share its requests. A server that is down, slow or full is a gate that fails: it retrieves.
@@ -37,8 +37,6 @@ class RemoteGate(Gate):
     url: str
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    llm_name: str = ""
-    llm_known_by: str = ""
 
     @property
     def specs(self) -> Specs:
@@ -73,18 +71,6 @@ class RemoteGate(Gate):
             decision.threshold,
         )
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
-        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        given = self.llm_name and not self.llm_known_by
-        if not name or (known_by and given) or (name, known_by) == (self.llm_name, self.llm_known_by):
-            return self
-        return self.changed(llm_name=name, llm_known_by=known_by)
-
-    @property
-    def judges_llm(self) -> bool:
-        """The server's gate may; one that does not ignores the name."""
-        return True
-
 
 @dataclass(frozen=True)
 class ServedDecisionSpec(EvidenceSpec[Decision]):
@@ -112,15 +98,16 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         server = context.memory(
             ("decision server", self.url), lambda: DecisionServer(self.url, self.token, self.seconds)
         )
-        items = [_item(each) for each in context.inputs]
+        items: list[dict[str, Any]] = []
+        for each in context.inputs:
+            draft = None if each.draft is None else each.draft.model_dump(mode="json")
+            items.append(
+                {
+                    "question": each.question,
+                    "history": list(each.history),
+                    "draft": draft,
+                    "popularity": each.popularity,
+                }
+            )
         decisions = server.decide(items, self.llm, self.llm_known_by)
         return [Piece(decision, decision.cost) for decision in decisions]
-
-
-def _item(inputs: Inputs) -> dict[str, Any]:
-    item: dict[str, Any] = {"question": inputs.question, "history": list(inputs.history)}
-    if inputs.draft is not None:
-        item["draft"] = inputs.draft.model_dump(mode="json")
-    if inputs.popularity is not None:
-        item["popularity"] = inputs.popularity
-    return item

@@ -10,29 +10,22 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import Field, SkipValidation, TypeAdapter
+from pydantic import TypeAdapter
 
-from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
-from rgate_integrations.gates.base import Score, Specs
-from rgate_integrations.gates.evidence.base import (
-    Context,
-    Evidence,
-    EvidenceSpec,
-    Inputs,
-    Piece,
-    expand_specs,
-)
-from rgate_integrations.gates.evidence.segments import RequestSpec
-from rgate_integrations.gates.scoring import GateOfGates, InnerGate, ScoreSpec
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece, expand_specs
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
 from rgate_integrations.models.reader import READS
+from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
@@ -44,7 +37,6 @@ ALIKE = 0.28
 """The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
 LAYER = PooledLayer(14, "question", "mean")
 _SHOWN = 60  # characters of an example in a reason
-
 
 _WRITTEN = TypeAdapter(
     dict[Literal["always", "never"], list[str | dict[Literal["pattern"], re.Pattern[str]]]]
@@ -62,9 +54,6 @@ class Rules:
 
     always: tuple[Rule, ...] = ()
     never: tuple[Rule, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.always or self.never)
 
     @classmethod
     def of(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
@@ -85,9 +74,8 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            found = _WRITTEN.validate_json(Path(path).read_bytes())
             rules: dict[str, list[Rule]] = {}
-            for name, written in found.items():
+            for name, written in _WRITTEN.validate_json(Path(path).read_bytes()).items():
                 rules[name] = [rule if isinstance(rule, str) else rule["pattern"] for rule in written]
             return cls.of(**rules)
         except (OSError, ValueError) as error:
@@ -108,27 +96,12 @@ class Rules:
         """The examples, those that retrieve first."""
         return tuple(rule for rule in (*self.always, *self.never) if isinstance(rule, str))
 
-    def score(self, inputs: Inputs, likeness: Float64Array | None) -> Score | None:
-        """Return what the rules say of a request, with P(known) 0 or 1; None if they say nothing.
-
-        Of a request of several segments that which is most like an example counts where it would retrieve, and that
-        which is least like it where it would not: so nothing that is asked beside it is skipped.
-
-        Args:
-            inputs: The request.
-            likeness: That of its segments to `examples`, shape (segments, examples); None before they were compared:
-                only the others count.
-        """
-        compared = np.full((1, len(self.examples)), -1.0) if likeness is None else likeness
-        most = dict(zip(self.examples, compared.max(axis=0), strict=True))
-        least = dict(zip(self.examples, compared.min(axis=0), strict=True))
-        for name, rules, like, known in (
-            ("always", self.always, most, 0.0),
-            ("never", self.never, least, 1.0),
-        ):
+    def match(self, inputs: Inputs) -> Score | None:
+        """Return what patterns and functions say of a request, with P(known) 0 or 1; None if they say nothing."""
+        for name, rules, known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
                 try:
-                    why = _why(rule, inputs, like)
+                    why = _why(rule, inputs)
                 except Exception as error:  # whatever a user's function raises
                     problem = (
                         f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
@@ -137,6 +110,35 @@ class Rules:
                 if why:
                     return Score(known, f"The rule {name}=: {why}")
         return None
+
+    def compare(self, likeness: Float64Array) -> Score | None:
+        """Return what the examples say of a request, with P(known) 0 or 1; None if they say nothing.
+
+        Of a request of several segments that which is most like an example counts where it would retrieve, and that
+        which is least like it where it would not: so nothing that is asked beside it is skipped.
+
+        Args:
+            likeness: That of its segments to `examples`, shape (segments, examples).
+        """
+        most, least = likeness.max(axis=0), likeness.min(axis=0)
+        for place, example in enumerate(self.examples):
+            retrieves = example in self.always
+            alike = float(most[place] if retrieves else least[place])
+            if alike >= ALIKE:
+                name = "always" if retrieves else "never"
+                reason = f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f})."
+                return Score(float(not retrieves), reason)
+        return None
+
+    def likeness_for(self, gate: Gate) -> LikenessSpec | None:
+        """Return the likeness to the examples, by states that a gate reads anyway if it can be; None without any."""
+        if not self.examples:
+            return None
+        states = RequestSpec((LAYER,), (LAYER,))
+        for spec in expand_specs(gate.specs):
+            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
+                states = spec
+        return LikenessSpec(self.examples, states, gate.proxy == READS)
 
 
 @dataclass(frozen=True)
@@ -154,75 +156,29 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
     shared: bool = True
 
     @property
-    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
+    def needs(self) -> Specs:
         """The states of the question, unless the gate's model is another one."""
         return (self.states,) if self.shared else ()
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
-        """Compare the questions with the examples, which are read once in the life of an engine."""
-        examples = context.memory(self, lambda: self._read(context, self.examples))
+        """Compare the requests with the examples, which are read once in the life of an engine."""
+        from rgate_integrations.models.local import shared_proxy
+
+        reader = context.proxy if self.shared else shared_proxy(READS)
+        examples = context.memory(self, lambda: _read(reader, self.examples))
         if self.shared:
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
-            read = self._read(context, [each.question for each in context.inputs])
-            requests = list(read[:, None])
+            requests = [_read(reader, Segmented.of(each.question).segments) for each in context.inputs]
         return [Piece(request @ examples.T) for request in requests]
 
-    def _read(self, context: Context, texts: Sequence[str]) -> Float64Array:
-        from rgate_integrations.models.local import shared_proxy
 
-        reader = context.proxy if self.shared else shared_proxy(READS)
-        values = [{"question": " ".join(text.split())} for text in texts]
-        found = reader.hidden(self.states.prompt, values, None, (LAYER,))
-        return directions_of(np.stack([each.states[0] for each in found]))
-
-
-class RuledGate(GateOfGates):
-    """A gate that is asked only where no rule holds; an engine with rules makes it.
-
-    Attributes:
-        inner: The gate.
-        rules: The rules.
-    """
-
-    gate_fields: ClassVar[tuple[str, ...]] = ("inner",)
-
-    inner: InnerGate
-    rules: SkipValidation[Rules] = Field(default=Rules(), exclude=True)
-
-    @property
-    def _likeness(self) -> tuple[LikenessSpec, ...]:
-        """The likeness to the examples, by states that the inner gate reads anyway if it can be; none without any."""
-        if not self.rules.examples:
-            return ()
-        states = RequestSpec((LAYER,), (LAYER,))
-        for spec in expand_specs(self.inner.specs):
-            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
-                states = spec
-        return (LikenessSpec(self.rules.examples, states, self.proxy == READS),)
-
-    @property
-    def specs(self) -> Specs:
-        """The likeness to examples, where there are any, and the inner gate's score."""
-        return (*self._likeness, ScoreSpec(self.inner))
-
-    def looks(self, inputs: Inputs) -> Sequence[Specs]:
-        """First nothing but the request, then its likeness to the examples, and the gate last."""
-        return ((), *((spec,) for spec in self.specs))
-
-    def score(self, evidence: Evidence) -> Score | None:
-        """Score by the rules, or as the inner gate does.
-
-        Raises:
-            EvidenceError: The request could not be compared with the examples.
-        """
-        found = [evidence[spec] for spec in self._likeness if spec in evidence]
-        if ScoreSpec(self.inner) not in evidence:
-            return self.rules.score(evidence.inputs, found[0] if found else None)
-        if self._likeness and not found:
-            raise EvidenceError("The request could not be compared with the examples of the rules.")
-        return evidence[ScoreSpec(self.inner)]
+def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:
+    """Return the directions of some texts, shape (texts, directions)."""
+    values = [{"question": " ".join(text.split())} for text in texts]
+    found = reader.hidden(ANSWER, values, None, (LAYER,))
+    return directions_of(np.stack([each.states[0] for each in found]))
 
 
 def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
@@ -239,10 +195,10 @@ def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
     return tuple(several)  # type: ignore[arg-type]  # a pattern is no sequence
 
 
-def _why(rule: Rule, inputs: Inputs, like: Mapping[str, float]) -> str:
-    """Return why a rule holds for a request; empty if it does not."""
+def _why(rule: Rule, inputs: Inputs) -> str:
+    """Return why a pattern or a function holds for a request; empty if it does not."""
     if isinstance(rule, str):
-        return f"it is like {rule[:_SHOWN]!r} ({like[rule]:.2f})." if like[rule] >= ALIKE else ""
+        return ""
     if isinstance(rule, re.Pattern):
         return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
     takes_metadata = len(inspect.signature(rule).parameters) > 1

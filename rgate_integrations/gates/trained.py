@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, SkipValidation, model_validator
+from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.gates.artifacts.folder import read_gate
-from rgate_integrations.gates.artifacts.gate_file import SavedGate
+from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.evidence.base import Evidence, EvidenceSpec, MadeBy, expand_specs
+from rgate_integrations.gates.evidence.base import Evidence, expand_specs
+from rgate_integrations.gates.folder import CONFIG, read_gate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import existing_folder
 
 
 class TrainedGate(Gate):
@@ -36,22 +38,14 @@ class TrainedGate(Gate):
     def _read(cls, values: Any) -> Any:
         if not isinstance(values, dict) or not isinstance(values.get("artifact"), str):
             return values
-        trained = values.get("trained")
-        if not isinstance(trained, SavedGate):
-            trained = read_gate(values["artifact"])
+        trained = values.get("trained") or read_gate(values["artifact"])
         if not isinstance(trained, cls.kind):
             raise ModelLoadError(
                 f"The gate in {values['artifact']!r} cannot be read: its method is {trained.method[:40]!r}, not "
                 f"{cls.info.name!r}.",
                 hint=f"Load it by its folder alone: load_gate({values['artifact']!r}).",
             )
-        given = {"threshold": trained.threshold, "proxy": trained.base_model, **values}
-        return cls.complete({**given, "trained": trained})
-
-    @classmethod
-    def complete(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters with what else is to be read; by default as they are."""
-        return values
+        return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
 
     @model_validator(mode="after")
     def _under_the_same_prompts(self) -> Self:
@@ -65,39 +59,63 @@ class TrainedGate(Gate):
         return super().changed(**parameters)
 
     def check_states(
-        self, evidence: Evidence, spec: EvidenceSpec[Any], states: Float32Array, shape: tuple[int, ...]
+        self, evidence: Evidence, states: Float32Array, shape: tuple[int, ...]
     ) -> tuple[str, ...]:
         """Check that hidden states are of the model that the gate was trained on; returns warnings.
 
         Args:
             evidence: What the states are a part of.
-            spec: By which they were asked for.
             states: The states.
             shape: The shape of the weights that they meet.
 
         Raises:
             ModelLoadError: They are of another model.
         """
-        used = evidence.made_by(spec)
-        base, fingerprint = self.trained.base_model, self.trained.fingerprint
-        warnings = check_model(self.artifact, base, fingerprint, used)
+        warnings = check_model(self.artifact, self.trained, evidence)
         if states.shape != shape:
+            base = self.trained.base_model
             raise ModelLoadError(
-                f"The gate {self.artifact!r} was trained on {base!r} (states of shape {shape}), but {used.model!r} "
+                f"The gate {self.artifact!r} was trained on {base!r} (states of shape {shape}), but this model "
                 f"gives {states.shape}.",
                 hint=f"Load it with proxy={base!r}, or train a gate for this model.",
             )
         return warnings
 
 
-def check_model(gate: str, base_model: str, fingerprint: str, used: MadeBy) -> tuple[str, ...]:
+class AdapterGate(Gate):
+    """A gate whose model may have an adapter.
+
+    Attributes:
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. What ``rgate train`` made
+            says on which model, and a decision on another one fails.
+    """
+
+    adapter: str | None = None
+
+    _saved: SavedGate | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any) -> None:
+        """Read once what the adapter was trained on; one from elsewhere does not say it."""
+        if self.adapter is not None:
+            folder = existing_folder(self.adapter)
+            self._saved = read_gate(folder) if os.path.isfile(folder / CONFIG) else None
+
+    def check_adapter(self, evidence: Evidence) -> tuple[str, ...]:
+        """Check that the evidence is of the model that the adapter was trained on; returns warnings.
+
+        Raises:
+            ModelLoadError: It was another model.
+        """
+        return () if self._saved is None else check_model(str(self.adapter), self._saved, evidence)
+
+
+def check_model(gate: str, saved: SavedGate, evidence: Evidence) -> tuple[str, ...]:
     """Refuse evidence of another model than the one that a gate was trained on.
 
     Args:
         gate: Name or folder of the gate, for the message.
-        base_model: What it was trained on.
-        fingerprint: That model's fingerprint; empty if unknown, and then nothing can be checked.
-        used: The model that made the evidence.
+        saved: What says on which model it was trained; without a fingerprint nothing can be checked.
+        evidence: The evidence.
 
     Returns:
         A warning for the decision if the used model's weights are unknown: that does not make them the same.
@@ -105,16 +123,17 @@ def check_model(gate: str, base_model: str, fingerprint: str, used: MadeBy) -> t
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    if not fingerprint or fingerprint == used.fingerprint:
+    used = evidence.proxy
+    if not saved.fingerprint or used is None or saved.fingerprint == used.fingerprint:
         return ()
     if not used.fingerprint:
         return (
-            f"Whether {used.model!r} is the model that the gate {gate!r} was trained on cannot be checked.",
+            f"Whether {used.name!r} is the model that the gate {gate!r} was trained on cannot be checked.",
         )
     raise ModelLoadError(
-        f"The gate {gate!r} was trained on {base_model!r} (weights {fingerprint}), but {used.model!r} has the "
-        f"weights {used.fingerprint}.",
-        hint=f"Load it with proxy={base_model!r}, or train a gate for this model.",
+        f"The gate {gate!r} was trained on {saved.base_model!r} (weights {saved.fingerprint}), but {used.name!r} "
+        f"has the weights {used.fingerprint}.",
+        hint=f"Load it with proxy={saved.base_model!r}, or train a gate for this model.",
     )
 
 

@@ -6,18 +6,17 @@ import math
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field, SkipValidation
+from pydantic import Field, PrivateAttr, SkipValidation
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.artifacts.folder import saved_folder
-from rgate_integrations.gates.artifacts.tuned import PRIOR, TunedArtifact
-from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.errors import EvidenceError, ModelLoadError
+from rgate_integrations.gates.artifacts import PRIOR, TunedArtifact
+from rgate_integrations.gates.base import Gate, GateInfo, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
+from rgate_integrations.gates.folder import read_gate, saved_folder
 from rgate_integrations.gates.probability import logit, sigmoid
-from rgate_integrations.gates.scoring import ScoreSpec
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
@@ -37,7 +36,6 @@ class TunedGate(TrainedGate):
     Attributes:
         artifact: Folder that ``rgate tune`` made; its sub-folder ``answer-first`` has the gate for begun answers.
         trained: What is in it; read once, when the gate is made.
-        prior: The gate that is corrected; read from the folder.
         threshold: The artefact's, unless given.
         proxy: The model it was fitted with, unless given.
     """
@@ -46,18 +44,25 @@ class TunedGate(TrainedGate):
         "tuned", "rgate tune", "hidden states of the question, log-probabilities", "yes", "one pass"
     )
     kind = TunedArtifact
+    judges_llm = True  # the one that it was tuned on
 
     trained: SkipValidation[TunedArtifact] = Field(exclude=True, repr=False)
-    prior: SkipValidation[Gate] = Field(exclude=True, repr=False)
 
-    @classmethod
-    def complete(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Read the prior, too."""
+    _prior: Gate = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Read the prior, too: a gate with weights, so that no folder leads to others without end."""
         from rgate_integrations.gates.registry import make_gate  # it knows this class
 
         # By its whole path: "my-gate/prior" would be looked for on the Hub if it were missing.
-        folder = saved_folder(values["artifact"]).resolve()
-        return {**values, "prior": make_gate(str(folder / PRIOR), proxy=values["proxy"])}
+        folder = str(saved_folder(self.artifact).resolve() / PRIOR)
+        saved = read_gate(folder)
+        if saved.method not in ("heads", "probe"):
+            raise ModelLoadError(
+                f"The gate in {folder!r} is no prior: its method is {saved.method[:40]!r}.",
+                hint="Tune heads or a probe.",
+            )
+        self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     @property
     def _hidden(self) -> HiddenSpec:
@@ -70,7 +75,7 @@ class TunedGate(TrainedGate):
     @property
     def specs(self) -> Specs:
         """The prior's score, hidden states of the question and, if it judges one, the begun answer."""
-        question: Specs = (ScoreSpec(self.prior), self._hidden)
+        question: Specs = (ScoreSpec(self._prior), self._hidden)
         return question if self._draft is None else (*question, self._draft)
 
     def score(self, evidence: Evidence) -> Score:
@@ -80,8 +85,8 @@ class TunedGate(TrainedGate):
             EvidenceError: The begun answer has no log-probabilities.
             ModelLoadError: The states are not those of the model that the gate was fitted with.
         """
-        trained, prior, states = self.trained, evidence[ScoreSpec(self.prior)], evidence[self._hidden]
-        warnings = self.check_states(evidence, self._hidden, states, trained.weight.shape)
+        trained, prior, states = self.trained, evidence[ScoreSpec(self._prior)], evidence[self._hidden]
+        warnings = self.check_states(evidence, states, trained.weight.shape)
         corrected = trained.slope * logit(prior.p_known) + trained.bias
         corrected += float(np.sum(trained.weight.astype(np.float64) * states))
         draft, read = None, "the question"

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.gates.abilities.resolve import weakest
+from rgate_integrations.gates.ability import weakest
 from rgate_integrations.langchain.questions import Asked, asked_in
 from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.prompts import ANSWER

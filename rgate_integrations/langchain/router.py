@@ -36,7 +36,7 @@ from pydantic import PrivateAttr, SkipValidation
 from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import (
     ArmAnswer,
     CancellableTracer,

@@ -20,7 +20,7 @@ from rgate_integrations.answering.routing import Outcomes, RoutedCall, Strategy
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
 from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, copy_bundle, name_of
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run

@@ -24,7 +24,7 @@ from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens

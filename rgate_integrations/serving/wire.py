@@ -17,7 +17,7 @@ from starlette.responses import Response
 from rgate_integrations.answering.claims import QueryPlan
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.evidence.search import FoundPassage
+from rgate_integrations.gates.passage_utility import FoundPassage
 
 _SPEAKERS = ("user", "assistant")
 

@@ -13,8 +13,7 @@ import numpy as np
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.abilities.resolve import resolve_ability
-from rgate_integrations.gates.ability import ABILITY, Ability, save_measured
+from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, save_measured
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import check_replaceable, locked, parse_json

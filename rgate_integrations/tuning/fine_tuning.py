@@ -23,8 +23,8 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.gates.artifacts.folder import ADAPTER, save_adapter
-from rgate_integrations.gates.artifacts.gate_file import SavedGate
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet

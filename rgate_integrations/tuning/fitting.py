@@ -11,7 +11,7 @@ import numpy as np
 
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.artifacts.tuned import TunedArtifact
+from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers

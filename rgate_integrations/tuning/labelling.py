@@ -13,7 +13,7 @@ import numpy as np
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.papers.verdict_gate import ik_score
+from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy

@@ -9,10 +9,16 @@ from pathlib import Path
 from rgate_integrations.answering.claims import REWRITE, Claim, parse_claims, print_claims
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.papers.adapt import CONTEXT_PROMPT, PARAMETRIC_PROMPT, RET
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
-from rgate_integrations.gates.papers.ik import IK_DRAFT, IK_QUESTION
-from rgate_integrations.gates.papers.slimplm import JUDGMENT, TARGETS
+from rgate_integrations.gates.papers.verdicts import (
+    CONTEXT_PROMPT,
+    IK_DRAFT,
+    IK_QUESTION,
+    JUDGMENT,
+    PARAMETRIC_PROMPT,
+    RET,
+    TARGETS,
+)
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.tuning.own import Recipe

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array

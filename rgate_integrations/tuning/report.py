@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.gates.artifacts.card import plain
+from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json

@@ -13,8 +13,8 @@ import numpy as np
 
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts.folder import read_gate, tuned_files
-from rgate_integrations.gates.artifacts.tuned import ANSWER_FIRST
+from rgate_integrations.gates.artifacts import ANSWER_FIRST
+from rgate_integrations.gates.folder import read_gate, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder

@@ -14,7 +14,7 @@ from tests.scripted_proxy import ScriptedProxy
 from tests.soak.inputs import NO_QUESTIONS, PLAIN, question
 from tests.soak.scenario import Scenario, expect
 
-NAMES = ["ik", "prompt", "slimplm", "token_probability", "perplexity"]
+NAMES = ["ik", "prompt", "slimplm", "token_probability"]
 
 
 class Unrecorded(ScriptedProxy):

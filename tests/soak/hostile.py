@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index import PassageIndex
 from tests.soak.indexes import HashEmbedder
 from tests.soak.scenario import Scenario

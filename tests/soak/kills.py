@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index import PassageIndex
 from tests.soak.indexes import HashEmbedder
 from tests.soak.scenario import Scenario, expect

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.artifacts.folder import read_gate, save_gate
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
+from rgate_integrations.gates.artifacts import ProbeArtifact
+from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.runtime.files import JsonlLog
 from tests.soak.indexes import HashEmbedder

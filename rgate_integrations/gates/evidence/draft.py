@@ -19,7 +19,7 @@ class DraftSpec(EvidenceSpec[Draft]):
     piece, written once at the maximum length that is planned, and each gate takes its part of it.
 
     Attributes:
-        tokens: Maximum number of tokens.
+        tokens: Maximum number of tokens, at least 1.
         source: Who writes it: the proxy, the answering LLM, or nobody (``recorded``: it must be given).
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
     """
@@ -30,22 +30,17 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others."""
-        pieces: dict[int, Piece[Draft]] = {}
-        unwritten = []
-        for place, each in enumerate(context.inputs):
-            if each.draft is None:
-                unwritten.append(place)
-            else:
-                pieces[place] = Piece(self._beginning_of(each.draft, context))
-        if unwritten:
-            written = self._write(context.part(unwritten))
-            for place, draft in zip(unwritten, written, strict=True):
-                calls = int(draft.prompt_tokens > 0 or draft.text != "")  # no tokens take no call
-                cost = Cost(model_calls=calls, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
-                pieces[place] = Piece(
-                    draft.head(self.tokens), cost
-                )  # an LLM may write more than it is asked for
-        return [pieces[place] for place in range(len(context.inputs))]
+        unwritten = [place for place, each in enumerate(context.inputs) if each.draft is None]
+        written = iter(self._write(context.part(unwritten)) if unwritten else ())
+        pieces = []
+        for each in context.inputs:
+            if each.draft is not None:
+                pieces.append(Piece(self._beginning_of(each.draft, context)))
+                continue
+            draft = next(written)
+            cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+            pieces.append(Piece(draft.head(self.tokens), cost))  # an LLM may write more than it is asked for
+        return pieces
 
     def _beginning_of(self, given: Draft, context: Context) -> Draft:
         """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
@@ -53,7 +48,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
         part = given.text[: self.tokens * LONGEST_TOKEN]
-        text = context.truncate(part, self.tokens) if self.tokens else ""
+        text = context.truncate(part, self.tokens)
         if text is None and part == given.text:
             return given.head(self.tokens)
         shorter = part if text is None else text
@@ -61,8 +56,6 @@ class DraftSpec(EvidenceSpec[Draft]):
         return cut.head(self.tokens)
 
     def _write(self, context: Context) -> Sequence[Draft]:
-        if self.tokens == 0:
-            return [Draft(text="", source=self.source, finished=False) for _ in context.inputs]
         if self.source == "recorded":
             raise EvidenceError(
                 "This gate judges recorded drafts, and none was given.",

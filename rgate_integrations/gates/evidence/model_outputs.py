@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
 
 from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, questions_as_values, quoted_values
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+
+_SHORT_REPLY = 5  # words
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,93 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
         """Read the questions, with their drafts if there are any."""
         drafts = None if self.draft is None else context.get(self.draft)
         states = context.proxy.hidden(self.prompt, questions_as_values(context), drafts, self.layers)
+        return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """A request as it was read.
+
+    Attributes:
+        texts: Its segments, in order.
+        whole: Pooled hidden states of all of it, shape (layers, hidden size).
+        segments: Those of each segment, shape (segments, layers, hidden size).
+        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.models.segments.layout`.
+    """
+
+    texts: tuple[str, ...]
+    whole: Float32Array = field(repr=False)
+    segments: Float32Array = field(repr=False)
+    layout: Float32Array = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RequestSpec(EvidenceSpec[ReadRequest]):
+    """Pooled hidden states of a request and of its segments, read in one pass, whatever its white space.
+
+    Attributes:
+        whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
+        segments: How a segment is pooled; the span is ``"question"``.
+        prompt: The prompt that the request stands in.
+    """
+
+    reads_history: ClassVar[bool] = True
+
+    whole: tuple[PooledLayer, ...]
+    segments: tuple[PooledLayer, ...] = ()
+    prompt: PromptTemplate = ANSWER
+
+    def compute(self, context: Context) -> list[Piece[ReadRequest]]:
+        """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
+        texts, layouts = [], []
+        for inputs in context.inputs:
+            text, history = _with_what_it_answers(inputs)
+            texts.append(Segmented.of(text, history))
+            layouts.append(layout(text))
+        drafts, layers = None, RequestLayers(self.whole, self.segments)
+        of_drafts = self._read_with_given_drafts(context)
+        if of_drafts is not None and of_drafts.draft is not None:
+            drafts = context.get(of_drafts.draft)
+            layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
+        found = context.proxy.request_states(self.prompt, texts, drafts, layers)
+        if of_drafts is not None:  # what it cost is noted below
+            context.put(of_drafts, [Piece(each.draft) for each in found if each.draft is not None])
         pieces = []
-        for each in states:
-            # States that were kept while a draft was written have no prompt of their own, and cost nothing.
-            cost = Cost(model_calls=int(each.prompt_tokens > 0), tokens_in=each.prompt_tokens)
-            pieces.append(Piece(each.states, cost))
+        for request, placed, each in zip(texts, layouts, found, strict=True):
+            read = ReadRequest(request.segments, each.whole, each.segments, placed)
+            pieces.append(Piece(read, _reading_cost(each.prompt_tokens)))
         return pieces
+
+    def _read_with_given_drafts(self, context: Context) -> HiddenSpec | None:
+        """Return the evidence for which the same requests are read with given drafts, if there is one."""
+        if any(each.draft is None or each.history for each in context.inputs):
+            return None
+        for other in context.planned:
+            if isinstance(other, HiddenSpec) and other.draft is not None and other.prompt == self.prompt:
+                return other
+        return None
+
+
+def _reading_cost(prompt_tokens: int) -> Cost:
+    """Return what reading a prompt cost: nothing if its states were kept while a draft was written."""
+    return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
+
+
+def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
+    """Return a message and the turns before it as they are read.
+
+    A short reply to a question is read behind that question: "Yes, please" asks for what was offered.
+    """
+    if not inputs.history or len(inputs.question.split()) > _SHORT_REPLY:
+        return inputs.question, inputs.history
+    *before, last = inputs.history
+    speaker, _, said = last.partition(":")
+    if speaker != "assistant" or not said.rstrip().endswith("?"):
+        return inputs.question, inputs.history
+    *rest, asked = segments(said)
+    if rest:
+        before.append(f"assistant: {' '.join(rest)}")
+    return f"{asked}\n{inputs.question}", before
 
 
 LogProbabilities: TypeAlias = tuple[float, ...]
@@ -138,11 +223,9 @@ class SamplesSpec(EvidenceSpec[Samples]):
             temperature=self.temperature,
             seed=self.seed,
         )
-        return [Piece(answers, self._cost(answers)) for answers in sampled]
-
-    def _cost(self, answers: Samples) -> Cost:
-        return Cost(
-            model_calls=self.n,
-            tokens_in=sum(each.prompt_tokens for each in answers),
-            tokens_out=sum(len(each.tokens) for each in answers),
-        )
+        pieces = []
+        for answers in sampled:
+            read = sum(each.prompt_tokens for each in answers)
+            written = sum(len(each.tokens) for each in answers)
+            pieces.append(Piece(answers, Cost(model_calls=self.n, tokens_in=read, tokens_out=written)))
+        return pieces

@@ -13,7 +13,8 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import SamplesSpec, TargetsSpec
-from rgate_integrations.gates.papers.verdict_gate import AdapterGate, ik_score
+from rgate_integrations.gates.papers.verdicts import ik_score
+from rgate_integrations.gates.trained import AdapterGate
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.text import comparable
 
@@ -102,7 +103,7 @@ class BoundaryGate(AdapterGate):
         """Score by the certainty of the samples, or by the trained model."""
         (spec,) = self.specs
         if self.adapter is not None:
-            warnings = self.check_model(evidence, spec)
+            warnings = self.check_adapter(evidence)
             p = ik_score(*evidence[spec])
             return Score(p, f"The boundary model predicts {self.label} {p:.2f}.", warnings=warnings)
         answers = evidence[spec]

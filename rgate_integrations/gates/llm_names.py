@@ -48,7 +48,7 @@ PROVIDERS = _set(
 
 ALIASES = {
     "chatgpt-4o": "gpt-4o",
-    "deepseek-chat": "deepseek-v3",
+    "deepseek": "deepseek-v3",
     "deepseek-r1-671b": "deepseek-r1",
     "deepseek-reasoner": "deepseek-r1",
     "deepseek-v3-671b": "deepseek-v3",
@@ -74,7 +74,7 @@ ALIASES = {
 
 _NOISE = _set(
     """
-    instruct instruction it base pt sft hf text vision only maas cloud hosted model models preview exp
+    instruct instruction chat it base pt sft hf text vision only maas cloud hosted model models preview exp
     experimental latest beta
     gguf ggml gptq awq exl2 mlx mlc bnb qat ud i1 imat imatrix dynamic quantized quantised static optimized
     fp4 fp8 fp16 fp32 f16 f32 bf16 nf4 nvfp4 mxfp4 int4 int8 2bit 3bit 4bit 5bit 6bit 8bit 16bit 128g w4a16 w8a8 w8a16
@@ -165,8 +165,9 @@ def parse_name(name: str) -> ModelName:
         if found is not None:
             text, date = text[: found.start()] + text[found.end() :], "".join(found.groups())
             break
-    words = _called_usually(_words(text))
-    return _read(_called_usually(_counting(words)), date)
+    words = _words(text)
+    usual = _aliases().get(tuple(words))
+    return _read(words if usual is None else _words(usual), date)
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
@@ -176,34 +177,20 @@ def sizes_left_out() -> list[tuple[ModelName, str]]:
 
 
 def _words(text: str) -> list[str]:
-    """Split a name into words, each version one of them."""
+    """Split a name into the words that count, each version one of them."""
     joined = " ".join(filter(None, re.split(_BETWEEN, text)))
     for pattern, instead in _AS_ONE_WORD:
         joined = re.sub(pattern, instead, joined)
-    return [word for word in joined.split() if word not in _NOISE]
-
-
-def _called_usually(words: list[str]) -> list[str]:
-    usual = _aliases().get(tuple(words))
-    return words if usual is None else _words(usual)
+    words = [word for word in joined.split() if word not in _NOISE and not re.fullmatch(_CONTEXT, word)]
+    if any(re.fullmatch(_SIZE, word) for word in words):  # which says more than these
+        words = [word for word in words if word not in _SPEED and not re.fullmatch(_ACTIVE, word)]
+    return words
 
 
 @cache
 def _aliases() -> dict[tuple[str, ...], str]:
     """Return `ALIASES` by their words."""
     return {tuple(_words(alias)): usual for alias, usual in ALIASES.items()}
-
-
-def _counting(words: list[str]) -> list[str]:
-    """Drop what counts only beside other words."""
-    sized = any(re.fullmatch(_SIZE, word) for word in words)
-    kept = []
-    for word in words:
-        needless = word == "chat" or re.fullmatch(_CONTEXT, word)  # not before: DeepSeek-V3 is deepseek-chat
-        said_by_the_size = sized and (word in _SPEED or re.fullmatch(_ACTIVE, word))
-        if not needless and not said_by_the_size:
-            kept.append(word)
-    return kept
 
 
 def _read(words: list[str], date: str) -> ModelName:

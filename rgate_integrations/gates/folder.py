@@ -1,27 +1,27 @@
-"""The folder of a saved gate: where it is, how it is written, and what is in it, checked."""
+"""The folder of a saved gate: ``gate.json``, a file of weights, a card. Written whole; read with its checksum."""
 
 from __future__ import annotations
 
 import hashlib
+import html
 import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.gates.artifacts.card import model_card
-from rgate_integrations.gates.artifacts.gate_file import (
+from rgate_integrations.gates.artifacts import (
+    PRIOR,
+    HeadsArtifact,
+    ProbeArtifact,
     SavedGate,
-    put_arrays,
-    read_tensors,
-    tensor_bytes,
-    without_arrays,
+    TunedArtifact,
 )
-from rgate_integrations.gates.artifacts.heads import HeadsArtifact
-from rgate_integrations.gates.artifacts.probe import ProbeArtifact
-from rgate_integrations.gates.artifacts.tuned import PRIOR, TunedArtifact
 from rgate_integrations.runtime.files import (
     existing_folder,
     json_text,
@@ -35,7 +35,8 @@ CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
 ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
-_SHIPPED = Path(__file__).parents[2] / "weights"
+_LONGEST_HEADER = 1 << 16
+_SHIPPED = Path(__file__).parents[1] / "weights"
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -110,9 +111,13 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
         name: What its card calls it.
         adapter: The content of its adapter's file, which is there already.
     """
-    arrays: dict[str, Any] = {}
-    content = without_arrays(asdict(gate), arrays)
-    weights = tensor_bytes(arrays) if arrays else adapter
+    content = asdict(gate)
+    parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
+    arrays = {}
+    for prefix, part in parts.items():
+        for field in [field for field, value in part.items() if isinstance(value, np.ndarray)]:
+            arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
+    weights = save(arrays) if arrays else adapter
     digest = hashlib.sha256(weights).hexdigest() if weights else ""
     config = {"format": FORMAT, **content, "weights_sha256": digest}
     files: dict[str, bytes | str] = {CONFIG: json_text(config), CARD: model_card(gate, name)}
@@ -150,35 +155,44 @@ def read_gate(name: str | Path) -> SavedGate:
     """
     folder = saved_folder(name)
     try:
-        content = parse_json((folder / CONFIG).read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError(f"{CONFIG} is no JSON object")
+        content = dict(parse_json((folder / CONFIG).read_bytes()))
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")
         if isinstance(version, int) and version > FORMAT:
             raise ModelLoadError(
                 f"The gate in {str(folder)!r} has format {version}, newer than {FORMAT}.",
                 hint="Upgrade rgate-integrations.",
             )
-        method = content.get("method")
-        kind = _WITH_WEIGHTS.get(method, SavedGate) if isinstance(method, str) else SavedGate
+        kind = _WITH_WEIGHTS.get(content.get("method"), SavedGate)
         file = folder / (ADAPTER if kind is SavedGate else WEIGHTS)
         if digest or os.path.isfile(file):
-            weights = _checked(file, digest)
+            weights = file.read_bytes()
+            if hashlib.sha256(weights).hexdigest() != digest:
+                raise ModelLoadError(
+                    f"{file.name} in {str(folder)!r} is damaged: its checksum is not the recorded one.",
+                    hint="Copy it again.",
+                )
             if kind is not SavedGate:
-                put_arrays(content, read_tensors(weights))
+                _put_arrays(content, weights)
         return kind(**content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, LookupError) as error:
         raise unreadable(folder, error) from error
 
 
-def _checked(file: Path, digest: Any) -> bytes:
-    weights = file.read_bytes()
-    if hashlib.sha256(weights).hexdigest() != digest:
-        raise ModelLoadError(
-            f"{file.name} in {str(file.parent)!r} is damaged: its checksum is not the recorded one.",
-            hint="Copy it again.",
-        )
-    return weights
+def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
+    """Put the arrays of a safetensors file into the content of ``gate.json``, each by its dotted name."""
+    # Eight bytes say how long the list of tensors is. Ours name a few; a million of them take 20 s to be refused.
+    if int.from_bytes(weights[:8], "little") > _LONGEST_HEADER:
+        raise ValueError("the weights: their list of tensors is too long")
+    try:
+        arrays = load(weights)
+    except (SafetensorError, AttributeError) as error:  # the last one: a type that numpy has not
+        raise ValueError(f"the weights: {error}") from error
+    for name, array in arrays.items():
+        prefix, _, field = name.rpartition(".")
+        part = content[prefix] if prefix else content
+        if field in part:
+            raise ValueError(f"the weights: there is no place for {name[:40]!r}")
+        part[field] = array
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
@@ -186,7 +200,7 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return ModelLoadError(
         f"The gate in {str(folder)!r} cannot be read: {reason}.", hint="Train it again, or copy it again."
     )
@@ -205,25 +219,73 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def push_to_hub(folder: str | Path, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
-    """Upload a saved gate's folder to the Hugging Face Hub; ``load_gate(repo_id)`` takes it from there.
+def model_card(gate: SavedGate, name: str) -> str:
+    """Return the card of a saved gate, as its folder's ``README.md``.
 
     Args:
-        folder: A folder that `load_gate` takes; it is checked first.
-        repo_id: Such as ``"you/my-gate"``; made if it does not exist.
-        private: Whether a new repository is private.
-        token: Access token; by default the one of ``hf auth login``.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        ModelLoadError: The folder holds no saved gate, or a damaged one.
+        gate: The gate.
+        name: What it is called.
     """
-    read_gate(folder)
-    from huggingface_hub import HfApi  # slow to import
+    facts = gate.provenance
+    lines = [
+        f"# {plain(name)}",
+        "",
+        "A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).",
+        "",
+        f"- **Method**: `{gate.method}`; reads the {gate.reads}.",
+        f"- **Base model**: {plain(gate.base_model) or 'none'}.",
+        f"- **Judges**: {plain(gate.llm) or 'any LLM'}.",
+        f"- **Label**: {facts.get('label', 'unknown')}. **Seed**: {facts.get('seed')}.",
+        f"- **Recipe**: {facts.get('recipe', 'unknown')}",
+        f"- **Licence of the weights**: {facts.get('licence', 'that of the training data')}.",
+        f"- **Default threshold**: {gate.threshold:.3f}.",
+        "",
+        *_data(facts.get("data", [])),
+        *_quality(facts),
+        f'Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: calibrate on your own data.',
+        "",
+    ]
+    return "\n".join(lines)
 
-    api = HfApi(token=token)
-    api.create_repo(repo_id, private=private, exist_ok=True)
-    commit = api.upload_folder(repo_id=repo_id, folder_path=str(folder))
-    return str(commit.commit_url)
+
+def plain(name: str) -> str:
+    """Return a name for Markdown: on one line, and without HTML of its own, which pages would run."""
+    return html.escape(" ".join(name.split()), quote=False)
+
+
+def _data(files: list[dict[str, Any]]) -> list[str]:
+    lines = ["## Training data", ""]
+    for file in files:
+        facts = [f"{file['n']} questions"]
+        if file.get("known") is not None:  # some sources say only what kind of request it is
+            facts.append(f"{file['known']:.1%} known")
+        if file.get("llms"):
+            facts.append(f"answers of {', '.join(file['llms'])}")
+        if file.get("licence"):
+            facts.append(file["licence"])
+        lines.append(f"- {file['name']}: {', '.join(facts)}, sha256 `{file['sha256'][:16]}`")
+    return [*lines, ""]
+
+
+def _quality(facts: dict[str, Any]) -> list[str]:
+    metrics = facts.get("metrics")
+    if not metrics:
+        return []
+    lines = [
+        f"## Quality ({facts.get('folds')}-fold cross-validation, AUC of P(known) for the label)",
+        "",
+        "| set | AUC |",
+        "|---|---|",
+        *(f"| {name} | {value:.3f} |" for name, value in metrics["auc"].items()),
+        f"| **mean of the sets** | **{metrics['auc_mean']:.3f}** |",
+        f"| pooled | {metrics['auc_pooled']:.3f} |",
+        "",
+    ]
+    if "retrieved" in metrics:
+        shares = ", ".join(f"{kind} {share:.1%}" for kind, share in metrics["retrieved"].items())
+        lines += [
+            f"Practical requests, each source scored by a gate that was trained without it: AUC "
+            f"{metrics['auc_requests']:.3f} for skip or retrieve; retrieved at the default threshold: {shares}.",
+            "",
+        ]
+    return lines

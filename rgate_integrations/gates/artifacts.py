@@ -1,19 +1,190 @@
-"""Saved heads: several linear readings of the same hidden states of a question."""
+"""What saved gates hold: the fields of ``gate.json``, checked, and the arrays beside them.
+
+Adapters and calibrated gates are a `SavedGate` as they are. Heads, probes and tuned gates have weights of their own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
+from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.gates.artifacts.gate_file import STRICT, Finite, SavedGate, Weights, check_shape
+from rgate_integrations.decision import DraftSource
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
-from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+
+STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+"""Configuration of every part of ``gate.json``: it may come from anywhere, so what nobody knows is refused."""
+
+PRIOR = "prior"
+"""Sub-folder of a tuned gate: the gate whose logit is corrected."""
+
+ANSWER_FIRST = "answer-first"
+"""Sub-folder of a tuned gate: the gate that judges begun answers."""
+
+_LEAST_LOGPROB = -20.0  # some servers write -9999 for "never"
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
+
+
+def _weights(value: Any) -> Float32Array:
+    if not isinstance(value, np.ndarray) or value.dtype != np.float32:
+        raise ValueError("it is no float32 array")
+    if not np.isfinite(value).all():
+        raise ValueError("it has numbers that are not finite")
+    return value
+
+
+Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_weights)]
+"""An array of a saved gate: float32, and finite."""
+
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class SavedGate:
+    """A gate as it is saved.
+
+    Attributes:
+        method: Name of the gate, as `load_gate` takes it.
+        base_model: The proxy that it was trained with: catalogue name, folder or Hub id.
+        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of it; empty if unknown.
+        llm: The LLM whose knowledge it judges.
+        threshold: Default threshold.
+        prompts: Hash of each prompt that it was trained under, by name: with other ones its scores mean nothing.
+        parameters: Its other parameters; JSON values.
+        provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
+    """
+
+    method: str
+    base_model: str = ""
+    fingerprint: str = ""
+    llm: str = ""
+    threshold: Annotated[float, Field(allow_inf_nan=False, ge=0)] = 0.5
+    prompts: dict[str, str] = field(default_factory=lambda: {ANSWER.name: ANSWER.hash})
+    parameters: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> str:
+        """What it reads, in a few words."""
+        tokens = getattr(self, "tokens", self.parameters.get("tokens", 0))
+        return f"question and {tokens} tokens of a draft" if tokens else "question"
+
+
+def check_shape(name: str, array: Float32Array, *wanted: int) -> None:
+    """Refuse an array of another shape.
+
+    Args:
+        name: What to call it.
+        array: The array.
+        *wanted: The length of each axis but the last, which must not be empty.
+
+    Raises:
+        ValueError: It has another shape.
+    """
+    if array.shape[:-1] != wanted or not array.size:
+        raise ValueError(
+            f"{name} has the shape {array.shape}, not ({', '.join(map(str, wanted))}, hidden size)"
+        )
+
+
+@dataclass(frozen=True, config=STRICT)
+class LogprobHead:
+    """Weighs an LLM's own token log-probabilities against a probe of its words; P(known) is the sigmoid of the sum.
+
+    Attributes:
+        text: Weight of the probe's calibrated logit.
+        total: Weight of the sum of the log-probabilities.
+        least: That of the lowest.
+        mean: That of their mean.
+        bias: Added to the sum.
+    """
+
+    text: Finite
+    total: Finite
+    least: Finite
+    mean: Finite
+    bias: Finite
+
+    def logit(self, text: float, logprobs: Sequence[float]) -> float:
+        """Return the logit of P(known).
+
+        Args:
+            text: The probe's calibrated logit.
+            logprobs: Natural log-probability of each token that is read, at least one; below -20 they count as -20.
+        """
+        values = [max(value, _LEAST_LOGPROB) for value in logprobs]
+        total = sum(values)
+        read = self.total * total + self.least * min(values) + self.mean * total / len(values)
+        return self.text * text + read + self.bias
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class ProbeArtifact(SavedGate):
+    """A trained linear probe.
+
+    Attributes:
+        weight: Shape (layers, hidden size), float32.
+        bias: Added to the sum of ``weight * states``; the result is a logit.
+        layers: Which hidden states: (layer, span, pooling) each.
+        tokens: Draft tokens that are read; 0 for the question alone.
+        source: Who writes the draft.
+        slope: Platt calibration of the logit, with `intercept`.
+        intercept: See `slope`.
+        logprobs: Reads the draft's log-probabilities too, where its writer gives them; None reads the words alone.
+        system: System turn of the prompt that question and draft stand in; None is that of `ANSWER`.
+    """
+
+    method: Literal["probe"] = "probe"
+    weight: Weights = field(repr=False, compare=False)
+    bias: Finite
+    layers: tuple[PooledLayer, ...]
+    tokens: Count = 0
+    source: DraftSource = "proxy"
+    slope: Finite = 1.0
+    intercept: Finite = 0.0
+    logprobs: LogprobHead | None = None
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one vector a layer."""
+        check_shape("weight", self.weight, len(self.layers))
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class TunedArtifact(SavedGate):
+    """A correction of another gate, the prior: ``slope * prior + weight · states + head · features + bias``.
+
+    Attributes:
+        slope: Of the prior's logit.
+        bias: Added.
+        weight: Of the hidden states of the question, shape (layers, hidden size), float32.
+        head: Of the features of a begun answer's log-probabilities, float32; empty for the question alone.
+        layers: Which hidden states: (layer, span, pooling) each.
+        tokens: How many tokens of the begun answer are read; 0 for the question alone.
+    """
+
+    method: Literal["tuned"] = "tuned"
+    slope: Finite
+    bias: Finite
+    weight: Weights = field(repr=False, compare=False)
+    head: Weights = field(repr=False, compare=False)
+    layers: tuple[PooledLayer, ...]
+    tokens: Count = 0
+
+    def __post_init__(self) -> None:
+        """Check that there is one vector a layer."""
+        check_shape("weight", self.weight, len(self.layers))
+        if self.head.ndim != 1:
+            raise ValueError(f"head has the shape {self.head.shape}, not that of a vector")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,0 +1,239 @@
+"""Baselines of the papers: constant policies, popularity, neighbours that vote, and the probability of tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rgate_integrations.decision import Cost, DraftSource
+from rgate_integrations.errors import DataFormatError, EvidenceError
+from rgate_integrations.gates.base import Gate, GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.runtime.records import read_records
+
+
+class ConstantGate(Gate):
+    """Always retrieve, never retrieve, or retrieve at random at a given rate, whatever the question.
+
+    Attributes:
+        policy: Which of the three.
+        rate: Share of the questions to retrieve for, with ``policy="random"`` and the threshold 0.5.
+        seed: Seed; the draw depends on it and on the question, so it is the same in any batch.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "constant", "baseline: always, never, random", "nothing", "no", "none"
+    )
+
+    policy: Literal["always", "never", "random"] = "always"
+    rate: float = Field(default=0.5, ge=0, le=1)
+    seed: int = 0
+
+    @classmethod
+    def parse_argument(cls, argument: str) -> dict[str, Any]:
+        """Read ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
+        policy, _, rate = argument.partition(":")
+        return {"policy": policy, "rate": rate} if rate else {"policy": policy}
+
+    @property
+    def specs(self) -> Specs:
+        """Nothing."""
+        return ()
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score 0, 1, or a draw that is below 0.5 with the given rate."""
+        if self.policy != "random":
+            return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
+        digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
+        draw = int.from_bytes(digest[:7], "big") / 2**56
+        reason = f"Drawn at random: retrieves for {self.rate:.0%} of the questions."
+        if draw < self.rate:
+            return Score(0.5 * draw / self.rate, reason)
+        return Score(0.5 + 0.5 * (draw - self.rate) / (1 - self.rate), reason)
+
+
+class PopularityGate(Gate):
+    """Adaptive retrieval by popularity (Mallen et al. 2023; ADAPT-LLM, section 4.7).
+
+    P(known) is ``score / (score + cutoff)``: at least 0.5 from the cutoff on. The score is the user's, one a
+    question, on any scale that begins at 0.
+
+    Attributes:
+        cutoff: Popularity from which a question is known.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "popularity", "Popularity threshold (Mallen et al. 2023)", "a popularity score", "optional", "none"
+    )
+    argument = "cutoff"
+
+    cutoff: float = Field(default=1000.0, gt=0, allow_inf_nan=False)
+
+    @property
+    def specs(self) -> Specs:
+        """Nothing but what came with the question."""
+        return ()
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the popularity against the cutoff.
+
+        Raises:
+            EvidenceError: No popularity was given, or one below 0.
+        """
+        value = evidence.inputs.popularity
+        if value is None or not value >= 0:
+            raise EvidenceError(
+                f"A popularity score must be given, and be at least 0, not {value}.",
+                hint="Pass popularity=[...], one number a question, to decide_batch.",
+            )
+        side = "at or above" if value >= self.cutoff else "below"
+        share = 1.0 if value == math.inf else value / (value + self.cutoff)
+        return Score(share, f"The popularity {value:g} is {side} the cutoff {self.cutoff:g}.")
+
+
+class NeighboursGate(Gate):
+    """SKR-kNN (Wang et al. 2023; a baseline of SlimPLM, section 4.3): the k nearest labelled questions vote.
+
+    Attributes:
+        examples: JSONL file of labelled questions: which ones the LLM answered rightly by itself.
+        k: How many vote.
+        embedder: Sentence embedder.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "neighbours", "SKR-kNN (Wang et al. 2023)", "labelled questions nearby", "yes", "search"
+    )
+    argument = "examples"
+
+    examples: str
+    k: int = Field(default=5, ge=1)
+    embedder: str = "all-minilm-l6-v2"
+
+    @property
+    def specs(self) -> Specs:
+        """The nearest labelled questions."""
+        return (NeighboursSpec(self.k, self.examples, self.embedder),)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the votes for known over one more than the number of voters."""
+        near = evidence[self.specs[0]]
+        known = sum(near)
+        # The extra voter says unknown: a strict majority is at least 0.5, a tie is below it, so ties retrieve.
+        p = known / (len(near) + 1)
+        return Score(p, f"{known} of the {len(near)} nearest labelled questions were known.")
+
+
+@dataclass(frozen=True)
+class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
+    """The labels of the k labelled questions with the most similar embeddings, nearest first.
+
+    Attributes:
+        k: How many.
+        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``). It is read
+            and embedded once for each engine.
+        embedder: Catalogue name, folder or Hub id of the sentence embedder.
+    """
+
+    reads_model: ClassVar[bool] = False  # embedders cut long texts themselves
+
+    k: int
+    examples: str
+    embedder: str = "all-minilm-l6-v2"
+
+    def compute(self, context: Context) -> list[Piece[tuple[bool, ...]]]:
+        """Search the labelled questions for all questions together."""
+        key = (self.examples, self.embedder)
+        labelled = context.memory(key, lambda: LabelledQuestions(self.examples, self.embedder))
+        nearest = labelled.nearest([each.question for each in context.inputs], self.k)
+        return [Piece(labels, Cost(model_calls=1)) for labels in nearest]
+
+
+class LabelledQuestions:
+    """Questions with a label, searchable by the cosine similarity of their embeddings.
+
+    Args:
+        path: JSONL file; each line has ``question`` and ``known`` or ``closed_book_correct`` (a boolean).
+        embedder: Catalogue name, folder or Hub id of a sentence embedder.
+
+    Raises:
+        DataFormatError: The file cannot be read, or a line holds no labelled question.
+    """
+
+    def __init__(self, path: str, embedder: str) -> None:
+        from rgate_integrations.index.embedder import SentenceEmbedder
+
+        questions: list[str] = []
+        self.known: list[bool] = []
+        for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
+            label = record.fields.get("known", record.fields.get("closed_book_correct"))
+            if not isinstance(label, bool):
+                raise record.wrong("no label")
+            questions.append(record.text("question"))
+            self.known.append(label)
+        if not questions:
+            raise DataFormatError(f"{path} holds no labelled questions.")
+        self._embedder = SentenceEmbedder(embedder)
+        self._vectors = self._embedder.embed(questions)
+
+    def nearest(self, questions: Sequence[str], k: int) -> list[tuple[bool, ...]]:
+        """Return the labels of the ``k`` nearest labelled questions of each question, nearest first."""
+        similarities = self._embedder.embed_queries(questions) @ self._vectors.T
+        order = (-similarities).argsort(axis=1, kind="stable")[:, :k]
+        return [tuple(self.known[place] for place in best) for best in order]
+
+
+class TokenProbabilityGate(Gate):
+    """FLARE's trigger (Jiang et al. 2023, section 3.2): a threshold on token *probability*, not on logits.
+
+    It works on drafts of any source that gives log-probabilities.
+
+    Attributes:
+        threshold: FLARE's theta.
+        tokens: Maximum length of the draft.
+        source: Who writes it.
+        statistic: ``"min"`` is the least probable token (FLARE), ``"mean"`` the geometric mean of the token
+            probabilities (one over the perplexity), ``"first"`` the first token.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "token_probability", "FLARE (Jiang et al. 2023)", "draft's token probabilities", "no", "draft"
+    )
+
+    tokens: int = Field(default=32, ge=1, le=1024)
+    source: DraftSource = "proxy"
+    statistic: Literal["min", "mean", "first"] = "min"
+
+    @property
+    def specs(self) -> Specs:
+        """The draft."""
+        return (DraftSpec(self.tokens, self.source),)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the statistic of the token probabilities.
+
+        Raises:
+            EvidenceError: The draft is empty, or its source gives no log-probabilities.
+        """
+        draft = evidence[self.specs[0]]
+        logprobs = draft.logprobs
+        if logprobs is None:
+            raise EvidenceError(
+                "The draft has no log-probabilities, which this gate reads.",
+                hint="Ask its writer for them (LangChain: logprobs=True), or use a gate that judges text.",
+            )
+        if not logprobs:
+            raise EvidenceError("The draft is empty, so it has no token probabilities.")
+        statistics = {
+            "min": (min(logprobs), "weakest token"),
+            "mean": (sum(logprobs) / len(logprobs), "average token"),
+            "first": (logprobs[0], "first token"),
+        }
+        logprob, name = statistics[self.statistic]
+        p = math.exp(logprob)
+        return Score(p, f"The draft's {name} has probability {p:.2f}.", draft)

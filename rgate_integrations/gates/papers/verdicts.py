@@ -1,0 +1,309 @@
+"""Gates that ask the model for a verdict: the IK score, SlimPLM, ADAPT-LLM, and two baselines."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rgate_integrations.decision import DraftSource
+from rgate_integrations.errors import ScoreError
+from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, TargetsSpec
+from rgate_integrations.gates.trained import AdapterGate
+from rgate_integrations.prompts import PromptTemplate
+
+
+class VerdictGate(AdapterGate):
+    """A gate that asks the model for one of two verdicts, on the question or on a draft of an answer to it.
+
+    P(known) is the softmax over the log-probabilities of the two, taken at the first.
+
+    Attributes:
+        verdicts: The two, the one for known first.
+        question: What the model is asked, unless `prompt` says something else.
+        tokens: Draft tokens that are read; 0 for the question alone.
+        source: Who writes the draft.
+    """
+
+    verdicts: ClassVar[tuple[str, str]] = ("Yes", "No")
+    question: ClassVar[PromptTemplate]
+
+    tokens: int = 0
+    source: DraftSource = "proxy"
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """What the model is asked."""
+        return self.question
+
+    @property
+    def specs(self) -> Specs:
+        """The draft, if one is read, and the scores of the verdicts behind it."""
+        draft = DraftSpec(self.tokens, self.source) if self.tokens else None
+        targets = TargetsSpec(self.prompt, self.verdicts, draft, self.adapter)
+        return (targets,) if draft is None else (draft, targets)
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the softmax over the verdicts."""
+        *drafts, targets = self.specs
+        warnings = self.check_adapter(evidence)
+        p = ik_score(*evidence[targets])
+        draft = evidence[drafts[0]] if drafts else None
+        known, unknown = self.verdicts
+        reason = f"Asked for {known} or {unknown}, the model says {known} with {p:.2f}."
+        return Score(p, reason, draft, warnings)
+
+
+def ik_score(yes: float, no: float) -> float:
+    """Return the softmax over the two logits (or log-probabilities) of Yes and No, taken at Yes.
+
+    Args:
+        yes: Logit of "Yes".
+        no: Logit of "No".
+    """
+    difference = no - yes
+    return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
+
+
+IK_QUESTION = PromptTemplate(
+    name="ik-question",
+    version=1,
+    user="{question}\n\nDo you know the answer to this question? Reply Yes or No.",
+)
+IK_DRAFT = PromptTemplate(
+    name="ik-draft",
+    version=1,
+    user=(
+        "Question: {question}\nBeginning of an answer: {draft}\n\n"
+        "Does the answer show that its author knows this? Reply Yes or No."
+    ),
+    cut="draft",
+)
+
+
+class IKGate(VerdictGate):
+    """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
+
+    The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
+    adapter to make this call; without an adapter the score is zero-shot.
+
+    Attributes:
+        tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
+        source: Who writes the draft. ``"llm"`` is the paper's own setting and by far the strongest.
+        adapter: LoRA adapter of the proxy, or None for zero-shot.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "ik", "IK score (Déjean 2025)", "question + first draft tokens", "optional", "draft + judgment"
+    )
+
+    tokens: int = Field(default=32, ge=0, le=128)
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """The question alone, or quoted with the draft."""
+        return IK_DRAFT if self.tokens else IK_QUESTION
+
+
+JUDGMENT = PromptTemplate(
+    name="slimplm-judgment",
+    version=1,
+    system=(
+        "You are a helpful assistant. Your task is to parse user input into structured formats and accomplish "
+        "the task according to the heuristic answer."
+    ),
+    user="Heuristic answer: {draft}\nQuestion: {question}\nRetrieval Necessity Judgment Output:",
+    cut="draft",
+)
+"""The paper's prompt, section 3.2. When it is too long the heuristic answer is cut, never the question."""
+
+TARGETS = ("Known(True)", "Known(False)")
+_VERDICT = re.compile(r"^\s*Known\s*\(\s*(True|False)\s*\)")
+
+
+class SlimPLMGate(VerdictGate):
+    """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on question and heuristic answer.
+
+    Attributes:
+        tokens: Maximum length of the heuristic answer.
+        source: Who writes it; the paper's is the proxy.
+        adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
+        mode: ``"score"`` compares the log-probabilities of the two verdicts, which gives a threshold a
+            meaning; ``"generate"`` lets the model write its verdict, as the paper does, and reads it strictly.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "slimplm", "SlimPLM (Tan et al. 2024)", "question + heuristic answer", "optional", "draft + judgment"
+    )
+
+    verdicts = TARGETS
+    question = JUDGMENT
+
+    tokens: int = Field(default=64, ge=1, le=1024)
+    mode: Literal["score", "generate"] = "score"
+
+    @property
+    def specs(self) -> Specs:
+        """The heuristic answer and the verdict on it."""
+        if self.mode == "score":
+            return super().specs
+        draft = DraftSpec(self.tokens, self.source)
+        return (draft, CompletionSpec(JUDGMENT, 12, draft, self.adapter))
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the verdicts' log-probabilities, or 1 and 0 by the written verdict.
+
+        Raises:
+            ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
+        """
+        if self.mode == "score":
+            return super().score(evidence)
+        draft, written = self.specs
+        warnings, text = self.check_adapter(evidence), evidence[written].text
+        verdict = _VERDICT.match(text)
+        if verdict is None:
+            raise ScoreError(
+                f"The judgment {text[:60]!r} is neither Known(True) nor Known(False).",
+                hint='An untrained proxy seldom keeps to the format: use mode="score", or train an adapter.',
+            )
+        reason = f"The judgment model wrote Known({verdict[1]})."
+        return Score(float(verdict[1] == "True"), reason, evidence[draft], warnings)
+
+
+RET = "<RET>"
+_ALPACA = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n"
+)
+
+PARAMETRIC_PROMPT = PromptTemplate(
+    name="adapt-parametric",
+    version=1,
+    user=_ALPACA
+    + "answer the question Q. If you need help answer <RET> to get the context\n\n"
+    + "### Input:\nQ: {question}\n\n### Response:\n",
+    raw=True,
+    stop_at_newline=True,
+)
+"""The paper's parametric prompt (appendix C.1)."""
+
+CONTEXT_PROMPT = PromptTemplate(
+    name="adapt-context",
+    version=1,
+    user=_ALPACA
+    + "answer the question Q given the context C\n\n### Input:\nQ: {question}\n\nC: {context}\n\n### Response:\n",
+    cut="context",
+    raw=True,
+    stop_at_newline=True,
+)
+"""The paper's context prompt (appendix C.2), used in training and to answer after retrieval."""
+
+
+class AdaptGate(AdapterGate):
+    """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
+
+    P(known) is one minus the probability of the whole ``<RET>`` sequence as the response. The answer that the
+    model gives when it does not ask for context is the decision's draft, so nothing is generated twice. The
+    paper trains the model for this; without an adapter the score is zero-shot.
+
+    Attributes:
+        tokens: Maximum length of the answer.
+        adapter: LoRA adapter of the model trained on the two-prompt set, or None for zero-shot.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "adapt", "ADAPT-LLM (Labruna et al. 2024)", "P(<RET>) as the answer", "optional", "draft + judgment"
+    )
+
+    tokens: int = Field(default=32, ge=1, le=1024)
+
+    @property
+    def specs(self) -> Specs:
+        """The probability of ``<RET>``, and the model's own response."""
+        return (
+            TargetsSpec(PARAMETRIC_PROMPT, (RET,), adapter=self.adapter),
+            CompletionSpec(PARAMETRIC_PROMPT, self.tokens, adapter=self.adapter),
+        )
+
+    def score(self, evidence: Evidence) -> Score:
+        """Score by the probability of not asking for context."""
+        targets, response = self.specs
+        warnings = self.check_adapter(evidence)
+        answer = evidence[response]
+        if RET in answer.text:
+            return Score(0.0, "The model asked for context: it answered <RET>.", warnings=warnings)
+        p_ret = math.exp(evidence[targets][0])
+        return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer, warnings)
+
+
+NEED_SEARCH = PromptTemplate(
+    name="need-search",
+    version=1,
+    system="You decide whether a question needs a search engine.",
+    user="{question}\n\nDo you need to search for more information to answer this question? Reply Yes or No.",
+)
+
+
+class PromptGate(VerdictGate):
+    """The prompt baseline of the Knowledge Boundary Model (section 3.2): the model says whether it must search.
+
+    P(known) is the softmax over the Yes and No logits, taken at No.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "prompt", "KBM's prompt baseline (2024)", "question", "no", "one pass"
+    )
+
+    verdicts = ("No", "Yes")
+    question = NEED_SEARCH
+
+
+_ASK = "Question: {question}\nProposed answer: {draft}\nIs the proposed answer true or false?"
+
+SELF_EVAL = PromptTemplate(
+    name="self-eval",
+    version=1,
+    system="You check whether proposed answers are true or false.",
+    user=_ASK,
+    examples=(
+        (
+            _ASK.format(question="What is the capital of Italy?", draft="The capital of Italy is Rome."),
+            "True",
+        ),
+        (
+            _ASK.format(
+                question="Who wrote War and Peace?", draft="War and Peace was written by Mark Twain."
+            ),
+            "False",
+        ),
+        (_ASK.format(question="how many legs does a spider have", draft="A spider has eight legs."), "True"),
+        (
+            _ASK.format(question="In which year did the Titanic sink?", draft="The Titanic sank in 1937."),
+            "False",
+        ),
+    ),
+    cut="draft",
+)
+
+
+class SelfEvalGate(VerdictGate):
+    """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
+
+    Attributes:
+        tokens: Maximum length of the answer that is evaluated.
+        source: Who writes it.
+    """
+
+    info: ClassVar[GateInfo] = GateInfo(
+        "self_eval", "P(True) (Kadavath et al. 2022)", "question + own answer", "no", "draft + judgment"
+    )
+
+    verdicts = ("True", "False")
+    question = SELF_EVAL
+
+    tokens: int = Field(default=32, ge=1, le=1024)
