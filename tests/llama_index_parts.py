@@ -224,56 +224,42 @@ class Writer(MockLLM):
     """Writes an answer token by token: `UNSURE` for prompts with "unknown" in them, else `KNOWN`.
 
     Attributes:
-        calls: The prompts, in order.
+        calls: What it was asked for at each call: log-probabilities or not.
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
         pace: Called before each token with its number; what it returns is awaited.
         usage: What its server says that it has read; None if it does not say.
+        logprobs: Whether it is asked for log-probabilities.
+        top_logprobs: How many of the likeliest tokens it is asked for; without any, it tells nothing.
+        refuses: Whether its server refuses log-probabilities.
+        form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
     """
 
-    usage: int | None = None
     calls: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
-    pace: object = None
+    pace: object = lambda number: None
+    usage: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int = 0
+    refuses: bool = False
+    form: str = "own"
 
-    def __init__(self, *, fails_at=None, pace=lambda number: None):
+    def __init__(self, **fields):
         super().__init__()
-        self.fails_at = fails_at
-        self.pace = pace
+        for name, value in fields.items():
+            setattr(self, name, value)
 
     @property
     def metadata(self):
         return LLMMetadata(model_name="writer", is_chat_model=False)
 
     def complete(self, prompt, formatted=False, **options):
-        self.calls.append(prompt)
+        self.calls.append(self.logprobs)
         return CompletionResponse(text=answer_to(prompt))
 
     async def acomplete(self, prompt, formatted=False, **options):
         return self.complete(prompt, formatted, **options)
-
-    def _chunks(self, prompt):
-        self.calls.append(prompt)
-        words = answer_to(prompt).split()
-        for number, word in enumerate(words):
-            if number == self.fails_at:
-                raise OSError("connection lost")
-            text = " ".join(words[: number + 1])
-            delta = word if number == 0 else f" {word}"
-            yield CompletionResponse(text=text, delta=delta, **self._told(delta, number))
-
-    def _told(self, delta, number):
-        return {} if self.usage is None else {"raw": {"usage": {"prompt_tokens": self.usage}}}
-
-    @contextmanager
-    def _ending(self):
-        try:
-            yield
-        except (GeneratorExit, asyncio.CancelledError):
-            self.ended.append("closed")
-            raise
-        self.ended.append("whole")
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
@@ -295,37 +281,35 @@ class Writer(MockLLM):
 
         return written()
 
-
-class Telling(Writer):
-    """A writer that can tell log-probabilities, where at least one likeliest token is asked for.
-
-    Attributes:
-        logprobs: Whether it is asked for them.
-        top_logprobs: How many of the likeliest tokens it is asked for.
-        refuses: Whether its server refuses.
-        form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
-        asked: What it was asked for at each call.
-    """
-
-    logprobs: bool | None = None
-    top_logprobs: int = 0
-    refuses: bool = False
-    form: str = "chat"
-    asked: list = Field(default_factory=list)
+    @contextmanager
+    def _ending(self):
+        try:
+            yield
+        except (GeneratorExit, asyncio.CancelledError):
+            self.ended.append("closed")
+            raise
+        self.ended.append("whole")
 
     def _chunks(self, prompt):
-        self.asked.append(self.logprobs)
+        self.calls.append(self.logprobs)
         if self.logprobs and self.refuses:
             raise ValueError("unknown parameter logprobs")
-        yield from super()._chunks(prompt)
+        text = ""
+        for number, word in enumerate(answer_to(prompt).split()):
+            if number == self.fails_at:
+                raise OSError("connection lost")
+            delta = word if number == 0 else f" {word}"
+            text += delta
+            yield CompletionResponse(text=text, delta=delta, **self._told(delta, -0.25 * number))
 
-    def _told(self, delta, number):
+    def _told(self, delta, value):
+        raw = {} if self.usage is None else {"usage": {"prompt_tokens": self.usage}}
         if not self.logprobs or not self.top_logprobs:
-            return {}
-        value = -0.25 * number
+            return {"raw": raw}
         if self.form == "own":
-            return {"logprobs": [[LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]]}
+            listed = [LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]
+            return {"raw": raw, "logprobs": [listed]}
         told = SimpleNamespace(tokens=[delta], token_logprobs=[value], top_logprobs=[{delta: value}])
         if self.form == "chat":
             told = SimpleNamespace(content=[SimpleNamespace(token=delta, logprob=value)])
-        return {"raw": SimpleNamespace(choices=[SimpleNamespace(logprobs=told, finish_reason=None)])}
+        return {"raw": SimpleNamespace(choices=[SimpleNamespace(logprobs=told)])}

@@ -63,6 +63,8 @@ def test_an_answer_to_what_is_clearly_known_is_not_judged(side):
     routed = side(scores={"unknown, or easy?": 0.9})
     assert routed.ask("unknown, or easy?") == UNSURE
     assert (routed.judge.calls, routed.decision["partial_answer"]["tokens_held"]) == ([], 0)
+    with pytest.raises(OSError, match="connection lost"):  # the arm runs as without a gate
+        side(scores={"unknown, or easy?": 0.9}, fails_at=0).ask("unknown, or easy?")
     narrow = side(scores={"unknown, or easy?": 0.9}, answer_above=0.95)
     assert TEXT in narrow.ask("unknown, or easy?")
     assert narrow.judge.calls == [["unknown, or easy?"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import chain, dropwhile, islice
 from typing import Literal, TypeAlias
 
 from pydantic import Field
@@ -306,11 +306,11 @@ _EMPTY = re.compile(
     r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
     re.IGNORECASE,
 )
+_NAME = r"(?:[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
 _ENTITY = re.compile(
     r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
-    r"|(?:[A-Z][\w'’.&-]*|\d{4})(?:\s+(?:of|the|de|la|van|von|and|in|for|on|&|[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$))*"
+    rf"|(?:[A-Z][\w'’.&-]*|\d{{4}})(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
 )
-_LINKS = frozenset(["of", "the", "de", "la", "van", "von", "and", "in", "for", "on", "&"])
 _QUESTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -341,13 +341,8 @@ def subject(question: str) -> str:
     longest = ""
     for match in _ENTITY.finditer(question):
         words = match.group().strip('"“”').rstrip("?.,!").split()
-        first = 0
-        last = len(words)
-        while last > 1 and words[last - 1] in _LINKS:
-            last -= 1
-        while first < last and words[first].lower() in _QUESTION_WORDS:
-            first += 1
-        name = " ".join(words[first:last]).removesuffix("'s").removesuffix("’s")
+        named = dropwhile(lambda word: word.lower() in _QUESTION_WORDS, words)
+        name = " ".join(named).removesuffix("'s").removesuffix("’s")
         if len(name) > max(len(longest), 1):
             longest = name
     if longest:
