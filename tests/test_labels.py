@@ -32,7 +32,7 @@ from tests.tuning_parts import Direct, N, by_number, known, questions, retrieve,
     [
         ([], "no questions"),
         ([{"question": " "}], "question 1: no question"),
-        ([{"question": "x", "gold_answers": {}}], "gold_answers is neither"),
+        ([{"question": "x", "gold_answers": {}}], "gold_answers holds a dict"),
         ([7], "question 1: no question"),
         ("none.jsonl", "cannot be read"),
     ],

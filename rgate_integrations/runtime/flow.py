@@ -18,6 +18,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from rgate_integrations.runtime.threads import start_thread
@@ -107,11 +108,11 @@ class Call(Step):
         return await self.awaitable(*self.arguments, **self.options)
 
 
+@dataclass
 class RunFlow(Step):
     """A whole flow as one step, such as for `Gather`."""
 
-    def __init__(self, flow: Flow[Any]) -> None:
-        self.flow = flow
+    flow: Flow[Any]
 
     def run(self) -> Any:
         """Drive it, blocking."""
@@ -122,14 +123,14 @@ class RunFlow(Step):
         return await arun(self.flow)
 
 
+@dataclass
 class Gather(Step):
     """Several steps side by side, in threads or on the event loop. The result is a list in their order.
 
     When one raises, that is raised, and the others are dropped.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = steps
+    steps: Sequence[Step]
 
     def run(self) -> list[Any]:
         """Do the last one in this thread and the others in threads of their own."""
@@ -148,11 +149,11 @@ class Gather(Step):
         return list(await asyncio.gather(*(step.arun() for step in self.steps)))
 
 
+@dataclass
 class Start(Step):
     """Begins a step in the background; the result is the `Task` that it runs in."""
 
-    def __init__(self, step: Step) -> None:
-        self.step = step
+    step: Step
 
     def run(self) -> Task:
         """Begin in a thread, in the caller's context."""
@@ -163,11 +164,11 @@ class Start(Step):
         return Task(asyncio.ensure_future(self.step.arun()))
 
 
+@dataclass
 class Task(Step):
     """A step that is under way. Yield it to wait for its result; `drop` it when nobody will."""
 
-    def __init__(self, job: Future[Any] | asyncio.Future[Any]) -> None:
-        self.job = job
+    job: Future[Any] | asyncio.Future[Any]
 
     def run(self) -> Any:
         """Wait for the result."""

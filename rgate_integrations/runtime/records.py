@@ -67,11 +67,8 @@ class Record:
         value = self.fields.get(key)
         if value is None:
             return ()
-        if isinstance(value, str):
-            value = [value]
-        if not isinstance(value, list):
-            raise self.wrong(f"{key} is neither a text nor a list of texts")
-        return tuple(self._as_text(key, each) for each in value)
+        values = value if isinstance(value, list) else [value]
+        return tuple(self._as_text(key, each) for each in values)
 
     def optional_number(self, key: str) -> float | None:
         """Return a finite number, or None if it is missing or null.

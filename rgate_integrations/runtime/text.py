@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from rgate_integrations.errors import EvidenceError
 
@@ -49,29 +47,15 @@ def contains_answer(text: str, answer: str) -> bool:
     return bool(inner) and f" {inner} " in f" {normalise(text)} "
 
 
-Correctness = Literal["contained", "containment_accuracy", "exact_match", "token_f1"]
-"""What makes an answer right, all after normalisation: a gold answer is contained on token boundaries; its characters
-are contained, so that "no" is in "I do not know", as the published in-accuracies are computed; it is the answer; or
-its token F1 with the answer is at least 0.5."""
-
-
-def is_correct(answer: str, gold: Sequence[str], correctness: Correctness = "contained") -> bool:
-    """Whether an answer is right. Every label of this package that is not given is made here.
+def is_correct(answer: str, gold: Sequence[str]) -> bool:
+    """Whether an answer contains a gold answer. Every label of this package that is not given is made here.
 
     Gold answers that normalise to nothing never match.
 
-    >>> is_correct("I do not know.", ["no"]), is_correct("I do not know.", ["no"], "containment_accuracy")
+    >>> is_correct("I do not know.", ["no"]), is_correct("No, it is not.", ["no", "never"])
     (False, True)
     """
-    if correctness == "contained":
-        return any(contains_answer(answer, g) for g in gold)
-    text = normalise(answer)
-    usable = [g for g in map(normalise, gold) if g]
-    if correctness == "exact_match":
-        return text in usable
-    if correctness == "token_f1":
-        return any(token_f1(text, g) >= 0.5 for g in usable)
-    return any(g in text for g in usable)
+    return any(contains_answer(answer, each) for each in gold)
 
 
 def matching_ratio(text: str, answers: Sequence[str]) -> float:
@@ -81,10 +65,3 @@ def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """
     usable = [a for a in answers if normalise(a)]
     return sum(contains_answer(text, a) for a in usable) / len(usable) if usable else 0.0
-
-
-def token_f1(first: str, second: str) -> float:
-    """Return the F1 of two texts' tokens, counted with multiplicity (SQuAD), in [0, 1]; 0.0 if one is empty."""
-    a, b = Counter(first.split()), Counter(second.split())
-    common = sum((a & b).values())
-    return 2 * common / (sum(a.values()) + sum(b.values())) if common else 0.0
