@@ -121,7 +121,7 @@ def test_break_even_of_the_ik_paper():
     for gate, rate in ((3.7 + 8.3, 0.80), (3.7, 0.94)):
         found = break_even(0.5, gate=gate, direct=18.2, rag=78.4)
         assert found["break_even"] == pytest.approx(rate, abs=5e-3)
-    slow = break_even(0.5, gate=500, direct=10, rag=20, search=5)
+    slow = break_even(0.5, gate=500, direct=10, rag=25)
     assert slow == {"always_ms": 25, "gated_ms": 517.5, "break_even": 0}
     with pytest.raises(ConfigurationError):
         break_even(0.5, gate=-1, direct=1, rag=1)
@@ -217,11 +217,11 @@ def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     asked = [f"question {i}?" for i in range(200)]
     lines = []
-    for decision, right in zip(
-        load_gate("ik", proxy=ScriptedProxy()).decide_batch(asked), rng.random((200, 2)), strict=True
+    for question, decision in zip(
+        asked, load_gate("ik", proxy=ScriptedProxy()).decide_batch(asked), strict=True
     ):
-        known, rag = bool(right[0] < decision.p_known), bool(right[1] < 0.6)
-        lines.append({"question": asked[len(lines)], "closed_book_correct": known, "rag_correct": rag})
+        known = bool(rng.random() < decision.p_known)
+        lines.append({"question": question, "closed_book_correct": known, "rag_correct": True})
     data = write(tmp_path / "d.jsonl", *lines)
     out = tmp_path / "calibrated"
     options = ["calibrate", "--gate", "ik", "--data", str(data), "--out", str(out)]
@@ -237,14 +237,6 @@ def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
     # the map is applied to what the inner gate says
     inner = load_gate("ik", proxy=ScriptedProxy()).decide("question 3?").p_known
     assert decision.p_known == pytest.approx(gate.gate.probability(inner))
-    result = tmp_path / "r.json"
-    options = ["evaluate", "--gate", str(out), "--data", str(data)]
-    done = CliRunner().invoke(app, [*options, "--latency", "20", "80", "--out", str(result)])
-    assert done.exit_code == 0, done.output
-    found = json.loads(result.read_text())
-    assert found["pooled"]["n"] == 200
-    assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(found)
-    assert 0.3 < found["pooled"]["retrieval_rate"] < 0.65
 
 
 def test_only_one_guarantee_can_be_given(tmp_path):

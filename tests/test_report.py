@@ -27,14 +27,15 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path)
     for command in (
         ["collect", *asked, "--out", data, "--llm", tiny, "--answer-tokens", "6"],
         ["calibrate", *read, "--budget", "0.9", "--probability", "none", "--out", gate],
-        ["evaluate", *read, "--gate", gate, "--out", str(result)],
+        ["evaluate", *read, "--gate", gate, "--out", str(result), "--latency", "20", "80"],
     ):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
         outputs.append(done.output)
     assert "24 questions" in outputs[0]
-    assert json.loads(result.read_text())["pooled"]["n"] == 24
-    assert len(read_results([result])[0].questions) == 24
+    written = json.loads(result.read_text())
+    assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(written)
+    assert len(read_results([result])[0].questions) == written["pooled"]["n"] == 24
 
 
 # --- the report --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
-from rgate_integrations.tuning.questions import DataFile, DraftKind
+from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
 
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
@@ -50,15 +50,6 @@ class ThresholdChoice:
     guarantee: str
     guaranteed: bool
     facts: dict[str, Any]
-
-
-class Policy(Protocol):
-    """Chooses a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
-
-    name: ClassVar[str]
-
-    def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +153,10 @@ class MaxLoss:
         return ThresholdChoice(threshold, guarantee, True, facts)
 
 
+Policy: TypeAlias = Budget | MaxLoss
+"""Chooses a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
+
+
 def upper_bound(successes: int, n: int, confidence: float) -> float:
     """Return the exact one-sided upper confidence bound of a binomial share (Clopper and Pearson 1934)."""
     try:
@@ -193,7 +188,7 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     return math.exp(-max(float(capital.max()), 0.0))
 
 
-def provenance_of(policy: Any, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
+def provenance_of(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
     """Return where a threshold comes from, as JSON values.
 
     ``scores`` are the quantiles of P(known) that `rgate_integrations.tuning.evaluation.measure_drift` compares with.
@@ -250,7 +245,7 @@ def calibrate(
     Raises:
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
-    examples = [example for file in files for example in file.examples]
+    examples = all_examples(files)
     fitting = 0 if method == "none" else len(examples) // 2
     if len(examples) - fitting < LEAST:
         raise DataFormatError(

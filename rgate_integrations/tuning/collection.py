@@ -33,7 +33,7 @@ ArmName: TypeAlias = str
 STOP_AFTER = 10
 """So many failures in a row of one kind of arm mean that there is no use in asking on."""
 
-_Job: TypeAlias = tuple[ArmName, list[Question]]
+_Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
@@ -146,6 +146,13 @@ class Answers:
         left = [question for question in questions if self.answer_of(question, arm) is None]
         return sorted(left, key=lambda question: (arm, question.key) in self._failed)
 
+    def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
+        """Return how many answers are missing, by the kind of arm."""
+        missing: Counter[str] = Counter()
+        for arm in self.arms:
+            missing[kind_of(arm)] += len(self.missing(questions, arm))
+        return missing
+
     def ask(
         self,
         questions: Sequence[Question],
@@ -176,7 +183,7 @@ class Answers:
             for question in (*questions, *known.values()):
                 self._know(question)
         jobs = self._jobs(questions, self.arms if arms is None else arms)
-        total = sum(len(some) for _, some in jobs)
+        total = sum(len(some) for *_, some in jobs)
         done = failures = 0
         in_a_row: Counter[str] = Counter()
         for arm, question, outcome, seconds in self._outcomes(jobs, concurrency):
@@ -203,13 +210,12 @@ class Answers:
 
     def _jobs(self, questions: Sequence[Question], arms: Iterable[ArmName]) -> list[_Job]:
         """Return what is to be asked, the arms of a question close to each other."""
-        jobs: list[tuple[int, ArmName, list[Question]]] = []
+        jobs: list[_Job] = []
         for name in arms:
             missing, batch = self.missing(questions, name), self.arms[name].batch
             for start in range(0, len(missing), batch):
                 jobs.append((start, name, missing[start : start + batch]))
-        jobs.sort(key=lambda job: job[0])
-        return [(name, some) for _, name, some in jobs]
+        return sorted(jobs, key=lambda job: job[0])
 
     def _outcomes(
         self, jobs: Sequence[_Job], concurrency: int
@@ -223,9 +229,9 @@ class Answers:
             while waiting or running:
                 while waiting and len(running) < at_once:
                     job = waiting.popleft()
-                    running[pool.submit(self._answer, *job)] = job
+                    running[pool.submit(self._answer, *job[1:])] = job
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    arm, some = running.pop(future)
+                    _, arm, some = running.pop(future)
                     for question, (outcome, seconds) in zip(some, future.result(), strict=True):
                         yield arm, question, outcome, seconds
                 at_once = concurrency

@@ -43,10 +43,6 @@ class JudgedQuestions:
     rag: BoolArray
     decisions: tuple[Decision, ...]
 
-    def answered_rightly(self) -> BoolArray:
-        """Return whether the answer is right that the gate chose; shape (n,)."""
-        return np.where(self.retrieve, self.rag, self.closed_book)
-
     def part(self, positions: PositionArray) -> JudgedQuestions:
         """Return some of the questions."""
         return JudgedQuestions(
@@ -91,13 +87,9 @@ def judge(
         decisions += run(flow)
         if report is not None:
             report(len(decisions))
-    return JudgedQuestions(
-        p=np.array([d.p_known for d in decisions], dtype=float),
-        retrieve=np.array([d.retrieve for d in decisions], dtype=bool),
-        closed_book=np.array([e.known for e in examples], dtype=bool),
-        rag=np.array([e.rag_correct for e in examples], dtype=bool),
-        decisions=tuple(decisions),
-    )
+    p, retrieve = np.array([(decision.p_known, decision.retrieve) for decision in decisions]).T
+    closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
+    return JudgedQuestions(p, retrieve.astype(bool), closed_book, rag, tuple(decisions))
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
@@ -150,7 +142,7 @@ def _numbers(judged: JudgedQuestions) -> dict[str, float]:
         "ece": expected_calibration_error(p, closed),
         "brier": float(((p - closed) ** 2).mean()),
         "retrieval_rate": rate,
-        "containment_accuracy": float(judged.answered_rightly().mean()),
+        "containment_accuracy": float(np.where(retrieve, rag, closed).mean()),
         "never": never,
         "always": always,
         "oracle": float((closed | rag).mean()),
@@ -204,9 +196,7 @@ def evaluate(
     return result, judged
 
 
-def break_even(
-    rate: float, *, gate: float, direct: float, rag: float, search: float = 0.0
-) -> dict[str, float]:
+def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[str, float]:
     """Return what a gate saves: mean times a question, and the retrieval rate from which on it no longer pays.
 
     The IK paper's stage times (table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with
@@ -216,8 +206,7 @@ def break_even(
         rate: The share of questions that is retrieved for, in [0, 1].
         gate: Milliseconds of the decision, with all evidence.
         direct: Those of an answer without retrieval.
-        rag: Those of an answer with passages, without the search itself.
-        search: Those of the search.
+        rag: Those of a search, and of an answer with passages.
 
     Returns:
         ``always_ms`` where every question is retrieved for, ``gated_ms`` with the gate, and ``break_even``, clipped
@@ -226,15 +215,14 @@ def break_even(
     Raises:
         ConfigurationError: A time is below 0.
     """
-    if min(gate, direct, rag, search) < 0:
+    if min(gate, direct, rag) < 0:
         raise ConfigurationError("A stage cannot take less than 0 milliseconds.")
-    always = search + rag
-    saved = always - gate - direct
+    saved = rag - gate - direct
     even = float(saved >= 0)  # where more retrieval does not cost more, it pays everywhere or nowhere
-    if always > direct:
-        even = min(max(saved / (always - direct), 0.0), 1.0)
-    gated = gate + rate * always + (1 - rate) * direct
-    return {"always_ms": round(always, 2), "gated_ms": round(gated, 2), "break_even": round(even, 4)}
+    if rag > direct:
+        even = min(max(saved / (rag - direct), 0.0), 1.0)
+    gated = gate + rate * rag + (1 - rate) * direct
+    return {"always_ms": round(rag, 2), "gated_ms": round(gated, 2), "break_even": round(even, 4)}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
@@ -28,13 +28,12 @@ from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
-from rgate_integrations.runtime.arrays import Float64Array, PositionArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
 from rgate_integrations.tuning.own import Recipe, SampledLabel, TrainingOptions, drafts_for
 from rgate_integrations.tuning.pairs import RECIPES, Pair, pairs_for, rewriter_pairs, verdict_prompt
-from rgate_integrations.tuning.questions import DataFile, Question, check_labels
+from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
 
 try:
     import torch
@@ -47,6 +46,7 @@ except ImportError as error:
 
 ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
 
+_PACKAGES = ("torch", "transformers", "peft")
 _READ_DRAFTS = ("ik", "slimplm")
 _NO_LABEL = -100
 _RUN = "run.json"
@@ -61,7 +61,7 @@ def train_adapter(
     *,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Fine-tune a gate on labelled questions, cross-validate it if asked, and save it.
+    """Fine-tune a gate on labelled questions, and save it. Returns the metrics of the cross-validation, if any.
 
     Args:
         gate: One of `ADAPTER_GATES`.
@@ -70,9 +70,6 @@ def train_adapter(
         out: Folder for the trained gate; `load_gate` takes it.
         options: What is read, how it is trained and described; drafts are for `ik` and `slimplm` only.
         progress: Told what is being done, how far it is, and how far it goes.
-
-    Returns:
-        The metrics of the cross-validation; empty without one.
 
     Raises:
         ConfigurationError: The gate is not trained so, or not with these options.
@@ -83,28 +80,27 @@ def train_adapter(
         raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(ADAPTER_GATES))
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
-    examples = [example for file in files for example in file.examples]
+    examples = all_examples(files)
+    check_labels(examples, options.folds or 0)
     questions = [example.question for example in examples]
-    known = check_labels(examples, options.folds or 0)
     drafts = None
+    parameters: dict[str, Any] = {}
     if gate in _READ_DRAFTS:
         drafts = drafts_for(shared_proxy(model), questions, options, progress)
+        parameters = options.reads
+    if gate == "boundary" and options.label in get_args(SampledLabel):
+        parameters["label"] = options.label
     pairs = []
     for place, example in enumerate(examples):
         pairs.append(pairs_for(gate, example, drafts[place] if drafts else None))
-    parameters = _parameters(gate, options)
     recipe = options.recipe or RECIPES[gate]
     fit = partial(fine_tune, model=model, recipe=recipe, seed=options.seed, progress=progress)
+    load = partial(load_gate, gate, proxy=model, **parameters)
     metrics: dict[str, Any] = {}
     if options.folds:
-        splits = question_folds(len(known), options.folds, options.seed)
-        load = partial(load_gate, gate, proxy=model, **parameters)
-        p = _cross_validate(fit, load, pairs, questions, drafts, splits)
-        metrics = fold_metrics(p, known, [question.dataset for question in questions])
+        metrics = _cross_validate(fit, load, pairs, examples, drafts, options)
     fit(list(chain.from_iterable(pairs)), out=out, resume=options.resume)
     prompt = verdict_prompt(gate, drafts is not None)
-    packages = ("torch", "transformers", "peft")
-    provenance = options.provenance(files, json.dumps(asdict(recipe)), metrics, packages)
     saved = SavedGate(
         method=gate,
         prompts={prompt.name: prompt.hash},
@@ -112,43 +108,33 @@ def train_adapter(
         base_model=model,
         fingerprint=shared_proxy(model).fingerprint,
         llm=options.llm,
-        provenance=provenance,
+        provenance=options.provenance(files, json.dumps(asdict(recipe)), metrics, _PACKAGES),
     )
     save_adapter(saved, out)
     return metrics
-
-
-def _parameters(gate: str, options: TrainingOptions) -> dict[str, Any]:
-    """Return the parameters of the gate that fit what it was trained on."""
-    found: dict[str, Any] = {}
-    if gate in _READ_DRAFTS:
-        found["tokens"] = 0 if options.draft == "none" else options.tokens
-        found["source"] = "recorded" if options.draft == "recorded" else "proxy"
-    if gate == "boundary" and options.label in get_args(SampledLabel):
-        found["label"] = options.label
-    return found
 
 
 def _cross_validate(
     fit: Callable[..., None],
     load: Callable[..., DecisionEngine],
     pairs: Sequence[Sequence[Pair]],
-    questions: Sequence[Question],
+    examples: Sequence[Example],
     drafts: Sequence[Draft] | None,
-    splits: Iterable[tuple[PositionArray, PositionArray]],
-) -> Float64Array:
-    """Return for each question P(known) by an adapter that was trained without its fold."""
-    p = np.zeros(len(questions))
-    for train, test in splits:
+    options: TrainingOptions,
+) -> dict[str, Any]:
+    """Judge each question by an adapter that was trained without its fold."""
+    p = np.zeros(len(examples))
+    for train, test in question_folds(len(examples), options.folds or 0, options.seed):
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
             fit(list(chain.from_iterable(pairs[place] for place in train)), out=adapter)
-            asked = [questions[place].text for place in test]
+            texts = [examples[place].question.text for place in test]
             given = [drafts[place] for place in test] if drafts else None
-            decisions = load(adapter=str(adapter)).decide_batch(asked, drafts=given)
+            decisions = load(adapter=str(adapter)).decide_batch(texts, drafts=given)
             p[test] = [decision.p_known for decision in decisions]
-    return p
+    known = np.array([example.known for example in examples])
+    return fold_metrics(p, known, [example.question.dataset for example in examples])
 
 
 def train_rewriter(
@@ -315,7 +301,7 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
         save_strategy="steps",
         save_steps=max(1, steps // 10),
         save_total_limit=2,
-        logging_steps=max(1, steps // 20),
+        logging_strategy="no",
         report_to=[],
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -328,10 +314,8 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
 class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types here
     """Minimises the mean negative log-probability of the target tokens, each with its row's weight."""
 
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
-    ) -> Any:
-        """Return the loss, and the logits if they are asked for."""
+    def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the loss."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
         # All targets end at the end of their row (see `Collator`), so the last logits are enough; the logit that
         # predicts a token stands one before it.
@@ -340,12 +324,11 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
         is_target = labels >= 0
         target_logprobs = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
         token_weights = is_target * weights[:, None]
-        loss = -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
-        return (loss, {"logits": logits}) if return_outputs else loss
+        return -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
 
 
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Tells the last loss and the number of steps that are done.
+    """Tells the number of steps that are done.
 
     Args:
         progress: Is told.
@@ -353,16 +336,10 @@ class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # tra
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.loss = ""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Keep the loss."""
-        if logs and "loss" in logs:
-            self.loss = f", loss {float(logs['loss']):.3f}"
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell."""
-        self.progress(f"training{self.loss}", state.global_step, state.max_steps)
+        self.progress("training", state.global_step, state.max_steps)
 
 
 @dataclass(frozen=True)

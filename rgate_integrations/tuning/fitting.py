@@ -23,7 +23,6 @@ from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 from rgate_integrations.tuning.labelling import Labels
 
 _CHUNK = 64
-_DRAWS = 5
 _TIMES_MORE = (2, 4, 8, 16, 32)
 
 
@@ -173,12 +172,14 @@ def fit_gate(
 
 def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
     """Fold the basis into weight and bias, so that the gate multiplies the states once."""
-    weight = basis.projection @ correction.weight
+    many = basis.projection.shape[1]
+    (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + many, -1])
+    weight = basis.projection @ states
     return TunedArtifact(
-        slope=correction.slope,
-        bias=correction.bias - float(basis.mean @ weight),
+        slope=1.0 + float(slope),
+        bias=float(bias - basis.mean @ weight),
         weight=weight.reshape(readings.states.shape[1:]).astype(np.float32),
-        head=correction.head.astype(np.float32),
+        head=head.astype(np.float32),
         layers=readings.layers,
         base_model=readings.proxy.name,
         fingerprint=readings.proxy.fingerprint,
@@ -199,15 +200,12 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
     """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
     rng = np.random.default_rng(0)
-    n = len(p)
     for times in _TIMES_MORE:
-        guaranteed = 0
-        for _ in range(_DRAWS):
-            drawn = rng.integers(0, n, times * n)
-            guaranteed += policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed
-        if 2 * guaranteed > _DRAWS:
-            return f"About {times * n} questions like these would do."
-    return f"{_TIMES_MORE[-1] * n} questions like these would not do either: allow for more."
+        n = times * len(p)
+        drawn = rng.integers(0, len(p), n)
+        if policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed:
+            return f"About {n} questions like these would do."
+    return f"{n} questions like these would not do either: allow for more."
 
 
 COMPONENTS = 64
@@ -288,6 +286,11 @@ class Table:
         """What is fitted to, in [0, 1], shape (n,)."""
         return self.known.astype(np.float64) if self.shares is None else self.shares
 
+    @property
+    def columns(self) -> Float64Array:
+        """The prior, the components, the features, and a one; shape (n, 1 + components + features + 1)."""
+        return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
+
     def part(self, positions: PositionArray) -> Table:
         """Return some of the questions."""
         return Table(
@@ -304,25 +307,17 @@ class Correction:
     """A fitted correction of a logit.
 
     Attributes:
-        slope: Of the prior.
-        bias: Added.
-        weight: Of the components, shape (components,).
-        head: Of the features as they are, shape (features,).
-        strength: The shrinkage of `weight` that was chosen.
+        weights: Of the columns of a table, shape (1 + components + features + 1,).
+        strength: The shrinkage of the components' weights that was chosen.
     """
 
-    slope: float
-    bias: float
-    weight: Float64Array
-    head: Float64Array
+    weights: Float64Array
     strength: float
 
     def __call__(self, table: Table) -> Float64Array:
         """Return the corrected logit of each question, shape (n,)."""
-        found: Float64Array = (
-            self.slope * table.prior + table.states @ self.weight + table.features @ self.head + self.bias
-        )
-        return found
+        correction: Float64Array = table.columns @ self.weights
+        return table.prior + correction
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
@@ -352,7 +347,8 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
         return correction
     # The intercept must fit the answers themselves: samples are right less often than they are.
     (moved,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
-    return replace(correction, bias=correction.bias + float(moved))
+    correction.weights[-1] += moved
+    return correction
 
 
 def crossfit(table: Table, seed: int) -> Float64Array:
@@ -365,22 +361,15 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit with given shrinkage. The columns are: the prior, the components, the features, a one."""
-    mean = table.features.mean(axis=0)
-    scale = table.features.std(axis=0) + _TINY
-    one = np.ones((len(table.known), 1))
-    columns = np.hstack([table.prior[:, None], table.states, (table.features - mean) / scale, one])
+    """Fit with given shrinkage; the features are standardised for it."""
     many, few = table.states.shape[1], table.features.shape[1]
     penalty = np.array([_SLOPE, *[strength] * many, *[head_strength] * few, _INTERCEPT])
-    solved = ridge_logistic(columns, table.labels, penalty, table.prior)
-    head = solved[1 + many : 1 + many + few] / scale
-    return Correction(
-        slope=1.0 + float(solved[0]),
-        bias=float(solved[-1]) - float(mean @ head),
-        weight=solved[1 : 1 + many],
-        head=head,
-        strength=strength,
-    )
+    mean, scale = np.zeros(len(penalty)), np.ones(len(penalty))
+    mean[1 + many : -1] = table.features.mean(axis=0)
+    scale[1 + many : -1] = table.features.std(axis=0) + _TINY
+    weights = ridge_logistic((table.columns - mean) / scale, table.labels, penalty, table.prior) / scale
+    weights[-1] -= weights @ mean
+    return Correction(weights, strength)
 
 
 def ridge_logistic(

@@ -109,6 +109,12 @@ class TrainingOptions:
         """The prompt that the question stands in, and that drafts are written for."""
         return answering(self.system)
 
+    @property
+    def reads(self) -> dict[str, Any]:
+        """Which drafts the trained gate reads, as parameters of a gate."""
+        tokens = 0 if self.draft == "none" else self.tokens
+        return {"tokens": tokens, "source": "recorded" if self.draft == "recorded" else "proxy"}
+
     def provenance(
         self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any], packages: Sequence[str]
     ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Ar
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
 from rgate_integrations.tuning.own import TrainingOptions, drafts_for
-from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, check_labels
+from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, all_examples, check_labels
 
 COMPONENTS = 128
 """Principal components that are kept of a layer."""
@@ -26,6 +26,11 @@ REGULARISATION = 0.005
 _HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
 _CHUNK = 256
+_RECIPE = (
+    f"per layer: standardised, {COMPONENTS} principal components and logistic regression with C={REGULARISATION}, "
+    "averaged with one that has an intercept a data set; logits averaged over the layers, weighted and calibrated by "
+    "logistic regression on held-out logits"
+)
 _PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
@@ -60,7 +65,7 @@ def train_probe(
     options = replace(options, folds=folds)
     if folds < 2:
         raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
-    examples = [example for file in files for example in file.examples]
+    examples = all_examples(files)
     known = check_labels(examples, folds)
     questions = [example.question for example in examples]
     sets = [question.dataset for question in questions]
@@ -85,16 +90,13 @@ def train_probe(
         weight=np.concatenate(weighted).astype(np.float32),
         bias=bias,
         layers=tuple(layer for view in views for layer in view),
-        tokens=0 if options.draft == "none" else options.tokens,
-        source="recorded" if options.draft == "recorded" else "proxy",
         base_model=proxy.name,
         llm=options.llm,
         system=options.system,
         prompts={options.prompt.name: options.prompt.hash},
         fingerprint=proxy.fingerprint,
-        provenance=options.provenance(
-            files, _recipe(views, weights), fold_metrics(logits, known, sets), _PACKAGES
-        ),
+        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets), _PACKAGES),
+        **options.reads,
     )
 
 
@@ -127,19 +129,6 @@ def _combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, floa
 
     model = LogisticRegression(C=1e6).fit(logits, known)
     return model.coef_[0], float(model.intercept_[0])
-
-
-def _recipe(views: Sequence[Sequence[PooledLayer]], weights: Float64Array) -> str:
-    """Say in words how a probe was made, for its model card."""
-    read = []
-    for view, weight in zip(views, weights, strict=True):
-        depths = [layer.layer for layer in view]
-        read.append(f"{view[0].pooling} of the {view[0].span} at layers {depths} with weight {weight:.2f}")
-    return (
-        f"{', '.join(read)}; per layer standardised, {COMPONENTS} principal components and logistic regression with "
-        f"C={REGULARISATION}, averaged with one that has an intercept a data set; logits averaged over the layers, "
-        "weighted and calibrated by logistic regression on held-out logits"
-    )
 
 
 def fit_probe(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -92,15 +93,16 @@ def read_questions(source: Questions, limit: int | None = None, *, gold: bool = 
     Raises:
         DataFormatError: A line cannot be used, or there is no question; the message names file and line.
     """
-    found: dict[str, Question] = {}
+    dataset = ""
+    records: Iterable[Record | Question]
     if isinstance(source, str | Path):
         dataset = _dataset(Path(source))
-        given: Iterable[Any] = read_records(source, hint=_HINT)
+        records = read_records(source, hint=_HINT)
     else:
-        dataset = ""
-        given = source
-    for number, each in enumerate(given, start=1):
-        question = each if isinstance(each, Question) else Question.of(_as_record(each, number), dataset)
+        records = map(_as_record, source, count(1))
+    found: dict[str, Question] = {}
+    for record in records:
+        question = Question.of(record, dataset) if isinstance(record, Record) else record
         if gold and not question.gold:
             raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
         # A later line may know the answers that an earlier one left out.
@@ -113,11 +115,12 @@ def read_questions(source: Questions, limit: int | None = None, *, gold: bool = 
     return list(found.values())
 
 
-def _as_record(given: Any, number: int) -> Record:
-    if isinstance(given, Record):
+def _as_record(given: Any, number: int) -> Record | Question:
+    if isinstance(given, Question):
         return given
-    fields: Any = {"question": given} if isinstance(given, str) else given
-    return Record(f"question {number}", number, dict(fields) if isinstance(fields, Mapping) else {}, _HINT)
+    if isinstance(given, str):
+        given = {"question": given}
+    return Record(f"question {number}", number, dict(given) if isinstance(given, Mapping) else {}, _HINT)
 
 
 def _dataset(path: Path) -> str:
@@ -173,6 +176,11 @@ class DataFile:
         """Return name, checksum, number of questions and share of known ones."""
         known = sum(example.known for example in self.examples) / len(self.examples)
         return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
+
+
+def all_examples(files: Sequence[DataFile]) -> list[Example]:
+    """Return the examples of all files, in order."""
+    return list(chain.from_iterable(file.examples for file in files))
 
 
 def read_examples(

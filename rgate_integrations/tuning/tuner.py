@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
-from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, kind_of, silent
+from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, silent
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_labels,
@@ -176,10 +175,7 @@ def tune(
     with locked(kept):
         answers = Answers(kept, arms)
         if before is not None:
-            calls: Counter[str] = Counter()
-            for name in arms:
-                calls[kind_of(name)] += len(answers.missing(asked, name))
-            before(Plan(len(asked), calls))
+            before(Plan(len(asked), answers.count_missing(asked)))
         failed = answers.ask(
             asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
         )
