@@ -58,14 +58,15 @@ class ArmAnswer(BufferedAnswer):
         config["tags"] = [*config.get("tags", []), "direct"]
         self.direct = direct
         self.cancelled: dict[str, Any] = {}
-        answer = PartialAnswer()
-        self.events = BufferingHandler(answer)
+        self.events = BufferingHandler(self)
         self.events.attach(config["callbacks"], self.cancelled)
         self._asking = (batch.inputs[place], config, batch.options, self.events)
         if direct.with_logprobs is None:
-            super().__init__(answer, ArmStream(direct.arm, *self._asking))
+            super().__init__(PartialAnswer(), ArmStream(direct.arm, *self._asking))
         else:
-            super().__init__(answer, ArmStream(direct.with_logprobs, *self._asking), self._without_logprobs)
+            super().__init__(
+                PartialAnswer(), ArmStream(direct.with_logprobs, *self._asking), self._without_logprobs
+            )
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a tool call or a parsed object."""
@@ -143,18 +144,16 @@ _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 def text_of(chunk: Any) -> str | None:
     """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
-    if isinstance(chunk, str):
-        return chunk
+    if isinstance(chunk, Mapping):
+        answers = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
+        if answers:
+            return text_of(answers[0])
+        # Chains with several outputs stream one after another: their answer may come yet.
+        return "" if isinstance(chunk, AddableDict) else None
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
         return None if calls else chunk.text
-    if isinstance(chunk, Mapping):
-        for key in _ANSWER_KEYS:
-            if isinstance(chunk.get(key), str | BaseMessage):
-                return text_of(chunk[key])
-        # Chains with several outputs stream one after another: their answer may come yet.
-        return "" if isinstance(chunk, AddableDict) else None
-    return None
+    return chunk if isinstance(chunk, str) else None
 
 
 def added_up(chunks: Sequence[Any]) -> Any:
@@ -208,13 +207,13 @@ class BufferingHandler:
     LangChain takes it for a handler of every event.
 
     Args:
-        answer: Gets the tokens and log-probabilities of the LLM that answers.
+        answer: Its `PartialAnswer` gets the tokens and log-probabilities of the LLM that answers.
     """
 
     run_inline = True  # what happened first is told first
     raise_error = False
 
-    def __init__(self, answer: PartialAnswer) -> None:
+    def __init__(self, answer: BufferedAnswer) -> None:
         self._answer = answer
         self._listeners: list[BaseCallbackHandler] = []
         self._kept: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -276,17 +275,12 @@ class BufferingHandler:
             self._kept.append((event, values, options))
 
     def _note(self, chunk: Any, run_id: UUID) -> None:
-        answer = self._answer
         if run_id != self._writer:  # the LLM that writes last is the one that answers
             self._writer = run_id
-            answer.tokens.clear()
-            answer.logprobs.clear()
-            answer.prompt_tokens = 0
-            answer.response_id = ""
-            answer.kept = None
-            answer.has_end = None
+            self._answer.partial = PartialAnswer(self._answer.partial.pieces)
         if not isinstance(chunk, ChatGeneration):
             return
+        answer = self._answer.partial
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
         tokens, logprobs = message_logprobs(metadata)
         answer.tokens += tokens

@@ -30,8 +30,6 @@ _QUESTION = "Does the LLM know the answer to this question?"
 _ROUTE = "Should this question be answered with retrieved passages or by the LLM alone?"
 _ARMS = {"retrieve": "The LLM does not know the answer.", "direct": "The LLM knows the answer."}
 
-KNOWS: Any
-ROUTE: Any
 if hasattr(names, "Predicate"):
     KNOWS = names.Predicate(instructions=_QUESTION)
     ROUTE = names.Choice(instructions=_ROUTE, choices=_ARMS)

@@ -270,13 +270,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
 
     def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
-        """Return a gate that reads inputs as this one does; itself where it is this gate's own."""
-        if gate is self.gate:
-            return self
-        if self.llm_name:  # one of the two may judge no LLM by its name
-            gate = for_llm(resolve_gate(gate), self.llm_name)
+        """Return another gate that reads inputs as this one does, and drafts nothing."""
         return RetrievalGate(
-            gate,
+            for_llm(resolve_gate(gate), self.llm_name),  # one of the two may judge no LLM by its name
             threshold=self.threshold,
             input_key=self.input_key,
             condense=self.condense,
@@ -447,7 +443,6 @@ def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> l
                     hint="Guard the retriever, and not the chain around it.",
                 )
             found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
-            metadata = {**found_by, **(document.metadata or {})}
-            ranking.append(document.model_copy(update={"metadata": metadata}))
+            ranking.append(document.model_copy(update={"metadata": {**found_by, **document.metadata}}))
         rankings.append(ranking)
     return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)

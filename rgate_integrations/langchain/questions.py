@@ -214,11 +214,8 @@ def bound_decision(
     bound = config.get("configurable", {}).get(DECISION_KEY)
     if not isinstance(bound, BoundDecision) or bound.gate is not gate or bound.llm is not llm:
         return None
-    if question.strip() not in (bound.question.strip(), bound.decision.question.strip()):
-        return None
-    if threshold is not None and threshold != bound.decision.threshold:
-        return None
-    return bound.decision
+    is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
+    return bound.decision if is_same and threshold in (None, bound.decision.threshold) else None
 
 
 def is_bound(config: RunnableConfig, decision: Decision) -> bool:

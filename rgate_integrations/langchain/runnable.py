@@ -62,7 +62,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
     run_type: ClassVar[str | None] = None
     """What traces call its runs; None for a chain."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: Any) -> None:  # type checkers read the fields from here
         super().__init__(**fields)
 
     @classmethod
@@ -92,12 +92,16 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **kwargs: Any,
     ) -> list[Output]:
         """Run on a batch, in one go."""
-        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
         return self._batch_with_config(
-            self._many, inputs, self._configs(config, inputs), run_type=self.run_type, **options
+            self._many,
+            inputs,
+            self._configs(config, inputs),
+            return_exceptions=return_exceptions,
+            run_type=self.run_type,
+            **kwargs,
         )
 
     async def abatch(
@@ -106,12 +110,16 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **kwargs: Any,
     ) -> list[Output]:
         """Run on a batch, in one go, without blocking the event loop."""
-        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
         return await self._abatch_with_config(
-            self._amany, inputs, self._configs(config, inputs), run_type=self.run_type, **options
+            self._amany,
+            inputs,
+            self._configs(config, inputs),
+            return_exceptions=return_exceptions,
+            run_type=self.run_type,
+            **kwargs,
         )
 
     def _configs(
