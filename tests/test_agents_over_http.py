@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
-from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent, ReActAgent
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
 from llama_index.core.tools import FunctionTool
 
 from rgate_integrations import Decision
@@ -96,7 +96,6 @@ def test_a_person_approves_of_a_search(server, call):
 
 AGENTS = {
     "FunctionAgent": lambda tools, llm: FunctionAgent(tools=tools, llm=llm),
-    "ReActAgent": lambda tools, llm: ReActAgent(tools=tools, llm=llm),
     "AgentWorkflow": lambda tools, llm: AgentWorkflow.from_tools_or_functions(tools, llm=llm),
 }
 
@@ -123,7 +122,6 @@ def test_a_llama_index_agent_calls_a_guarded_tool(server, made):
     assert gate.questions == [["an unknown one?"]]
     assert ANSWER_YOURSELF in asyncio.run(asked("constant:never", "an unknown one?"))
     assert len(called) == 1
-    if made is not AGENTS["ReActAgent"]:  # which asks the first tool, whatever it is asked
-        assert asyncio.run(asked(gate, "a known one?")).strip() == KNOWN
-        assert "Read 3" in asyncio.run(asked(gate, "the sum of one and two?"))
-        assert called[1:] == [("add", 1, 2)]
+    assert asyncio.run(asked(gate, "a known one?")).strip() == KNOWN
+    assert "Read 3" in asyncio.run(asked(gate, "the sum of one and two?"))
+    assert called[1:] == [("add", 1, 2)]

@@ -2,12 +2,11 @@
 
 import asyncio
 import gc
-import threading
 
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
-from langchain_core.runnables import RunnableGenerator, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
@@ -328,41 +327,9 @@ async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
 
 
 @each(BATCHES)
-def test_direct_arms_of_a_batch_run_side_by_side_within_their_limit(call):
-    lock, open_now, most = threading.Lock(), [0], [0]
-    together = threading.Barrier(4)
-
-    class Counting(Writer):
-        def _tokens(self, messages, kwargs):
-            with lock:
-                open_now[0] += 1
-                most[0] = max(most[0], open_now[0])
-            try:
-                yield from super()._tokens(messages, kwargs)
-            finally:
-                with lock:
-                    open_now[0] -= 1
-
-    writer = Counting()
-    router = routed(spoken(writer))
+def test_answers_of_a_batch_are_begun_side_by_side_within_its_limit(call):
+    writer, open_now = Writer(), []
+    writer.pace = lambda number: open_now.append(len(writer.calls) - len(writer.ended))
     asked = [f"known {n}" for n in range(8)]
-    assert call(router, asked, {"max_concurrency": 3}) == [WHOLE] * 8
-    assert most[0] == 3
-    if call is BATCHES["batch"]:  # with threads, all of them wait for each other
-        writer.pace = lambda number: together.wait(PATIENCE) if number == 1 else None
-    assert call(router, asked[:4]) == [WHOLE] * 4
-
-
-@each(STREAMS)
-def test_a_stream_of_bare_functions_works(call):
-    def spell(values):
-        for value in values:
-            yield from f"say {value}"
-
-    async def aspell(values):
-        async for value in values:
-            for letter in f"say {value}":
-                yield letter
-
-    router = routed(RunnableGenerator(spell, aspell))
-    assert "".join(call(router, "abc")) == "say abc"
+    assert call(routed(spoken(writer)), asked, {"max_concurrency": 3}) == [WHOLE] * 8
+    assert max(open_now) == 3

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server on loopback that really calls tools, by rules instead of a model.
 
 It calls ``search_docs`` for a question with "unknown" in it and ``add`` for one with "sum", if it may; after a tool
-it says what the tool said. Else it writes `KNOWN` or `UNSURE`. A ReAct prompt it answers in that prompt's own format.
+it says what the tool said. Else it writes `KNOWN` or `UNSURE`.
 """
 
 import json
@@ -31,8 +31,6 @@ class Rules:
         messages = body["messages"]
         tools = [tool["function"]["name"] for tool in body.get("tools") or []]
         question = [_text(message) for message in messages if message["role"] == "user"][-1]
-        if any("Action Input:" in _text(message) for message in messages if message["role"] == "system"):
-            return _react(question), []
         if messages[-1]["role"] == "tool":
             return f"Read {_text(messages[-1])} .", []
         if "unknown" in question and "search_docs" in tools:
@@ -101,15 +99,14 @@ def _envelope(kind, choice):
 
 def _deltas(text, calls):
     yield {"role": "assistant", "content": ""}
-    for word in re.findall(r"\S+\s*", text):  # line breaks stay: a ReAct agent reads the lines
+    for word in re.findall(r"\S+\s*", text):
         yield {"content": word}
     for place, (name, arguments) in enumerate(calls):
-        written = json.dumps(arguments)
         begun = _call(place, name, {})
-        begun["function"]["arguments"] = ""
+        written = json.dumps(arguments)
+        begun["function"]["arguments"] = written[:5]  # a server writes the arguments bit by bit
         yield {"tool_calls": [{"index": place, **begun}]}
-        for part in (written[:5], written[5:]):  # a server writes the arguments bit by bit
-            yield {"tool_calls": [{"index": place, "function": {"arguments": part}}]}
+        yield {"tool_calls": [{"index": place, "function": {"arguments": written[5:]}}]}
 
 
 def _call(place, name, arguments):
@@ -118,13 +115,6 @@ def _call(place, name, arguments):
         "type": "function",
         "function": {"name": name, "arguments": json.dumps(arguments)},
     }
-
-
-def _react(said):
-    if said.startswith("Observation:"):
-        return f"Thought: I can answer.\nAnswer: Read {said.removeprefix('Observation:').strip()}"
-    arguments = json.dumps({"query": said})
-    return f"Thought: I need a tool.\nAction: search_docs\nAction Input: {arguments}"
 
 
 def _text(message):
