@@ -159,13 +159,6 @@ def test_a_copy_and_its_original_are_written_apart(index, twin_of):
     assert_holds(twin, [*both, Passage("theirs", "tttt")])
 
 
-def test_metadata_is_the_indexs_own(index):
-    given = {"list": [1, (2, 3)], "none": None}
-    index.upsert([Passage("p1", "bbbb", metadata=given)])
-    given["list"].append("later")
-    assert index.get(["p1"])[0].metadata == {"list": [1, [2, 3]], "none": None}
-
-
 # --- all or nothing ----------------------------------------------------------------------------------------
 
 
