@@ -26,8 +26,7 @@ from rgate_integrations.gates.passage_utility import (
     PassageUtilityModel,
     search_features,
 )
-from rgate_integrations.index import Passage
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.models.download import PASSAGES, cached_path
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.runtime.text import contains_answer

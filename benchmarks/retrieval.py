@@ -15,8 +15,7 @@ from base import OUT, argument_parser, print_table, read_answers, read_records
 
 from rgate_integrations import Decision, Draft
 from rgate_integrations.answering.claims import plan_queries
-from rgate_integrations.index import HybridIndex, PassageIndex, fuse, read_passages
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex, fuse, read_passages
 from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.index.retriever import Hit, passage_id
 

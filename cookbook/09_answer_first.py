@@ -16,8 +16,7 @@ from langchain_core.runnables import RunnablePassthrough
 from llama_server import ServedChat, gguf, serving
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.index import Passage
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 
 # %% [markdown]

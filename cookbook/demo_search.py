@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load, save
 
-from rgate_integrations.index import Passage
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.runtime.files import write_atomically

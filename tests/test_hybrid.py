@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 
 TEXTS = {
     "paris": "Paris is the capital of France.",

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from rgate_integrations import load_gate
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import IndexRetriever
 from tests.langchain_fakes import INVOKES, each
 from tests.test_hybrid import Words

@@ -4,8 +4,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_tests.integration_tests import RetrieversIntegrationTests, VectorStoreIntegrationTests
 
-from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.index.bm25 import BM25Index
+from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate
 from rgate_integrations.langchain.embeddings import EmbeddingsAdapter
 

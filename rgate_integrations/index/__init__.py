@@ -1,11 +1,7 @@
-"""Passages and their search: dense by FAISS, by words, and both fused.
+"""Passages and their search: dense by FAISS, by words, and both fused. Importing it imports no FAISS and no torch."""
 
-What is less often needed is in the modules `bm25` and `embedder`. Importing this imports neither faiss nor
-torch.
-"""
-
-from rgate_integrations.index.hybrid import HybridIndex, fuse
+from rgate_integrations.index.hybrid import BM25Index, HybridIndex, fuse
 from rgate_integrations.index.passage_index import PassageIndex
 from rgate_integrations.index.passages import Passage, read_passages
 
-__all__ = ["HybridIndex", "Passage", "PassageIndex", "fuse", "read_passages"]
+__all__ = ["BM25Index", "HybridIndex", "Passage", "PassageIndex", "fuse", "read_passages"]

@@ -225,8 +225,11 @@ class PassageIndex:
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
         state = self._state
-        rows = [state.row_of[name] for name in map(str, ids) if name in state.row_of]
-        return [state.passages[row] for row in rows]
+        found = []
+        for name in map(str, ids):
+            if name in state.row_of:
+                found.append(state.passages[state.row_of[name]])
+        return found
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
         """Return the vectors of passages that are there, shape (ids, dimension)."""
@@ -268,8 +271,10 @@ class PassageIndex:
         cosines, rows = self._faiss.knn(asked, state.vectors, most, metric=product)
         found = []
         for query, own_cosines, own_rows in zip(queries or [""] * len(asked), cosines, rows, strict=True):
-            pairs = zip(own_rows, own_cosines, strict=True)
-            found.append([Hit(state.passages[row], float(cosine), query) for row, cosine in pairs])
+            hits = []
+            for row, cosine in zip(own_rows, own_cosines, strict=True):
+                hits.append(Hit(state.passages[row], float(cosine), query))
+            found.append(hits)
         return found
 
     def save(self, folder: str | Path) -> Path:

@@ -71,11 +71,12 @@ class FaissVectorStore(VectorStore):
             ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
                 stored.
         """
-        texts = [document.page_content for document in documents]
-        metadatas = [document.metadata for document in documents]
-        if ids is None:
-            return self._upsert(texts, metadatas, [document.id for document in documents])
-        return self._upsert(texts, metadatas, ids)
+        texts, metadatas, own_ids = [], [], []
+        for document in documents:
+            texts.append(document.page_content)
+            metadatas.append(document.metadata)
+            own_ids.append(document.id)
+        return self._upsert(texts, metadatas, own_ids if ids is None else ids)
 
     def add_texts(
         self,
@@ -145,7 +146,9 @@ class FaissVectorStore(VectorStore):
         names = []
         passages = {}
         for text, metadata, given in zip(texts, metadatas, ids, strict=True):
-            name = uuid.uuid4().hex if given is None else str(given)  # 0 and "" are ids
+            name = str(given)  # 0 and "" are ids
+            if given is None:
+                name = uuid.uuid4().hex
             names.append(name)
             passages[name] = Passage(name, text, metadata=metadata)  # of equal ids the last one counts
         self.index.upsert(list(passages.values()), vectors)

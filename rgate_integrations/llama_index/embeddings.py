@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cached_property
 from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -34,12 +33,8 @@ class RGateEmbedding(BaseEmbedding):
         """Return the name that LlamaIndex stores."""
         return "RGateEmbedding"
 
-    @cached_property
-    def _embedder(self) -> SentenceEmbedder:
-        return SentenceEmbedder(self.model_name)
-
     def _get_query_embedding(self, query: str) -> list[float]:
-        vector: list[float] = self._embedder.embed_queries([query])[0].tolist()
+        vector: list[float] = SentenceEmbedder(self.model_name).embed_queries([query])[0].tolist()
         return vector
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
@@ -48,8 +43,11 @@ class RGateEmbedding(BaseEmbedding):
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
 
+    async def _aget_text_embedding(self, text: str) -> list[float]:
+        return await asyncio.to_thread(self._get_text_embedding, text)
+
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        vectors: list[list[float]] = self._embedder.embed(texts).tolist()
+        vectors: list[list[float]] = SentenceEmbedder(self.model_name).embed(texts).tolist()
         return vectors
 
     async def _aget_text_embeddings(self, texts: list[str]) -> list[Any]:
