@@ -20,7 +20,8 @@ def main() -> None:
         metrics = saved.provenance["metrics"]
         aucs = [metrics["auc"].get(each, float("nan")) for each in SETS]
         values = [f"{value:.3f}" for value in (*aucs, metrics["auc_mean"], metrics["auc_pooled"])]
-        rows.append([name, saved.base_model, saved.reads, *values])
+        reads = "question and draft" if getattr(saved, "tokens", 0) else "question"
+        rows.append([name, saved.base_model, reads, *values])
     print_table(["gate", "proxy", "reads", *SETS, "mean", "pooled"], rows)
     for name in shipped():
         saved = read_gate(name)

@@ -1,15 +1,12 @@
 """Numbers worked by hand from the papers' formulas."""
 
 import math
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.gates import Score
-from rgate_integrations.gates.calibrated import CalibratedGate
+from rgate_integrations import Draft, load_gate
 from rgate_integrations.gates.papers.boundary import certainty
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.models.base import TargetScores
@@ -73,23 +70,8 @@ def test_constant_random_retrieves_at_its_rate():
     assert sum(decided) / 10_000 == pytest.approx(0.3, abs=0.015)
     other = load_gate("constant:random:0.3", seed=1).decide_batch(questions[:200])
     assert [d.retrieve for d in other] != decided[:200]
-    for rate in (0, 1):
-        found = load_gate(f"constant:random:{rate}").decide_batch(questions[:50])
-        assert {d.retrieve for d in found} == {bool(rate)}
-
-
-class Private(Gate):
-    """Everything is about the user's own documents."""
-
-    specs: ClassVar = ()
-
-    def score(self, evidence):
-        return Score(0.5, "private", signals={"private": 0.9})
-
-
-def test_what_a_gate_says_of_the_kind_is_passed_on():
-    gate = CalibratedGate(inner=Private())
-    assert load_gate(gate, on_error="raise").decide("who?").signals == {"private": 0.9}
+    edges = [load_gate(f"constant:random:{rate}").decide_batch(questions[:50]) for rate in (0, 1)]
+    assert [{d.retrieve for d in found} for found in edges] == [{False}, {True}]
 
 
 # --- sampled answers --------------------------------------------------------------------------------------------
@@ -126,8 +108,7 @@ def test_certainty_of_four_samples(answers, certain):
 
 def test_samples_that_all_say_nothing_retrieve():
     d = load_gate("boundary", samples=4, proxy=Answers("", " ", "the", "?")).decide("capital?")
-    assert (d.retrieve, d.error.type) == (True, "EvidenceError")
-    assert "All 4 sampled answers are empty" in d.reason
+    assert (d.retrieve, d.error.message) == (True, "All 4 sampled answers are empty.")
 
 
 def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_threshold():
@@ -207,19 +188,17 @@ def test_ik_and_prompt_read_opposite_answers():
 @pytest.mark.parametrize(
     ("verdict", "p"),
     [
-        *(("Known(True)", 1.0), ("  Known ( False ) and more", 0.0)),
-        *(
-            (text, None)
-            for text in ("known(true)", "Known True", "It is Known(True)", "Known(Maybe)", "Known(Truely)")
-        ),
+        ("Known(True)", 1.0),
+        ("  Known ( False ) and more", 0.0),
+        ("known(true)", None),
+        ("Known True", None),
+        ("It is Known(True)", None),
+        ("Known(Maybe)", None),
     ],
 )
 def test_verdicts_are_read_strictly(verdict, p):
     decision = load_gate("slimplm", mode="generate", proxy=ScriptedProxy(fixed=verdict)).decide("who?")
-    if p is None:
-        assert (decision.retrieve, decision.error.type) == (True, "ScoreError")
-    else:
-        assert (decision.p_known, decision.error) == (p, None)
+    assert (decision.p_known, decision.error is None) == (p or 0.0, p is not None)
 
 
 def test_neighbours_vote_and_ties_retrieve(tmp_path, monkeypatch):

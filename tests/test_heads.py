@@ -81,14 +81,22 @@ def sigmoid(logit):
     return 1 / (1 + math.exp(-logit))
 
 
-def gate_of(artifact, tmp_path, proxy, **options):
-    return load_gate(str(save_gate(artifact, tmp_path / "g")), proxy=proxy, **options)
+@pytest.fixture
+def decide(tmp_path):
+    """Decides with heads about a question whose states are told."""
+
+    def decide(artifact, proxy, question="q", history=None, **options):
+        gate = load_gate(str(save_gate(artifact, tmp_path / "g")), proxy=proxy, **options)
+        if isinstance(question, list):
+            return gate.decide_batch(question, histories=history)
+        return gate.decide(question, history=history)
+
+    return decide
 
 
-def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(artifact, tmp_path):
-    decision = gate_of(artifact, tmp_path, told((1, 2, -1, 0.5))).decide("q")
+def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(artifact, decide):
+    decision = decide(artifact, told((1, 2, -1, 0.5)))
     task, fact, news = softmax(1, 2, -1)
-    assert decision.error is None
     assert decision.p_known == pytest.approx(task + fact * sigmoid(0.5))
     assert decision.signals == pytest.approx(
         {"task": task, "fact": fact, "news": news, "known": sigmoid(0.5)}
@@ -104,8 +112,8 @@ def test_what_needs_nothing_is_skipped_and_what_is_a_fact_is_skipped_if_known(ar
         ((0, 0, 9, 9), True, "The question asks about something that changes with time (probability 1.00)."),
     ],
 )
-def test_a_decision_names_what_decided(artifact, tmp_path, first, retrieve, reason):
-    decision = gate_of(artifact, tmp_path, told(first)).decide("q")
+def test_a_decision_names_what_decided(artifact, decide, first, retrieve, reason):
+    decision = decide(artifact, told(first))
     assert (decision.retrieve, decision.reason) == (retrieve, reason)
 
 
@@ -133,18 +141,18 @@ def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds():
         load_gate("answer:default", proxy=ScriptedProxy())
 
 
-def test_an_abler_llm_knows_more(artifact, tmp_path):
-    proxy = told((0, 9, 0, -1))
-    folder = str(save_gate(artifact, tmp_path / "g"))
-    plain = load_gate(folder, proxy=proxy)
-    able = load_gate(folder, proxy=proxy, ability=Ability("GPT-4", 3.0, 0.0, "a test")).decide("q")
-    assert plain.decide("q").signals["known"] == pytest.approx(sigmoid(-1))
+def test_an_abler_llm_knows_more_however_its_ability_is_known(artifact, decide):
+    proxy, gpt = told((0, 9, 0, -1)), Ability("GPT-4", 3.0, 0.0, "a test")
+    able = decide(artifact, proxy, ability=gpt)
     assert able.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * 3))
     assert "GPT-4" in able.reason
     assert able.llm.startswith("GPT-4")
-    strong = load_gate(folder, proxy=proxy, llm_name="openai/gpt-4o").decide("q")
-    weak = plain.with_options(llm_name="qwen3:4b").decide("q")
-    assert weak.signals["known"] < sigmoid(-1) < strong.signals["known"]
+    found = decide(artifact, proxy, ability=gpt, llm_known_by="the direct arm")
+    assert found.p_known == able.p_known
+    names = ("qwen3:4b", "", "openai/gpt-4o")
+    weak, plain, strong = (decide(artifact, proxy, llm_name=name).signals["known"] for name in names)
+    assert weak < sigmoid(-1) < strong
+    assert plain == pytest.approx(sigmoid(-1))
 
 
 def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
@@ -156,11 +164,9 @@ def test_an_unsure_ability_brings_p_known_near_a_half(artifact):
     assert artifact.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
 
 
-def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(artifact, tmp_path, caplog):
-    proxy = told((0, 9, 0, -1))
-    folder = str(save_gate(artifact, tmp_path / "g"))
+def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(artifact, decide, caplog):
     for _ in range(2):
-        decision = load_gate(folder, proxy=proxy, llm_name="my-assistant").decide("q")
+        decision = decide(artifact, told((0, 9, 0, -1)), llm_name="my-assistant")
     assert decision.signals["known"] == pytest.approx(sigmoid(-1))
     assert caplog.text.count("Nothing is known of the LLM 'my-assistant'") == 1
     assert "rgate ability" in caplog.text
@@ -190,9 +196,8 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(artifact, tmp_path):
 def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(
     artifact, tmp_path, name, known_by, said
 ):
-    proxy = told((0, 9, 0, -1))
     gate = load_gate(str(save_gate(artifact, tmp_path / "g"))).gate.for_llm(name, known_by)
-    decision = load_gate(gate, proxy=proxy).decide("q")
+    decision = load_gate(gate, proxy=told((0, 9, 0, -1))).decide("q")
     assert decision.llm.startswith(said)
     assert bool(decision.llm) == bool(said)
 
@@ -207,13 +212,11 @@ def test_gates_of_gates_tell_their_gates_the_llm_unless_they_were_fitted_to_one(
         load_gate("ik", llm_name="phi-4")
 
 
-def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
+def test_white_space_changes_nothing(artifact, decide):
     proxy = Told({"who is it": [(0, 1, 0, 1), (0, 0, 0, 0)]})
-    gate = gate_of(artifact, tmp_path, proxy)
-    first, second = gate.decide_batch(["who is it", " who  is \t it \n"], drafts=[None, "It is Bo."])
+    first, second = decide(artifact, proxy, ["who is it", " who  is \t it \n"])
     assert set(proxy.asked) == {"who is it"}
     assert (first.p_known, first.reason) == (second.p_known, second.reason)
-    assert second.draft is None
 
 
 @pytest.mark.parametrize(
@@ -224,21 +227,17 @@ def test_white_space_and_a_given_draft_change_nothing(artifact, tmp_path):
         ("0123", OtherWeights({"q": [(9, 0, 0, 0)] * 2}), "ModelLoadError"),
     ],
 )
-def test_states_that_are_no_numbers_or_of_another_model_retrieve(
-    artifact, tmp_path, fingerprint, proxy, error
-):
-    decision = gate_of(dataclasses.replace(artifact, fingerprint=fingerprint), tmp_path, proxy).decide("q")
+def test_states_that_are_no_numbers_or_of_another_model_retrieve(artifact, decide, fingerprint, proxy, error):
+    decision = decide(dataclasses.replace(artifact, fingerprint=fingerprint), proxy)
     assert (decision.retrieve, decision.error.type) == (True, error)
     assert fingerprint in decision.reason
 
 
 def test_heads_are_saved_whole(with_segments, tmp_path):
-    folder = save_gate(with_segments, tmp_path / "g")
-    loaded = read_gate(folder)
+    loaded = read_gate(save_gate(with_segments, tmp_path / "g"))
     assert loaded == with_segments
     assert loaded.kind_weight.tolist() == with_segments.kind_weight.tolist()
     assert loaded.segments.weight.tolist() == with_segments.segments.weight.tolist()
-    assert "Llama-8B" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -282,6 +281,7 @@ def with_segments(artifact):
 
 TASK, NEWS, GIVEN = (9, 0, 0, 0), (0, 0, 9, 0), (0, 0, 0, 9)
 LONG = "one two three four five six seven eight nine ten eleven twelve"
+PASTED = " ".join([LONG] * 5)
 
 
 class ToldParts(Told):
@@ -295,106 +295,73 @@ class ToldParts(Told):
         return found
 
 
-def test_what_one_segment_beside_much_text_needs_the_request_needs(with_segments, tmp_path):
-    asked = f"{LONG}.\nIs it raining"
+@pytest.mark.parametrize(
+    ("states", "question", "retrieves"),
+    [
+        # Beside much text, what one segment needs the request needs.
+        (
+            {f"{LONG}. Is it raining": TASK, f"{LONG}.": GIVEN, "Is it raining": NEWS},
+            f"{LONG}.\nIs it raining",
+            1,
+        ),
+        # Beside little text only a question is judged by itself.
+        ({"Hi Is it": TASK, "Hi": TASK, "Is it": NEWS}, "Hi\nIs it", 0),
+        ({"Hi Is it?": TASK, "Hi": TASK, "Is it?": NEWS}, "Hi\nIs it?", 1),
+        # No segment makes a request that needs something needless.
+        ({f"{LONG}. Now?": NEWS, f"{LONG}.": GIVEN, "Now?": TASK}, f"{LONG}. Now?", 1),
+        # Of a long request the segments decide alone.
+        ({f"{PASTED}. Now?": NEWS, f"{PASTED}.": GIVEN, "Now?": NEWS}, f"{PASTED}. Now?", 1),
+        ({f"{PASTED}. Thanks": NEWS, f"{PASTED}.": GIVEN, "Thanks": TASK}, f"{PASTED}. Thanks", 0),
+        # Among too many questions the one that needs it is not found.
+        ({"Why? " * 7 + "Why?": TASK, "Why?": TASK}, "Why? " * 8, 0),
+        ({"Why? " * 8 + "Why?": TASK, "Why?": TASK}, "Why? " * 9, 1),
+    ],
+)
+def test_what_segments_need(with_segments, decide, states, question, retrieves):
+    assert decide(with_segments, ToldParts(states), question).retrieve == bool(retrieves)
+
+
+def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(with_segments, decide):
     states = {f"{LONG}. Is it raining": TASK, f"{LONG}.": GIVEN, "Is it raining": NEWS}
-    found = gate_of(with_segments, tmp_path, ToldParts(states)).decide(asked)
-    assert found.retrieve
+    found = decide(with_segments, ToldParts(states), f"{LONG}.\nIs it raining")
     assert found.reason.startswith("“Is it raining” asks about something that changes with time")
     assert found.signals["given"] == pytest.approx(softmax(*NEWS)[0])
 
 
-def test_beside_little_text_only_a_question_is_judged_by_itself(with_segments, tmp_path):
-    states = {"Hi Is it": TASK, "Hi Is it?": TASK, "Hi": TASK, "Is it": NEWS, "Is it?": NEWS}
-    statement, question = gate_of(with_segments, tmp_path, ToldParts(states)).decide_batch(
-        ["Hi\nIs it", "Hi\nIs it?"]
-    )
-    assert (statement.retrieve, question.retrieve) == (False, True)
-
-
-def test_no_segment_makes_a_request_that_needs_something_needless(with_segments, tmp_path):
-    states = {f"{LONG}. Now?": NEWS, f"{LONG}.": GIVEN, "Now?": TASK}
-    assert gate_of(with_segments, tmp_path, ToldParts(states)).decide(f"{LONG}. Now?").retrieve
-
-
-def test_of_a_long_request_the_segments_decide_alone(with_segments, tmp_path):
-    pasted = " ".join([LONG] * 5)
-    states = {f"{pasted}. {last}": NEWS for last in ("Now?", "Thanks")}
-    states |= {
-        f"{pasted}.": GIVEN,
-        "Now?": NEWS,
-        "Thanks": TASK,
-        LONG: NEWS,
-        f"{LONG}. Thanks": NEWS,
-        f"{LONG}.": GIVEN,
-    }
-    gate = gate_of(with_segments, tmp_path, ToldParts(states))
-    decisions = gate.decide_batch([f"{pasted}. Now?", f"{pasted}. Thanks", f"{LONG}. Thanks"])
-    assert [each.retrieve for each in decisions] == [True, False, True]
-
-
-def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segments, tmp_path):
-    gate = gate_of(
-        with_segments, tmp_path, ToldParts({"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)})
-    )
-    found = gate.decide_batch(["Thanks", "And now", "So"], histories=[["user: Hi"]] * 3)
+def test_a_message_that_follows_others_is_judged_by_its_segments_alone(with_segments, decide):
+    proxy = ToldParts({"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)})
+    asked, before = ["Thanks", "And now", "So"], [["user: Hi"]] * 3
+    found = decide(with_segments, proxy, asked, before, threshold=0.6)
     assert [each.retrieve for each in found] == [False, True, True]
-    assert "not clearly needless" in found[2].reason
+    assert "not clearly needless" in found[2].reason, "whatever the threshold"
 
 
-def test_of_news_an_able_llm_knows_no_more_than_the_default_one(artifact, tmp_path):
-    told_news, told_fact = told((0, 9, 3, -1)), told((0, 9, 0, -1))
+@pytest.mark.parametrize(
+    ("message", "before", "retrieves"),
+    [
+        ("Yes", ["user: Hi", "assistant: Sure. Is it raining?"], True),
+        ("Yes, since I have to leave soon", ["user: Hi", "assistant: Sure. Is it raining?"], False),
+        ("Yes", ["user: Hi", "assistant: Is it raining? It is."], False),
+        ("Yes", ["assistant: Hi", "user: Is it raining?"], False),
+    ],
+)
+def test_a_short_reply_is_judged_with_the_question_that_it_answers(
+    with_segments, decide, message, before, retrieves
+):
+    states = {"Yes": TASK, message: TASK, "Is it raining? Yes": TASK, "Is it raining?": NEWS}
+    found = decide(with_segments, ToldParts(states), message, before)
+    assert (found.retrieve, found.question) == (retrieves, message)
+    assert ("“Is it raining?”" in found.reason) == retrieves
+
+
+@pytest.mark.parametrize(("theta", "counts_as"), [(-3.0, -3.0), (0.0, 0.0), (3.0, 0.0)])
+def test_of_news_an_able_llm_knows_no_more_than_the_default_one(artifact, decide, theta, counts_as):
     news_weight = np.zeros_like(artifact.known_weight)
     news_weight[0, 2] = 1.0
     with_news = dataclasses.replace(artifact, news_weight=news_weight, news_bias=-2.0)
-    known = {
-        (name, theta): gate_of(with_news, tmp_path, proxy, ability=Ability("x", theta, 0.0, "a test")).decide(
-            "q"
-        )
-        for name, proxy in (("news", told_news), ("fact", told_fact))
-        for theta in (-3.0, 0.0, 3.0)
-    }
-    shares = {case: decision.signals["known"] for case, decision in known.items()}
-    for name in ("news", "fact"):
-        assert shares[name, 0.0] == pytest.approx(sigmoid(-1))
-        assert shares[name, -3.0] == pytest.approx(sigmoid(-1 - 1.5))
-    assert shares["news", 3.0] == pytest.approx(sigmoid(-1))
-    assert shares["fact", 3.0] == pytest.approx(sigmoid(-1 + 1.5))
-    assert [case for case, decision in known.items() if "may be news" in decision.reason] == [("news", 3.0)]
-
-
-def test_a_name_that_is_found_counts_as_one_that_is_given(artifact, tmp_path):
-    proxy = told((0, 9, 0, -1))
-    named = {"ability": Ability("x", 3.0, 0.0, "a test")}
-    decisions = [
-        gate_of(artifact, tmp_path, proxy, **options).decide("q")
-        for options in ({**named, "llm_known_by": "the direct arm"}, named, {})
-    ]
-    found, given, nobody = (decision.p_known for decision in decisions)
-    assert found == given > nobody
-
-
-def test_a_short_reply_is_judged_with_the_question_that_it_answers(with_segments, tmp_path):
-    longer = "Yes, since I have to leave soon"
-    states = {text: TASK for text in ("Yes", longer, "Is it raining? Yes")} | {"Is it raining?": NEWS}
-    asked = ["user: Hi", "assistant: Sure. Is it raining?"]
-    told = ["user: Hi", "assistant: Is it raining? It is."]
-    by_user = ["assistant: Hi", "user: Is it raining?"]
-    gate = gate_of(with_segments, tmp_path, ToldParts(states))
-    found = gate.decide_batch(["Yes", longer, "Yes", "Yes"], histories=[asked, asked, told, by_user])
-    assert [each.retrieve for each in found] == [True, False, False, False]
-    assert found[0].question == "Yes"
-    assert "“Is it raining?”" in found[0].reason
-
-
-def test_a_request_of_too_many_questions_retrieves(with_segments, tmp_path):
-    states = {"Why? " * n + "Why?": TASK for n in (7, 8)} | {"Why?": TASK}
-    gate = gate_of(with_segments, tmp_path, ToldParts(states))
-    few, many = gate.decide_batch(["Why? " * 8, "Why? " * 9])
-    assert (few.retrieve, many.retrieve) == (False, True)
-    assert "more than 8 questions" in many.reason
-
-
-def test_a_lower_threshold_of_a_call_skips_no_message_that_is_not_clearly_needless(with_segments, tmp_path):
-    gate = gate_of(with_segments, tmp_path, ToldParts({"So": (1, 0, 0, 0.5)}), threshold=0.9)
-    assert gate.decide("So", history=["user: Hi"], threshold=0.6).retrieve
+    llm = Ability("x", theta, 0.0, "a test")
+    news = decide(with_news, told((0, 9, 3, -1)), ability=llm)
+    fact = decide(with_news, told((0, 9, 0, -1)), ability=llm)
+    assert news.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * counts_as))
+    assert fact.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * theta))
+    assert [("may be news" in each.reason) for each in (news, fact)] == [theta > 0, False]

@@ -37,9 +37,8 @@ def test_it_decides_one_and_many_in_threads_and_on_a_loop(url):
     gate = load_gate(url)
     assert [gate.decide(question).retrieve for question in ("known", "who?")] == [False, True]
     questions = [f"{'known' if number % 3 else 'who'} {number}" for number in range(100)]
-    expected = [number % 3 == 0 for number in range(100)]
-    assert [each.retrieve for each in gate.decide_batch(questions)] == expected
-    assert [each.question for each in asyncio.run(gate.adecide_batch(questions))] == questions
+    found = asyncio.run(gate.adecide_batch(questions))
+    assert [(each.question, each.retrieve) for each in found] == [(q, q.startswith("who")) for q in questions]
 
 
 def test_the_servers_threshold_holds_unless_the_caller_gives_one():
@@ -51,17 +50,14 @@ def test_the_servers_threshold_holds_unless_the_caller_gives_one():
 
 
 def test_what_a_question_came_with_goes_along(words, url):
-    gate = load_gate(url)
     draft = Draft(text="It is", tokens=("It", " is"), logprobs=(-0.1, -0.2), source="llm", model="m")
-    gate.decide("known", draft=draft, history=["user: Hello"])
+    load_gate(url).decide("known", draft=draft, history=["user: Hello"])
     assert words.asked[-1] == (["known"], [draft], [["user: Hello"]])
 
 
 def test_turns_that_the_servers_gate_does_not_read_retrieve():
     with serving_gate(load_gate("constant:never")) as url:
-        decision = load_gate(url).decide("Is it?", history=["user: Hello"], threshold=0.0)
-    assert decision.retrieve
-    assert "earlier turns" in decision.reason or decision.warnings
+        assert load_gate(url).decide("Is it?", history=["user: Hello"], threshold=0.0).retrieve
 
 
 @pytest.mark.model
@@ -184,20 +180,14 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
         refused = load_gate(url, token="wr0ng")  # noqa: S106
         decision = refused.decide("known")
         assert decision.error.type == "ServerError"
-        assert not load_gate(url, token="s3cret").decide("known").retrieve  # noqa: S106
         monkeypatch.setenv("RGATE_TOKEN", "s3cret")
-        gate = load_gate(url)
-        assert not gate.decide("known").retrieve
-    for shown in (repr(refused), str(refused.config()), decision.model_dump_json()):
-        assert "wr0ng" not in shown
+        assert not load_gate(url).decide("known").retrieve
+    assert "wr0ng" not in f"{refused!r} {refused.config()} {decision.model_dump_json()}"
 
 
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):
-    parameters = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}}
-    saved = SavedGate(
-        method="calibrated", base_model="x", threshold=0.5, prompts={}, parameters=parameters, provenance={}
-    )
-    save_gate(saved, tmp_path / "gate")
+    inner = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}}
+    save_gate(SavedGate(method="calibrated", prompts={}, parameters=inner), tmp_path / "gate")
     with pytest.raises(ModelLoadError, match="ask a server"):
         load_gate(str(tmp_path / "gate"))
 

@@ -53,14 +53,13 @@ def sigmoid(logit):
 
 def test_a_gate_is_read_back_as_it_was_saved(tmp_path):
     whole = replace(PROBE, logprobs=LOGPROBS)
-    folder = save_gate(whole, tmp_path / "g")
+    folder = save_gate(PROBE, tmp_path / "g")
     save_gate(whole, folder)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g"]
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "gate.json", "weights.safetensors"]
+    found = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))]
+    assert found == ["g", "g/README.md", "g/gate.json", "g/weights.safetensors"]
     read = read_gate(str(folder))
-    assert read == whole
-    assert read.weight.tolist() == PROBE.weight.tolist()
-    assert "0.700" in (folder / "README.md").read_text()
+    assert (read, read.weight.tolist()) == (whole, PROBE.weight.tolist())
+    assert '"auc_mean": 0.7' in (folder / "README.md").read_text()
 
 
 def test_a_saved_gate_decides_by_its_threshold_and_model_unless_others_are_given(tmp_path):
@@ -200,7 +199,6 @@ def test_an_adapter_becomes_a_gate(tmp_path):
     assert read_gate(tmp_path) == saved
     gate = load_gate(str(tmp_path)).gate
     assert (gate.name, gate.tokens, gate.proxy, gate.adapter) == ("ik", 0, "scripted", str(tmp_path))
-    assert "reads the question." in (tmp_path / "README.md").read_text()
     weights.write_bytes(b"other")
     for why in ("checksum", "cannot be read"):
         with pytest.raises(ModelLoadError, match=why):
@@ -263,7 +261,9 @@ def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
 
 def test_the_name_of_an_llm_is_text_in_a_card(tmp_path):
     sly = "<img src=x onerror=alert(1)>\n# Mine"
-    card = (save_gate(replace(PROBE, llm=sly), tmp_path / "gate") / "README.md").read_text()
+    gate = replace(PROBE, llm=sly, provenance={"data": "```\n# Mine"})
+    card = (save_gate(gate, tmp_path / "gate") / "README.md").read_text()
     assert "&lt;img src=x onerror=alert(1)&gt; # Mine" in card
     assert "<img" not in card
     assert "\n# Mine" not in card
+    assert card.count("```") == 2

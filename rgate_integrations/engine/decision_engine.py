@@ -15,7 +15,7 @@ from rgate_integrations.engine.batching import Batcher, await_results, wait_resu
 from rgate_integrations.engine.evaluation import Evaluation, evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
-from rgate_integrations.engine.requests import Request, check_requests, valid_question, valid_timeout
+from rgate_integrations.engine.requests import check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import Drafter, Inputs, Sources, expand_specs
@@ -121,6 +121,8 @@ class DecisionEngine:
         Raises:
             ConfigurationError: The gate has no such parameter.
         """
+        if gate is self.gate and not changes:  # then callers still share its batches
+            return self
         options, parameters = self._options, {}
         for name, value in changes.items():
             if name not in options:
@@ -275,46 +277,43 @@ class DecisionEngine:
         timeout: float | None,
     ) -> Flow[list[Decision]]:
         """Check what a caller gives, queue what can be judged, wait for it, and decide."""
-        requests = check_requests(questions, threshold, drafts, popularity, histories, metadata)
+        inputs, thresholds = check_requests(questions, threshold, drafts, popularity, histories, metadata)
         patience = self.timeout if timeout is None else valid_timeout(timeout)
+        # Thresholds stay with the caller: they concern nobody else in a merged batch.
+        judged = [each for each in inputs if isinstance(each, Inputs)]
+        found: Sequence[Evaluation | Exception]
         if _BUSY.get() is self:
             itself = ConfigurationError(
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
                 hint="Give llm= the model that answers, not a chain with the gate in it.",
             )
-            return self._apply(requests, [itself] * len(requests))
-        # Thresholds stay with the caller: they concern nobody else in a merged batch.
-        judged = [each.inputs for each in requests if isinstance(each.inputs, Inputs)]
-        found = yield Call(wait_results, await_results, self._batcher.submit(judged), patience)
-        return self._apply(requests, found)
+            found = [itself] * len(judged)
+        else:
+            found = yield Call(wait_results, await_results, self._batcher.submit(judged), patience)
+        evaluations = iter(found)
+        decisions = []
+        for given, compared in zip(inputs, thresholds, strict=True):
+            outcome = next(evaluations) if isinstance(given, Inputs) else given
+            evaluation = Evaluation(outcome) if isinstance(outcome, Exception) else outcome
+            decisions.append(self._decision(given, compared, evaluation))
+        log_failures(decisions, self.gate.name)
+        return decisions
 
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
         return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
 
-    def _apply(self, requests: Sequence[Request], found: Sequence[Evaluation | Exception]) -> list[Decision]:
-        """Make decisions of what was found for those requests that could be queued, and of the others' errors."""
-        evaluations = iter(found)
-        decisions = []
-        for request in requests:
-            outcome = next(evaluations) if isinstance(request.inputs, Inputs) else request.inputs
-            if isinstance(outcome, Exception):
-                outcome = Evaluation(outcome)
-            decisions.append(self._decision(request, outcome))
-        log_failures(decisions, self.gate.name)
-        return decisions
-
-    def _decision(self, request: Request, evaluation: Evaluation) -> Decision:
+    def _decision(self, inputs: Inputs | Exception, given: float | None, evaluation: Evaluation) -> Decision:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
-        inputs, score = request.inputs, evaluation.score
         question = inputs.question if isinstance(inputs, Inputs) else ""
-        threshold = self.threshold if request.threshold is None else request.threshold
+        threshold = self.threshold if given is None else given
+        score = evaluation.score
         if isinstance(score, Exception):
             if self.on_error == "raise":
                 raise score
             return fallback_decision(score, question=question, threshold=threshold, gate=self.gate.name)
-        if request.threshold is None and score.threshold is not None:
+        if given is None and score.threshold is not None:
             threshold = score.threshold
         decision = Decision(
             question=question,

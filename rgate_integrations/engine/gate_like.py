@@ -75,16 +75,19 @@ def answer_first_gates(
     Raises:
         ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
     """
-    judge: GateLike | None = gate
+    judge: GateLike | None = None
     own: GateLike | None = None
+    name = type(gate).__name__
     if isinstance(gate, DecisionEngine):
+        name = gate.gate.name
         of_answers, of_questions = answer_gate_of(gate.gate), question_gate_of(gate.gate)
-        judge = None if of_answers is None else _with_gate(gate, of_answers)
-        own = None if of_questions is None else _with_gate(gate, of_questions)
-    elif not _takes(gate.decide_batch, "drafts"):
-        judge = None
+        if of_answers is not None:
+            judge = gate.with_options(gate=of_answers)
+        if of_questions is not None:
+            own = gate.with_options(gate=of_questions)
+    elif _takes(gate.decide_batch, "drafts"):
+        judge = gate
     if judge is None:
-        name = gate.gate.name if isinstance(gate, DecisionEngine) else type(gate).__name__
         raise ConfigurationError(
             f"The gate {name!r} reads the question alone: it cannot judge an answer that was begun.",
             hint="Leave the judging to the default gate, and let yours take the first look: "
@@ -105,12 +108,7 @@ def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
     """
     if not name or not isinstance(gate, DecisionEngine):
         return gate
-    return _with_gate(gate, gate.gate.for_llm(name, known_by))
-
-
-def _with_gate(engine: DecisionEngine, gate: Gate) -> DecisionEngine:
-    """Return an engine with another gate; itself where it has that one, so that callers still share its batches."""
-    return engine if gate is engine.gate else engine.with_options(gate=gate)
+    return gate.with_options(gate=gate.gate.for_llm(name, known_by))
 
 
 def decide(

@@ -5,26 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates.evidence.base import Inputs
-
-
-@dataclass(frozen=True)
-class Request:
-    """One question as a caller asks it.
-
-    Attributes:
-        inputs: The question and what came with it; or why it cannot be judged.
-        threshold: What P(known) is compared with; None for the gate's own.
-    """
-
-    inputs: Inputs | Exception
-    threshold: float | None
 
 
 def check_requests(
@@ -34,8 +20,12 @@ def check_requests(
     popularity: Sequence[float | None] | None = None,
     histories: Sequence[Sequence[str] | None] | None = None,
     metadata: Sequence[Mapping[str, Any] | None] | None = None,
-) -> list[Request]:
-    """Check what a caller gives with a batch of questions; what is wrong with one is an error of its request.
+) -> tuple[list[Inputs | Exception], list[float | None]]:
+    """Check what a caller gives with a batch of questions.
+
+    Returns:
+        Each question with what came with it, or why it cannot be judged; and the threshold of each, None for the
+        gate's own.
 
     Args:
         questions: Strings that are not empty.
@@ -63,14 +53,15 @@ def check_requests(
     for name, values in given.items():
         if len(values) != n:
             raise ConfigurationError(f"{n} questions do not match {len(values)} {name}.")
-    requests = []
+    inputs: list[Inputs | Exception] = []
+    thresholds: list[float | None] = []
     for question, own_threshold, *rest in zip(questions, *given.values(), strict=True):
-        compared = None if own_threshold is None else valid_threshold(own_threshold)
+        thresholds.append(None if own_threshold is None else valid_threshold(own_threshold))
         try:
-            requests.append(Request(_inputs(question, *rest), compared))
+            inputs.append(_inputs(question, *rest))
         except (InvalidQuestionError, EvidenceError) as error:
-            requests.append(Request(error, compared))
-    return requests
+            inputs.append(error)
+    return inputs, thresholds
 
 
 def valid_timeout(timeout: object) -> float | None:

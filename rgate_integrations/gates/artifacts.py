@@ -72,12 +72,6 @@ class SavedGate:
     parameters: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def reads(self) -> str:
-        """What it reads, in a few words."""
-        tokens = getattr(self, "tokens", self.parameters.get("tokens", 0))
-        return f"question and {tokens} tokens of a draft" if tokens else "question"
-
 
 def check_shape(name: str, array: Float32Array, *wanted: int) -> None:
     """Refuse an array of another shape.

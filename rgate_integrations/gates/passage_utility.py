@@ -35,6 +35,7 @@ FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of what `search_features` returns, in order."""
 
 _WORD = re.compile(r"[^\W_]+")
+_PLURAL = re.compile(r"(?<=..[^s])s$")
 _COMMON = Path(__file__).parent / "common_words.txt"
 _SAY_NOTHING = frozenset(
     _WORD.findall(
@@ -175,7 +176,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 def words_of(text: str) -> frozenset[str]:
     """Return the words of a text, lower case, without a plural's s."""
-    return frozenset(_singular(word) for word in _WORD.findall(text.casefold()))
+    return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 
 def weight_of(word: str) -> float:
@@ -189,10 +190,6 @@ def _common() -> dict[str, float]:
     ranked = _COMMON.read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)
     return {word: math.log(rank) / last for rank, word in enumerate(ranked, start=1)}
-
-
-def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:

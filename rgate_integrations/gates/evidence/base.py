@@ -177,15 +177,14 @@ class Context:
 
     Attributes:
         planned: Everything that will be asked for.
-        llm: Writes drafts in the answering LLM's words, or None.
+        sources: What evidence is computed from. Who asks it for the proxy, as to count tokens, made nothing with it.
     """
 
     def __init__(
         self, inputs: Sequence[Inputs], sources: Sources, specs: Sequence[EvidenceSpec[Any]] = ()
     ) -> None:
         self.planned = expand_specs(specs)
-        self.llm = sources.llm
-        self._sources = sources
+        self.sources = sources
         self._questions = [_Question(each) for each in inputs]  # what fails for one is nothing to the others
 
     @property
@@ -199,15 +198,11 @@ class Context:
         # Noted here, where it is handed out: no spec can forget to say that a model made its pieces.
         for each in self._questions:
             each.is_read = True
-        return self._sources.proxy()
-
-    def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first tokens of a text, as the proxy counts them, or None when it is not longer."""
-        return self._sources.proxy().truncate(text, tokens)  # who counts tokens makes nothing
+        return self.sources.proxy()
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what is kept under a key as long as the engine lives; made when it is missing."""
-        kept = self._sources.memory
+        kept = self.sources.memory
         if key not in kept:
             kept.setdefault(key, make())  # of two that are made at once, by two threads, one is kept
         found: _T = kept[key]
@@ -256,7 +251,7 @@ class Context:
         for place, question in enumerate(self._questions):
             pieces = {spec: column[place] for spec, column in columns.items()}
             found.append(
-                Evidence(question.inputs, pieces, self._sources.proxy() if question.is_read else None)
+                Evidence(question.inputs, pieces, self.sources.proxy() if question.is_read else None)
             )
         return found
 

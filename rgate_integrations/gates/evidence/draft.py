@@ -48,7 +48,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
         part = given.text[: self.tokens * LONGEST_TOKEN]
-        text = context.truncate(part, self.tokens)
+        text = context.sources.proxy().truncate(part, self.tokens)
         if text is None and part == given.text:
             return given.head(self.tokens)
         shorter = part if text is None else text
@@ -62,13 +62,13 @@ class DraftSpec(EvidenceSpec[Draft]):
                 hint="Pass drafts=[...] to decide_batch, or load the gate with source='proxy'.",
             )
         if self.source == "llm":
-            if context.llm is None:
+            if context.sources.llm is None:
                 raise EvidenceError(
                     "This gate judges the LLM's own first tokens, and it has no LLM.",
                     hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
                 )
             questions = [each.question for each in context.inputs]
-            drafts = context.llm.draft(questions, self.tokens)
+            drafts = context.sources.llm.draft(questions, self.tokens)
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
