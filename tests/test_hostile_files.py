@@ -151,7 +151,7 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
 @pytest.mark.parametrize(
     ("field", "why"),
     [
-        ({"gold_answers": 5}, "line 1: gold_answers is neither a text nor a list of texts"),
+        ({"gold_answers": {"a": 1}}, "line 1: gold_answers holds a dict, not a text"),
         ({"gold_answers": [{"a": 1}]}, "line 1: gold_answers holds a dict, not a text"),
         ({"popularity": "much"}, "line 1: popularity holds something else than a finite number"),
         ({"closed_book_logprobs": "abc"}, "line 1: closed_book_logprobs is no list of numbers"),

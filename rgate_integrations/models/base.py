@@ -259,14 +259,18 @@ class Proxy(ABC):
             whole.append({"question": " ".join(text.segments)})
             parts += [{"question": segment} for segment in text.segments]
         of_whole = self.hidden(prompt, whole, None, layers.whole)
-        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else [])
-        begun = self.hidden(prompt, whole, drafts, layers.draft) if layers.draft else []
+        of_drafts, of_parts = None, []
+        if layers.draft:
+            of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
+        if layers.segments:
+            of_parts = self.hidden(prompt, parts, None, layers.segments)
+        remaining = iter(of_parts)
         results = []
         for place, (text, read) in enumerate(zip(texts, of_whole, strict=True)):
-            draft = begun[place].states if begun else None
+            draft = of_drafts[place].states if of_drafts else None
             segments = np.zeros((len(text.segments), 0, 0), np.float32)
             tokens = read.prompt_tokens
-            own = list(islice(of_parts, len(text.segments)))
+            own = list(islice(remaining, len(text.segments)))
             if own:
                 segments = np.stack([each.states for each in own]).astype(np.float32)
                 tokens += sum(each.prompt_tokens for each in own)

@@ -233,7 +233,9 @@ class ServedProxy(Proxy):
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, or None when it is not longer."""
         characters = tokens * _CHARACTERS_PER_TOKEN
-        return text[:characters] if len(text) > characters else None
+        if len(text) <= characters:
+            return None
+        return text[:characters]
 
     # --- prompts and answers ---------------------------------------------------------------------------------
 
@@ -308,8 +310,12 @@ class ServedProxy(Proxy):
         # In a thread of its own: that of the caller may be running an event loop.
         thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
         outcomes: list[Completion | BaseException] = thread.run()
-        completions = [outcome for outcome in outcomes if isinstance(outcome, Completion)]
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        completions, errors = [], []
+        for outcome in outcomes:
+            if isinstance(outcome, Completion):
+                completions.append(outcome)
+            else:
+                errors.append(outcome)
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
         if errors:

@@ -176,5 +176,8 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 def message_logprobs(metadata: Any) -> TokenLogprobs:
     """Read the ``response_metadata`` of a message of LangChain."""
-    given = metadata.get("logprobs") if isinstance(metadata, Mapping) else None
-    return read_logprobs(given.get("content") if isinstance(given, Mapping) else given)
+    if isinstance(metadata, Mapping):
+        metadata = metadata.get("logprobs")
+    if isinstance(metadata, Mapping):
+        metadata = metadata.get("content")
+    return read_logprobs(metadata)

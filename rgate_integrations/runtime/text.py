@@ -63,5 +63,5 @@ def matching_ratio(text: str, answers: Sequence[str]) -> float:
 
     Answers that normalise to nothing do not count. 0.0 when none is left.
     """
-    usable = [a for a in answers if normalise(a)]
-    return sum(contains_answer(text, a) for a in usable) / len(usable) if usable else 0.0
+    contained = [contains_answer(text, answer) for answer in answers if normalise(answer)]
+    return sum(contained) / max(len(contained), 1)

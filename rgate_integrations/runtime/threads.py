@@ -24,8 +24,9 @@ def usable_cores() -> int:
     told = os.environ.get("OMP_NUM_THREADS", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Closes(Protocol):
