@@ -1,6 +1,5 @@
 """LlamaIndex: agents whose tools are called only for what the LLM does not know."""
 
-import asyncio
 import json
 
 import pytest
@@ -190,7 +189,6 @@ def test_tools_of_every_kind(gate, call, tool):
     assert call(guarded, "call", "unknown thing").content != "You know."
 
 
-@both_ways
 @pytest.mark.parametrize(
     ("arguments", "name", "judged"),
     [
@@ -204,12 +202,10 @@ def test_tools_of_every_kind(gate, call, tool):
         ({}, None, []),
     ],
 )
-def test_which_argument_is_the_question(gate, call, arguments, name, judged):
+def test_which_argument_is_the_question(gate, arguments, name, judged):
     calls = []
     tool = FunctionTool.from_defaults(lambda **given: calls.append(given), name="f", description="d")
-    guarded = GatedTool(tool, gate, question=name)
-    blocks = call.__name__ == "blocking"
-    output = guarded.call(**arguments) if blocks else asyncio.run(guarded.acall(**arguments))
+    output = GatedTool(tool, gate, question=name).call(**arguments)
     assert [question for (question,) in gate.questions] == judged
     assert calls == ([] if judged else [arguments])
     assert (output.content == ANSWER_YOURSELF) is bool(judged)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
@@ -262,12 +262,20 @@ class LLMDrafter:
 
     def drafting(self, question: str) -> Flow[Draft | None]:
         """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
+        llm = self.llm
         waiting = self._options
         while True:
             options = waiting[0]
+            if llm.metadata.is_chat_model:
+                system = ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system)
+                messages = [system, ChatMessage(role=MessageRole.USER, content=question)]
+                asking = Call(llm.chat, llm.achat, messages, **options)
+            else:
+                prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
+                asking = Call(llm.complete, llm.acomplete, prompt, **options)
             try:
                 with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
-                    response = yield self._asking(question, options)
+                    response = yield asking
             except Exception as error:  # providers raise errors of their own
                 # A timeout says nothing about what the model takes: the next question is asked with everything.
                 if not options or not says_unsupported(error):
@@ -278,16 +286,6 @@ class LLMDrafter:
             else:
                 self._options = waiting
                 return self._draft(response)
-
-    def _asking(self, question: str, options: dict[str, Any]) -> Call:
-        if not self.llm.metadata.is_chat_model:
-            prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
-            return Call(self.llm.complete, self.llm.acomplete, prompt, **options)
-        messages = [
-            ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system),
-            ChatMessage(role=MessageRole.USER, content=question),
-        ]
-        return Call(self.llm.chat, self.llm.achat, messages, **options)
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
         text = response.message.content if isinstance(response, ChatResponse) else response.text

@@ -118,13 +118,11 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         if streaming is None:
             streaming = streams(query_engine)
         options = AnswerFirst.of(answer_first)
-        answering, telling = llm, None
-        if options is not None:
-            options = options if tokens is None else replace(options, tokens=tokens)
-            telling = with_logprobs(llm)
-            answering = telling or llm
+        if options is not None and tokens is not None:
+            options = replace(options, tokens=tokens)
+        telling = None if options is None else with_logprobs(llm)
         # What is begun can only be stopped where it streams.
-        direct = EmptyIndex().as_query_engine(llm=answering, streaming=streaming or options is not None)
+        direct = EmptyIndex().as_query_engine(llm=telling or llm, streaming=streaming or options is not None)
         engine = cls(
             query_engine,
             direct,
