@@ -34,8 +34,8 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import parse_json
 
 if TYPE_CHECKING:
+    from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
-    from rgate_integrations.index.retriever import Hit
     from rgate_integrations.models.base import Proxy
 
 _BATCH = 16
@@ -64,28 +64,25 @@ def decide(
 
     own = Rules() if rules is None else Rules.read(rules)
     loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
-    asked = skipped = failed = 0
-    records = _read_records(_read_questions(questions))
-    while batch := list(itertools.islice(records, _BATCH)):
+    count = skipped = failed = 0
+    lines = _read_lines(_read_questions(questions))
+    while batch := list(itertools.islice(lines, _BATCH)):
+        asked, drafts, popularity, histories, problems = zip(*batch, strict=True)
         decisions = loaded.decide_batch(
-            [record["question"] for record in batch],
-            threshold=threshold,
-            drafts=[record.get("draft") for record in batch],
-            popularity=[record.get("popularity") for record in batch],
-            histories=[record.get("history") for record in batch],
+            asked, threshold=threshold, drafts=drafts, popularity=popularity, histories=histories
         )
-        for record, decision in zip(batch, decisions, strict=True):
-            if "error" in record:
-                decision = _unread(record)
-            asked += 1
+        for question, decision, problem in zip(asked, decisions, problems, strict=True):
+            if problem:
+                decision = _unread(question, problem)
+            count += 1
             skipped += not decision.retrieve
             failed += decision.error is not None
             if as_json:
-                print_json(_as_json(record["question"], decision))
+                print_json(_as_json(question, decision))
             else:
-                _print_decision(record["question"], decision)
-    if asked > 1:
-        say(f"{skipped} of {asked} skip retrieval.", err=True)
+                _print_decision(question, decision)
+    if count > 1:
+        say(f"{skipped} of {count} skip retrieval.", err=True)
     if failed:
         raise typer.Exit(1)
 
@@ -115,53 +112,65 @@ def ask(
     loaded.decide("Is this a question?")  # loads the model, so that the first question's time is its own
     failed = False
     for question in _read_questions(questions):
-        began = time.perf_counter()
-        (decision,) = loaded.decide_batch([question], threshold=threshold)
-        decided = time.perf_counter()
+        decision, told = _answer(question, loaded, answering, searched, k, threshold)
         failed = failed or decision.error is not None
-        told = _answer(decision, answering, searched, k)
-        told["timings"] = {"gate": round((decided - began) * 1e3, 1), **told["timings"]}
         if as_json:
             print_json({**_as_json(question, decision), **told})
             continue
         _print_decision(question, decision)
-        for query in told["queries"]:
-            say(f"searched       {query}")
-        for passage in told["passages"]:
-            say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
-        say(f"answer         {told['answer']}", bold=True)
-        stages = [f"{stage} {milliseconds:.0f} ms" for stage, milliseconds in told["timings"].items()]
-        say(f"time           {', '.join(stages)}", dim=True)
+        if told:
+            _print_answer(told)
     if failed:
         raise typer.Exit(1)
 
 
-def _answer(decision: Decision, llm: Proxy, index: Callable[[], PassageIndex], k: int) -> dict[str, Any]:
-    """Search if needed, and answer; returns queries, passages, the answer and milliseconds as JSON values."""
+def _answer(
+    question: str,
+    gate: DecisionEngine,
+    llm: Proxy,
+    index: Callable[[], PassageIndex],
+    k: int,
+    threshold: float | None,
+) -> tuple[Decision, dict[str, Any]]:
+    """Decide, search if needed, and answer; returns what was searched, found and written as JSON values."""
     from rgate_integrations.answering.claims import plan_queries
     from rgate_integrations.answering.requests import write_answers
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
 
-    hits: list[Hit] = []
-    answer = ""
     began = time.perf_counter()
+    (decision,) = gate.decide_batch([question], threshold=threshold)
+    decided = time.perf_counter()
+    if not decision.question:  # there is nothing to answer
+        return decision, {}
     (plan,) = plan_queries([decision])
-    queries = [query.text for query in plan.queries if query.text]
-    if queries:
-        hits = fuse(index().search(queries, k), key=passage_id, k=k)
+    queries = [query.text for query in plan.queries]
+    hits = fuse(index().search(queries, k), key=passage_id, k=k) if queries else []
     found = time.perf_counter()
-    if decision.question:
-        (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
-        answer = written.text
-    answered = time.perf_counter()
-    timings = {"search": round((found - began) * 1e3, 1), "answer": round((answered - found) * 1e3, 1)}
-    return {
-        "queries": queries,
-        "passages": [hit_as_json(hit) for hit in hits],
-        "answer": answer,
-        "timings": timings,
+    (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
+    ended = time.perf_counter()
+    milliseconds = {
+        "gate": round((decided - began) * 1e3, 1),
+        "search": round((found - decided) * 1e3, 1),
+        "answer": round((ended - found) * 1e3, 1),
     }
+    passages = list(map(hit_as_json, hits))
+    return decision, {
+        "queries": queries,
+        "passages": passages,
+        "answer": written.text,
+        "timings": milliseconds,
+    }
+
+
+def _print_answer(told: dict[str, Any]) -> None:
+    for query in told["queries"]:
+        say(f"searched       {query}")
+    for passage in told["passages"]:
+        say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
+    say(f"answer         {told['answer']}", bold=True)
+    for stage, milliseconds in told["timings"].items():
+        say(f"time           {stage} {milliseconds:.0f} ms", dim=True)
 
 
 def _read_questions(arguments: list[str] | None) -> Iterator[str]:
@@ -184,30 +193,29 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         ) from error
 
 
-def _read_records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Read lines: JSON objects with a question, or questions themselves. What is neither has an ``error``."""
+def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, Any, Any, Any, str]]:
+    """Read questions, or JSON objects with a question: question, draft, popularity, history, and what is wrong."""
     is_json = False
     for number, line in enumerate(lines, start=1):
         is_json = is_json or line.lstrip().startswith("{")
         if not is_json:
-            yield {"question": line}
+            yield line, None, None, None, ""
             continue
         try:
             found = parse_json(line)
         except ValueError:
             found = None
         if isinstance(found, dict) and "question" in found:
-            # An "error" of the file itself is not ours.
-            yield {name: found.get(name) for name in ("question", "draft", "popularity", "history")}
+            yield found["question"], found.get("draft"), found.get("popularity"), found.get("history"), ""
         else:
-            yield {"question": line, "error": f"Line {number} is no JSON object with a question."}
+            yield line, None, None, None, f"Line {number} is no JSON object with a question."
 
 
-def _unread(record: dict[str, Any]) -> Decision:
+def _unread(line: str, problem: str) -> Decision:
     """Return what is printed for a line that could not be read."""
     hint = 'Each line is {"question": "…"}, or each is a question.'
-    failure = Failure.of(DataFormatError(record["error"], hint=hint))
-    return Decision(question=record["question"], retrieve=True, p_known=0.0, error=failure)
+    failure = Failure.of(DataFormatError(problem, hint=hint))
+    return Decision(question=line, retrieve=True, p_known=0.0, error=failure)
 
 
 def _as_json(asked: object, decision: Decision) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.tuning.questions import Example
 
 
 def collect(
@@ -88,14 +90,16 @@ def evaluate(
     from rgate_integrations.tuning.evaluation import break_even
     from rgate_integrations.tuning.evaluation import evaluate as run
 
-    examples = [example for file in read_paired(data) for example in file.examples]
+    examples: list[Example] = []
+    for file in read_paired(data):
+        examples += file.examples
     loaded = _gate_for(gate, draft, proxy)
     with Bar(f"gate {gate}", len(examples)) as bar:
         result, judged = run(loaded, examples, name=gate, draft=draft, report=bar.count)
-    rows = [
-        _row(name, measured) for name, measured in [*result["sets"].items(), ("pooled", result["pooled"])]
-    ]
-    say_table([_COLUMNS, *rows])
+    rows: list[Sequence[str]] = [_COLUMNS]
+    for name, measured in {**result["sets"], "pooled": result["pooled"]}.items():
+        rows.append(_row(name, measured))
+    say_table(rows)
     if latency is not None:
         direct, rag = latency
         rate, gate_ms = result["pooled"]["retrieval_rate"], result["gate_ms"]
@@ -141,13 +145,13 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
-    interval = measured["intervals"].get("auc")
+    auc = [f"{end:.2f}" for end in measured["intervals"].get("auc") or ()]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
         name,
         str(measured["n"]),
         _number(measured["auc"]),
-        f"{interval[0]:.2f}-{interval[1]:.2f}" if interval else "",
+        "-".join(auc),
         _number(measured["ece"]),
         _percent(measured["retrieval_rate"]),
         _percent(measured["containment_accuracy"]),

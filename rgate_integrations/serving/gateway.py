@@ -145,7 +145,7 @@ class Gateway:
     async def _route(self, call: GatewayCall) -> Routed:
         """Decide; where too many questions wait, it retrieves."""
         try:
-            await self._service.run(call.decisions(), 1)
+            await self._service.run(arun(call.decisions()), 1)
         except FullError as error:
             self._service.metrics.failed(type(error).__name__)
             return Routed(fallback_decision(error, question=call.asked.question))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from rgate_integrations.answering.look_first import LookFirst, decide_with_passa
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
 from rgate_integrations.errors import ConfigurationError, RGateError
-from rgate_integrations.runtime.flow import Flow, arun
+from rgate_integrations.runtime.flow import Flow, Gather, RunFlow
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -137,22 +138,25 @@ class DecisionService:
         Raises:
             FullError: Too many questions wait.
         """
-        patience = self.timeout if timeout is None else min(timeout, self.timeout)
-        return await self.run(_decide(items, gates, patience), len(items))
+        patience = min(timeout or math.inf, self.timeout)
+        # One by one: the gate's own queue makes batches of them, and of those of other clients.
+        steps = [RunFlow(_decide(item, gates, patience)) for item in items]
+        return await self.run(Gather(steps).arun(), len(items))
 
-    async def run(self, flow: Flow[list[Decision]], questions: int) -> list[Decision]:
-        """Run what decides about so many questions, unless too many wait; count and log what it decides.
+    async def run(self, deciding: Coroutine[Any, Any, list[Decision]], questions: int) -> list[Decision]:
+        """Await what decides about so many questions, unless too many wait; count and log what it decides.
 
         Raises:
             FullError: Too many questions wait.
         """
         if self._waiting + questions > self._queue:
+            deciding.close()
             raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
         began = time.perf_counter()
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:
-            decisions = await arun(flow)
+            decisions = await deciding
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
@@ -163,41 +167,23 @@ class DecisionService:
         return decisions
 
 
-def _decide(items: Sequence[DecideItem], gates: LLMGates, timeout: float) -> Flow[list[Decision]]:
-    """Decide about questions and about drafts, each in one call of its gate, then look at passages."""
-    drafted: list[int] = []
-    plain: list[int] = []
-    for place, item in enumerate(items):
-        has_judge = item.draft is not None and gates.answer is not None
-        (drafted if has_judge else plain).append(place)
-    decisions: dict[int, Decision] = {}
-    for gate, places in ((gates.question, plain), (gates.answer, drafted)):
-        if gate is not None and places:
-            asked = [items[place] for place in places]
-            questions = [item.question for item in asked]
-            found = yield from decide(gate, questions, timeout=timeout, **_options(asked))
-            decisions |= zip(places, found, strict=True)
-    looked = []
-    for place, item in enumerate(items):
-        decision = decisions[place]
-        if item.passages:
-            known_from = None if item.threshold is None else decision.threshold
-            decision = decide_with_passages(decision, item.passages, LookFirst(), known_from=known_from)
-        looked.append(decision)
-    return looked
-
-
-def _options(items: Sequence[DecideItem]) -> dict[str, Any]:
-    """Return what came with questions as `DecisionEngine.decide_batch` takes it."""
-    drafts = []
-    for item in items:
-        draft = item.draft
-        if isinstance(draft, Draft):  # what this process keeps of an answer that it wrote is nobody else's
-            draft = draft.model_copy(update={"response_id": ""})
-        drafts.append(draft)
-    return {
-        "threshold": [item.threshold for item in items],
-        "drafts": drafts,
-        "popularity": [item.popularity for item in items],
-        "histories": [item.history or None for item in items],
-    }
+def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
+    """Decide about a question, or a draft, then look at passages."""
+    gate, draft = gates.question, item.draft
+    if draft is not None and gates.answer is not None:
+        gate = gates.answer
+    if isinstance(draft, Draft):  # what this process keeps of an answer that it wrote is nobody else's
+        draft = draft.model_copy(update={"response_id": ""})
+    (decision,) = yield from decide(
+        gate,
+        [item.question],
+        drafts=[draft],
+        popularity=[item.popularity],
+        histories=[item.history or None],
+        threshold=[item.threshold],
+        timeout=timeout,
+    )
+    if item.passages:
+        known_from = None if item.threshold is None else decision.threshold
+        decision = decide_with_passages(decision, item.passages, LookFirst(), known_from=known_from)
+    return decision
