@@ -13,11 +13,11 @@ from typing import Any
 import gradio
 
 from rgate_integrations import Decision, DecisionEngine, load_gate
+from rgate_integrations.answering.requests import write_answers
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.local import shared_proxy
-from rgate_integrations.tuning.arms import ModelArm
 
 EXAMPLES = [
     "What is the capital of France?",
@@ -43,13 +43,13 @@ def build(gate: DecisionEngine, llm: Proxy, index: Retriever) -> gradio.Blocks:
         llm: Answers, without and with passages.
         index: Searched, whatever the gate decides.
     """
-    direct, retrieve = ModelArm(llm, tokens=64), ModelArm(llm, index=index, k=3, tokens=64)
 
     def ask(question: str, threshold: float) -> tuple[Any, ...]:
         decision = gate.decide(question)
         (hits,) = index.search([question], 3)
         passages = [[hit.passage.title, hit.passage.text, round(hit.score, 2)] for hit in hits]
-        (alone,), (read,) = direct.answer([question]), retrieve.answer([question])
+        # The question alone, and with what was found.
+        alone, read = write_answers(llm, [question] * 2, [[], [hit.passage for hit in hits]])
         return decision, verdict(decision, threshold), decision.reason, alone.text, read.text, passages
 
     # Nothing is uploaded to this page, so uploads are refused beyond the smallest size and removed at once.

@@ -36,27 +36,16 @@ class ByTitle:
         return np.array([[1, 0] if "Lena" in text else [0.6, 0.8] for text in texts], np.float32)
 
 
-def test_what_words_find_is_put_in_order_by_meaning(tmp_path):
+def test_what_words_find_is_put_in_order_by_meaning_and_embedded_once(tmp_path):
     embedder = ByTitle()
     search = WordsThenMeaning(PASSAGES, embedder, tmp_path / "kept")
-    (hits,) = search.search(["Is the Lena a river?"], k=5)
-    assert [hit.passage.title for hit in hits] == ["Lena", "Ob"]
-    assert [round(hit.score, 6) for hit in hits] == [1, 0.6]
+    (hits, nothing) = search.search(["Is the Lena a river?", "zzz"], k=5)
+    assert [(hit.passage.title, round(hit.score, 6)) for hit in hits] == [("Lena", 1), ("Ob", 0.6)]
+    assert nothing == []
     assert not any("Bread" in text for text in embedder.embedded)
-    assert [len(found) for found in search.search(["Is the Lena a river?", "zzz"], k=1)] == [1, 0]
-
-
-def test_a_passage_is_embedded_once_and_kept(tmp_path):
-    WordsThenMeaning(PASSAGES, ByTitle(), tmp_path / "kept").embed_candidates("river")
     later = ByTitle()
-    search = WordsThenMeaning(PASSAGES, later, tmp_path / "kept")
-    search.search(["river"])
+    WordsThenMeaning(PASSAGES, later, tmp_path / "kept").search(["river"])
     assert later.embedded == ["river"]
-
-
-@pytest.mark.parametrize(("now", "before", "said"), [(50, 100, "50% less"), (130, 100, "30% more")])
-def test_a_change_is_said_with_its_sign(now, before, said):
-    assert demo.change(now, before) == said
 
 
 @pytest.mark.model

@@ -46,9 +46,7 @@ ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the 
 Trained = Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"]
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
-    typer.Option(
-        help="auto: judge with --judge, gold if all have it.",
-    ),
+    typer.Option(help="auto: judge with --judge, gold if all have it."),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="LLM calls at a time.")]
 
@@ -119,12 +117,8 @@ def _print_tuned(tuned: Tuned) -> None:
     _say_failed(tuned.failed)
     kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unknown
     say(f"{known} questions with a label ({kind}), {unknown} without. {tuned.labels.description}")
-    for name, fitted, notes in (
-        ("question alone", tuned.question, tuned.notes.question),
-        ("answer first", tuned.answer_first, tuned.notes.answer_first),
-    ):
-        is_kept = fitted is not None and fitted.choice.guaranteed
-        say(f"{name}: {notes[0]}", bold=True, fg=None if is_kept else "yellow")  # its guarantee
+    for name, notes in (("question alone", tuned.notes.question), ("answer first", tuned.notes.answer_first)):
+        say(f"{name}: {notes[0]}", bold=True)  # what is guaranteed
         for note in notes[1:]:
             say(note)
     _say_saved(tuned.folder)
