@@ -51,6 +51,7 @@ test-wheel:
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 type: $(STAMP)
 	$(BIN)/mypy

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -27,45 +26,23 @@ def command(*arguments, stdin=""):
 
 
 def core():
-    """Guides: the commands, and a gate of your own. Without an extra, its absence is said by the wheel's name."""
-    from rgate_integrations import Gate, list_gates, load_gate
-    from rgate_integrations.gates import Score
+    """The commands, and gates without a model. Without an extra, its absence is said by the wheel's name."""
+    from rgate_integrations import load_gate
     from rgate_integrations.gates.folder import shipped
 
-    class Short(Gate):
-        @property
-        def specs(self):
-            return ()
-
-        def score(self, evidence):
-            return Score(0.9 if len(evidence.question) < 20 else 0.1, "By its length.")
-
-    assert load_gate(Short()).decide(QUESTION).retrieve is False
     assert load_gate(KNOWN).decide(QUESTION).retrieve is False
-    assert {"heads", "ik", "slimplm", "adapt", "boundary"} <= {each.name for each in list_gates()}
     assert {"default", "default-answer"} <= set(shipped())
-    assert command("--version").startswith("rgate ")
     assert "skip" in command("decide", "--gate", KNOWN, stdin=f"{QUESTION}\n")
-    unread = load_gate(timeout=60).decide(
-        QUESTION
-    )  # its model is not downloaded here, or it is and needs no torch
-    assert unread.error is None or "rgate download smollm2-135m-reader" in unread.error
     written = load_gate("ik").decide(QUESTION)
-    assert written.retrieve
     assert 'pip install "rgate-integrations[local]"' in str(written.error)
     assert not {"torch", "transformers"} & set(sys.modules)
     for adapter, extra in (("langchain", "langchain"), ("llama_index", "llama-index")):
-        said = said_without(partial(import_module, f"rgate_integrations.{adapter}"))
+        said = ""
+        try:
+            import_module(f"rgate_integrations.{adapter}")
+        except ImportError as error:
+            said = str(error)
         assert f'pip install "rgate-integrations[{extra}]"' in said
-
-
-def said_without(using):
-    """What is said where a package is missing that is used here."""
-    try:
-        using()
-    except ImportError as error:
-        return str(error)
-    return ""
 
 
 def langchain():
@@ -75,44 +52,26 @@ def langchain():
     from langchain_core.messages import AIMessage
     from langchain_core.retrievers import BaseRetriever
 
+    from rgate_integrations.answering.answer_first import AnswerFirst
     from rgate_integrations.langchain import RetrievalGate, gated_rag
 
     class Passages(BaseRetriever):
         def _get_relevant_documents(self, query, *, run_manager):
             return [Document("Shakespeare wrote Hamlet.")]
 
-    def chat_model(logprob):
-        logprobs = {"content": [{"token": "Shakespeare", "logprob": logprob}]}
-        metadata = {"finish_reason": "stop", "logprobs": logprobs}
-        replies = [AIMessage("Shakespeare", response_metadata=metadata) for _ in range(2)]
-        return GenericFakeChatModel(messages=iter(replies))
-
-    def retrieving(question):
+    def reading(question):
         return "from passages"
 
-    for gate, answer in ((KNOWN, "alone"), (UNKNOWN, "from passages")):
-        chain = RetrievalGate(gate).route(retrieve=retrieving, direct=lambda question: "alone")
-        assert chain.batch([QUESTION] * 2) == [answer] * 2
-    assert RetrievalGate(KNOWN).guard(Passages()).invoke(QUESTION) == []
-    assert len(RetrievalGate(UNKNOWN).guard(Passages()).invoke(QUESTION)) == 1
-    assert "Shakespeare" in gated_rag(Passages(), chat_model(-0.1), gate=RetrievalGate(KNOWN)).invoke(
-        QUESTION
-    )
-    from rgate_integrations.answering.answer_first import AnswerFirst
-
+    model = GenericFakeChatModel(messages=iter(lambda: AIMessage("Shakespeare"), None))
     options = AnswerFirst(question_gate=None)
-    for gate, answer in ((KNOWN, "Shakespeare"), (UNKNOWN, "from passages")):
-        direct = chat_model(-0.1)
-        chain = RetrievalGate(gate).route(retrieve=retrieving, direct=direct, answer_first=options)
-        assert answer in str(chain.invoke(QUESTION))
-    # The LLM's own tokens are judged without any model of ours, so without torch.
-    for logprob, retrieves in ((-0.01, False), (-5.0, True)):
-        decision = RetrievalGate("token_probability", llm=chat_model(logprob)).invoke(QUESTION)
-        assert (decision.retrieve, decision.error) == (retrieves, None), decision
-    looking = RetrievalGate(UNKNOWN).route(
-        retrieve=Passages() | retrieving, direct=retrieving, look_first=True
-    )
-    assert looking.invoke(QUESTION) == "from passages"
+    for name, answer in ((KNOWN, "Shakespeare"), (UNKNOWN, "from passages")):
+        gate = RetrievalGate(name)
+        arms = {"retrieve": Passages() | reading, "direct": model}
+        assert len(gate.route(**arms).batch([QUESTION] * 2)) == 2
+        assert answer in str(gate.route(**arms, answer_first=options).invoke(QUESTION))
+        assert answer in str(gate.route(**arms, look_first=True).invoke(QUESTION))
+        assert len(gate.guard(Passages()).invoke(QUESTION)) == (name == UNKNOWN)
+        assert "Shakespeare" in gated_rag(Passages(), model, gate=gate).invoke(QUESTION)
     assert absent("llama_index", "torch", "langgraph")
 
 
@@ -122,10 +81,9 @@ def langchain_agents():
     from langchain_core.language_models import GenericFakeChatModel
     from langchain_core.messages import AIMessage
     from langchain_core.tools import tool
-    from langgraph.graph import END, START, MessagesState, StateGraph
 
     from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-    from rgate_integrations.langchain.graph import gate_node, route_edge
+    from rgate_integrations.langchain.graph import gate_node
 
     @tool
     def search_docs(query: str) -> str:
@@ -142,14 +100,8 @@ def langchain_agents():
     found = agent.invoke({"messages": [("human", QUESTION)]})
     assert found["messages"][-1].content == "Shakespeare"
 
-    builder = StateGraph(MessagesState)
-    assert callable(gate_node)
-    assert callable(route_edge)
-    builder.add_node("answer", lambda state: {"messages": [AIMessage("Shakespeare")]})
-    builder.add_edge(START, "answer")
-    builder.add_edge("answer", END)
     assert (
-        builder.compile().invoke({"messages": [("human", QUESTION)]})["messages"][-1].content == "Shakespeare"
+        gate_node(RetrievalGate(KNOWN)).invoke({"question": QUESTION})["retrieval_decision"].retrieve is False
     )
     assert absent("llama_index", "torch")
 
@@ -245,12 +197,12 @@ def train():
 
 def ray():
     """Guide: many machines."""
-    from ray.data import from_items
+    import ray.data
 
     from rgate_integrations.serving.ray import gate_dataset
 
-    (row,) = gate_dataset(from_items([{"question": QUESTION}]), KNOWN).take_all()
-    assert not row["retrieve"]
+    rows = gate_dataset(ray.data.from_items([{"question": QUESTION}]), KNOWN).take_all()
+    assert [row["retrieve"] for row in rows] == [False]
 
 
 def local():

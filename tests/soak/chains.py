@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,35 +18,39 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
+from tests.soak.callers import has_left, in_threads, on_a_loop
 from tests.soak.gates import Unrecorded
 from tests.soak.inputs import PLAIN
 from tests.soak.scenario import Scenario, expect
+
+_ERROR = "an error"
 
 
 class ArmError(Exception):
     """What an arm raises for a question with "BROKEN" in it, and the direct arm for one with "TORN" as it answers."""
 
 
+def outcome(arm: str, text: str) -> str:
+    """Return what comes of an arm."""
+    fails = "BROKEN" in text or ("TORN" in text and arm == "direct")
+    return _ERROR if fails else f"{arm}: {text}"
+
+
 def answer(arm: str, text: str) -> str:
-    """Return what an arm answers."""
-    if "BROKEN" in text or ("TORN" in text and arm == "direct"):
+    """Return what an arm answers, or raise."""
+    if outcome(arm, text) == _ERROR:
         raise ArmError(text)
-    return f"{arm}: {text}"
+    return outcome(arm, text)
 
 
 def text_of(chance: random.Random) -> str:
     """Return a plain question, now and then one that an arm or the gate's model fails on."""
-    text = chance.choice(PLAIN)
-    roll = chance.random()
-    if roll < 0.05:
-        return f"BROKEN {text}"
-    if roll < 0.1:
-        return f"TORN {text}"
-    return f"RAISE {text}" if roll < 0.15 else text
+    fault = chance.choices(["", "BROKEN ", "TORN ", "RAISE "], weights=[17, 1, 1, 1])[0]
+    return fault + chance.choice(PLAIN)
 
 
-class Expected:
-    """What must come for each question: by the same gate, asked alone."""
+class Decided:
+    """What must come for each question: the answer of the arm that the same gate names, asked alone."""
 
     def __init__(self) -> None:
         self.gate = load_gate("ik", proxy=Unrecorded())
@@ -58,32 +60,25 @@ class Expected:
         """Compare an answer, or the exception that came instead."""
         if text not in self.arms:
             self.arms[text] = "retrieved" if self.gate.decide(text).retrieve else "direct"
-        try:
-            must = answer(self.arms[text], text)
-        except ArmError:
-            expect(isinstance(result, ArmError), text, repr(result))
-        else:
-            expect(str(result) == must, text, repr(result))
+        got = _ERROR if isinstance(result, ArmError) else str(result)
+        expect(got == outcome(self.arms[text], text), text, repr(result))
 
 
-class Consistent:
-    """What must come where a begun answer is judged: one of the two arms' whole answers, and always the same."""
+class Begun:
+    """What must come where a begun answer is judged: one of the two arms' whole answers, and always the same.
+
+    The direct arm may be torn before its answer is judged, or after it was released: then either may come.
+    """
 
     def __init__(self) -> None:
-        self.answers: dict[str, str] = {}
+        self.seen: dict[str, str] = {}
 
     def check(self, text: str, result: Any) -> None:
         """Compare an answer, or the exception that came instead."""
-        if "BROKEN" in text:
-            expect(isinstance(result, ArmError), text, repr(result))
-            return
-        if "TORN" in text:  # before its answer is judged, or after it was released
-            retrieved = str(result) == answer("retrieved", text)
-            expect(retrieved or isinstance(result, ArmError), text, repr(result))
-            return
-        expect(str(result) in (answer("retrieved", text), answer("direct", text)), text, repr(result))
-        must = self.answers.setdefault(text, str(result))
-        expect(str(result) == must, text, repr(result), "was", repr(must))
+        got = _ERROR if isinstance(result, ArmError) else str(result)
+        expect(got in (outcome("retrieved", text), outcome("direct", text)), text, repr(result))
+        if "TORN" not in text:
+            expect(self.seen.setdefault(text, got) == got, text, repr(result), "was", self.seen[text])
 
 
 class Router(Scenario):
@@ -94,25 +89,39 @@ class Router(Scenario):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         gate = RetrievalGate(load_gate("ik", proxy=Unrecorded()))
-        search = RunnableLambda(lambda text: text)
-        answering = RunnableLambda(lambda text: answer("retrieved", text))
-        direct = RunnableGenerator(_streamed, _astreamed)
-        decided, begun = Expected(), Consistent()
+        arms: Any = {
+            "retrieve": RunnableLambda(lambda text: text) | (lambda text: answer("retrieved", text)),
+            "direct": RunnableGenerator(_streamed, _astreamed),
+        }
+        decided, begun = Decided(), Begun()
         first = AnswerFirst(tokens=3, question_gate=load_gate("prompt", proxy=Unrecorded()))
-        ahead = replace(first, prefetch=True)
-        self.routers: list[tuple[Runnable[str, str], Expected | Consistent]] = [
-            (gate.route(retrieve=search | answering, direct=direct), decided),
-            (gate.route(retrieve=search | answering, direct=direct, answer_first=first), begun),
-            (gate.route(retrieve=search | answering, direct=direct, answer_first=ahead), begun),
+        self.routers: list[tuple[Runnable[str, str], Decided | Begun]] = [
+            (gate.route(**arms), decided),
+            (gate.route(**arms, answer_first=first), begun),
+            (gate.route(**arms, answer_first=replace(first, prefetch=True)), begun),
         ]
 
     def step(self, chance: random.Random) -> None:
         router, expected = chance.choice(self.routers)
         texts = [text_of(chance) for _ in range(chance.randint(1, 8))]
-        way = chance.choice([_invoked, _ainvoked, _batched, _abatched, _streaming, _astreaming])
-        for text, result in zip(texts, way(router, texts), strict=True):
+
+        def stream(text: str) -> str:
+            return "".join(router.stream(text))
+
+        async def astream(text: str) -> str:
+            return "".join([chunk async for chunk in router.astream(text)])
+
+        ways: list[Callable[[], list[Any]]] = [
+            lambda: in_threads(router.invoke, texts),
+            lambda: in_threads(stream, texts),
+            lambda: on_a_loop(router.ainvoke, texts, chance),
+            lambda: on_a_loop(astream, texts, chance),
+            lambda: router.batch(texts, return_exceptions=True),
+            lambda: asyncio.run(router.abatch(texts, return_exceptions=True)),
+        ]
+        for text, result in zip(texts, chance.choice(ways)(), strict=True):
             self.counts["answers"] += 1
-            if not isinstance(result, asyncio.CancelledError):
+            if not has_left(result):
                 expected.check(text, result)
 
 
@@ -129,62 +138,6 @@ async def _astreamed(texts: AsyncIterator[str]) -> AsyncIterator[str]:
     whole = "".join([text async for text in texts])
     for chunk in _streamed(iter([whole])):
         yield chunk
-
-
-def _or_error(call: Any, *arguments: Any) -> Any:
-    try:
-        return call(*arguments)
-    except ArmError as error:
-        return error
-
-
-def _invoked(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    with ThreadPoolExecutor(len(texts)) as pool:
-        return list(pool.map(lambda text: _or_error(router.invoke, text), texts))
-
-
-def _streaming(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    return [_or_error(lambda text: "".join(router.stream(text)), text) for text in texts]
-
-
-def _batched(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    return router.batch(texts, return_exceptions=True)
-
-
-def _abatched(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    return asyncio.run(router.abatch(texts, return_exceptions=True))
-
-
-def _ainvoked(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    """Every third caller leaves at once."""
-
-    async def ask() -> list[Any]:
-        tasks = [asyncio.create_task(router.ainvoke(text)) for text in texts]
-        await asyncio.sleep(0)
-        for task in tasks[2::3]:
-            task.cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    return asyncio.run(ask())
-
-
-def _astreaming(router: Runnable[str, str], texts: list[str]) -> list[Any]:
-    """Every third caller leaves after the first chunk."""
-
-    async def ask(text: str, *, leaves: bool) -> str:
-        chunks = []
-        async with aclosing(router.astream(text)) as stream:  # type: ignore[type-var]
-            async for chunk in stream:
-                chunks.append(chunk)
-                if leaves:
-                    raise asyncio.CancelledError
-        return "".join(chunks)
-
-    async def ask_all() -> list[Any]:
-        asking = [ask(text, leaves=place % 3 == 2) for place, text in enumerate(texts)]
-        return await asyncio.gather(*asking, return_exceptions=True)
-
-    return asyncio.run(ask_all())
 
 
 class _Arm(BaseQueryEngine):
@@ -212,26 +165,15 @@ class QueryEngine(Scenario):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.engine = GatedQueryEngine(_Arm("retrieved"), _Arm("direct"), load_gate("ik", proxy=Unrecorded()))
-        self.expected = Expected()
+        self.expected = Decided()
 
     def step(self, chance: random.Random) -> None:
         texts = [text_of(chance) for _ in range(chance.randint(1, 8))]
-        results = self._awaited(texts) if chance.random() < 0.5 else self._in_threads(texts)
+        if chance.random() < 0.5:
+            results = on_a_loop(self.engine.aquery, texts, chance)
+        else:
+            results = in_threads(self.engine.query, texts)
         for text, result in zip(texts, results, strict=True):
             self.counts["answers"] += 1
-            if not isinstance(result, asyncio.CancelledError):
+            if not has_left(result):
                 self.expected.check(text, result)
-
-    def _in_threads(self, texts: list[str]) -> list[Any]:
-        with ThreadPoolExecutor(len(texts)) as pool:
-            return list(pool.map(lambda text: _or_error(self.engine.query, text), texts))
-
-    def _awaited(self, texts: list[str]) -> list[Any]:
-        async def ask() -> list[Any]:
-            tasks = [asyncio.create_task(self.engine.aquery(text)) for text in texts]
-            await asyncio.sleep(0)
-            for task in tasks[2::3]:
-                task.cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-        return asyncio.run(ask())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import InvalidQuestionError
 from tests.scripted_proxy import ScriptedProxy
+from tests.soak.callers import has_left, in_threads, on_a_loop
 from tests.soak.inputs import NO_QUESTIONS, PLAIN, question
 from tests.soak.scenario import Scenario, expect
 
@@ -61,8 +60,7 @@ class ScriptedGates(Scenario):
         expect(same and must.retrieve == decision.retrieve, name, repr(text[:80]), must, decision)
 
     def _in_threads(self, gate, texts, chance):
-        with ThreadPoolExecutor(len(texts)) as pool:
-            return list(zip(texts, pool.map(gate.decide, texts), strict=True))
+        return list(zip(texts, in_threads(gate.decide, texts), strict=True))
 
     def _as_batch(self, gate, texts, chance):
         """One batch in two holds something that is no question; it must concern itself only."""
@@ -82,23 +80,9 @@ class ScriptedGates(Scenario):
 
     def _on_a_loop(self, gate, texts, chance):
         """Some callers leave before they have an answer; it must not reach anybody else."""
-        leaving = {place for place in range(len(texts)) if chance.random() < 0.2}
-        self.counts["callers who left"] += len(leaving)
-
-        async def ask() -> list:
-            tasks = [asyncio.create_task(gate.adecide(text)) for text in texts]
-            await asyncio.sleep(0)
-            for place in leaving:
-                tasks[place].cancel()
-            return await asyncio.gather(*tasks, return_exceptions=True)
-
-        found = []
-        for text, result in zip(texts, asyncio.run(ask()), strict=True):
-            if isinstance(result, Decision):
-                found.append((text, result))
-            else:
-                expect(isinstance(result, asyncio.CancelledError), repr(result))
-        return found
+        results = on_a_loop(gate.adecide, texts, chance)
+        self.counts["callers who left"] += sum(map(has_left, results))
+        return [pair for pair in zip(texts, results, strict=True) if not has_left(pair[1])]
 
 
 class RealGate(Scenario):

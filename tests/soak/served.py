@@ -10,7 +10,6 @@ import random
 import re
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ServerError
 from rgate_integrations.models.served import LONGEST_BODY, ServedProxy
 from tests.fake_server import answer
+from tests.soak.callers import in_threads
 from tests.soak.scenario import Scenario, expect
 
 KEY = "sk-soak-0123456789"
@@ -138,9 +138,8 @@ class Served(Scenario):
             failed = decision.error is not None and decision.error.type == ServerError.__name__
             expect(decision.retrieve and failed, "a dead server:", decision)
         asked = [(mood, f"{chance.randrange(10**9)}") for mood in moods]
-        with ThreadPoolExecutor(len(asked)) as pool:
-            texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
-            decisions = list(pool.map(self.gate.decide, texts))
+        texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
+        decisions = in_threads(self.gate.decide, texts)
         for (mood, number), decision in zip(asked, decisions, strict=True):
             self._check(mood, number, decision)
 
