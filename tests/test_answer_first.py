@@ -2,11 +2,14 @@
 
 import asyncio
 import gc
+from unittest.mock import MagicMock
 
+import langsmith
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers import LangChainTracer
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
@@ -238,6 +241,18 @@ def test_tokens_that_are_dropped_are_shown_to_nobody_and_the_run_is_cancelled(ca
     call(router, "a known one?", {"callbacks": [shown]})
     assert "".join(shown.tokens) == WHOLE
     assert [event["retrieve"] for event in shown.events] == [True, False]
+
+
+@each(WAYS)
+def test_langsmith_sees_a_stopped_answer_as_cancelled(call):
+    """Its tracer is copied on the way, for each run."""
+    client = MagicMock(spec=langsmith.Client, tracing_queue=None)
+    config = {"callbacks": [LangChainTracer(client=client)], "configurable": {"thread_id": "1"}}
+    assert call(routed(spoken(Writer())), "an unknown one?", config) == "read about an unknown one?"
+    ended = [sent.kwargs for sent in client.update_run.call_args_list]
+    assert len(ended) == 6
+    assert [run["error"] for run in ended] == [None] * 6
+    assert sum("cancelled" in str(run["outputs"]) for run in ended) == 3
 
 
 @pytest.mark.parametrize(("question", "expected"), [("a known one?", WHOLE), ("an unknown one?", "")])

@@ -160,12 +160,6 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
 
 
-def test_the_graph_shows_gate_and_arms(streaming):
-    drawn = streaming.get_graph().draw_mermaid()
-    for name in ("RetrievalGate", "retrieve", "direct", "FakeListChatModel"):
-        assert name in drawn
-
-
 async def test_a_thousand_concurrent_calls_share_batches():
     proxy = ScriptedProxy()
     chain = RetrievalGate(load_gate("prompt", proxy=proxy)).route(

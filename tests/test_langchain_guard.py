@@ -90,7 +90,7 @@ def test_what_fails_stays_with_its_item_and_is_a_failed_run(guarded, call):
     found = call(guarded, asked, {"callbacks": [collector]}, return_exceptions=True)
     assert texts(found[0]) == ["about unknown a", "shared"]
     assert [type(each) for each in found[1:]] == [OSError, InvalidQuestionError, list]
-    assert [bool(run.error) for run in collector.traced_runs] == [False, True, True, False]
+    assert sorted(bool(run.error) for run in collector.traced_runs) == [False, False, True, True]
     with pytest.raises(OSError, match="index gone"):
         call(guarded, asked[:2])
 
@@ -162,8 +162,9 @@ def test_options_of_a_rewriter():
     assert texts(documents) == ["about Who is unknown Ada?", "shared"]
     unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), always_include_question=False)
     assert unfiltered.invoke("Who is unknown Ada?") == CLAIMS
-    plan = ClaimQueryRewriter("constant:always", plan=True, max_queries=1).invoke({"question": "who?"})
-    assert [q.text for q in plan.queries] == ["who?"]
+    assert ClaimQueryRewriter(Judge(draft=DRAFT), max_queries=1).invoke("Who is unknown Ada?") == [
+        "Who is unknown Ada?"
+    ]
 
 
 # --- what listeners see ------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ def test_each_decision_is_a_child_run_and_an_event(guarded, call):
     call(guarded, ["unknown a", "b"], {"callbacks": [collector, events]})
     told = [(event["question"], event["retrieve"]) for event in events.events]
     assert told == [("unknown a", True), ("b", False)]
-    runs = collector.traced_runs
+    runs = sorted(collector.traced_runs, key=lambda run: run.inputs["input"], reverse=True)
     assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * 2
     children = [[child.name for child in run.child_runs] for run in runs]
     assert children == [["RetrievalGate", "Counted"], ["RetrievalGate"]]

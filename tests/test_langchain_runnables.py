@@ -58,8 +58,6 @@ def test_configurable_fields():
         gate.invoke("a", {"configurable": {"gate": "constnt"}})
     guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
     assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
-    rewriter = ClaimQueryRewriter("constant:always").configurable_fields(plan=ConfigurableField(id="plan"))
-    assert rewriter.invoke("who?", {"configurable": {"plan": True}}).queries[0].text == "who?"
 
 
 MISSPELT = [

@@ -16,10 +16,11 @@ from pydantic import BaseModel
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.claims import plan_queries
 from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered
 from tests.patience import PATIENCE
@@ -208,7 +209,7 @@ FULL = Decision(
     error=Failure(type="OSError", message="down", hint="Try again."),
     warnings=("one", "two"),
 )
-PLAN = ClaimQueryRewriter(Judge(draft="unknown Ada wrote programs."), plan=True).invoke("Who is unknown Ada?")
+(PLAN,) = plan_queries([FULL])
 VALUES = [FULL, FULL.draft, FULL.cost, FULL.partial_answer, FULL.error, PLAN, {"deep": [FULL, {"in": FULL}]}]
 
 

@@ -172,16 +172,14 @@ class ChatDrafter:
         hidden = [_hidden(config, DRAFT_TAG) for config in configs]
         answers: dict[int, Any] = {}
         waiting = list(range(len(prompts)))
-        answered = False
         forms = self._forms
         for number, form in enumerate(forms):
             chosen = [hidden[place] for place in waiting]
             found = yield BatchCall(self.llm.bind(**form), [prompts[place] for place in waiting], chosen)
             answers.update(zip(waiting, found, strict=True))
-            # A form that worked for one question of a batch is one that the model takes.
-            if not answered and any(not isinstance(answer, Exception) for answer in found):
+            # The first form that works for one question of a batch is one that the model takes.
+            if self._forms is forms and any(not isinstance(answer, Exception) for answer in found):
                 self._forms = forms[number:]
-                answered = True
             waiting = [place for place in waiting if _is_refusal(answers[place])]
             if not waiting:
                 break
@@ -209,13 +207,12 @@ def _is_refusal(answer: Any) -> bool:
 def _draft_of(message: BaseMessage) -> Draft:
     metadata = message.response_metadata
     tokens, logprobs = message_logprobs(metadata)
-    reasons = [metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
-    reason = next(filter(None, reasons), None)
+    reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
     return Draft(
         text=message.text.strip(),
         tokens=tokens,
         logprobs=logprobs or None,
-        finished=reason is not None and reason not in _CUT,  # who does not say may have been cut
+        finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
         source="llm",
         model=str(metadata.get("model_name") or metadata.get("model") or ""),
     )

@@ -32,11 +32,6 @@ _GENERIC_TYPES = ("function", "custom")
 """Types that say how a tool is described and not which one it is."""
 
 
-def _later(earlier: Decision, later: Decision) -> Decision:
-    """Take the later of two decisions: several middlewares may decide in one step of the agent."""
-    return later
-
-
 def _together(earlier: dict[str, Decision], later: dict[str, Decision]) -> dict[str, Decision]:
     """Add decisions to those in a state, by the names of their middlewares."""
     return {**earlier, **later}
@@ -49,7 +44,7 @@ class RetrievalGateState(AgentState[Any]):
     has each middleware's under its name.
     """
 
-    retrieval_decision: NotRequired[Annotated[Decision, _later]]
+    retrieval_decision: NotRequired[Decision]
     retrieval_decisions: NotRequired[Annotated[dict[str, Decision], _together]]
 
 
@@ -131,7 +126,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def _shown(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """Return the request with the tools that the model is to see."""
-        names = {name for tool in request.tools for name in _names(tool)}
+        names: set[str] = set().union(*map(_names, request.tools))
         self._unseen -= names  # once seen, another middleware may take it away
         if self._unseen:
             raise unknown_name("tool of this agent", min(self._unseen), names)

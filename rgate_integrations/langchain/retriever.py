@@ -10,7 +10,7 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import ConfigDict, Field, SkipValidation
 
-from rgate_integrations.answering.claims import QueryPlan, Rewriter, planning
+from rgate_integrations.answering.claims import Rewriter, planning
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Retriever
@@ -55,7 +55,7 @@ class IndexRetriever(BaseRetriever):
         return documents
 
 
-class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
+class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
     """A runnable from a question to search queries: the question and the claims of the draft.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
@@ -64,7 +64,6 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
         rewriter: Makes the claims; sentence by sentence when None.
-        plan: Return the `QueryPlan`, which says why each claim was kept or dropped, instead of a list of strings.
         always_include_question: Whether the question itself is always a query.
         max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
@@ -76,7 +75,6 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
 
     gate: Runnable[Any, Decision]
     rewriter: SkipValidation[Rewriter] | None = None
-    plan: bool = False
     always_include_question: bool = True
     max_queries: int = Field(default=6, ge=1)
     filter_claims: bool = False
@@ -86,7 +84,6 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
         gate: Runnable[Any, Decision] | GateLike | str | None = None,
         *,
         rewriter: Rewriter | None = None,
-        plan: bool = False,
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
@@ -95,19 +92,13 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
         super().__init__(
             gate=as_gate_runnable(gate),
             rewriter=rewriter,
-            plan=plan,
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,
             name=name,
         )
 
-    @property
-    def OutputType(self) -> Any:
-        """The type of the output."""
-        return QueryPlan if self.plan else list[str]
-
-    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
+    def flow(self, batch: RunBatch) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
         results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
         # An input without a question keeps its exception.
@@ -120,5 +111,5 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, Any]):
             max_queries=self.max_queries,
         )
         for place, plan in zip(decided, plans, strict=True):
-            results[place] = plan if self.plan else [query.text for query in plan.queries]
+            results[place] = [query.text for query in plan.queries]
         return results

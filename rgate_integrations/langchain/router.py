@@ -19,12 +19,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
     Runnable,
     RunnableConfig,
-    RunnableParallel,
     RunnablePassthrough,
     RunnableSequence,
 )
 from langchain_core.runnables.base import RunnableBindingBase, RunnableLike, coerce_to_runnable
-from langchain_core.runnables.graph import Graph
 from langchain_core.runnables.utils import (
     ConfigurableFieldSpec,
     Input,
@@ -128,11 +126,6 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     def OutputType(self) -> Any:
         """The output type of the retrieve arm."""
         return self.retrieve.OutputType
-
-    def get_graph(self, config: RunnableConfig | None = None) -> Graph:
-        """Return a graph of the gate and both arms."""
-        arms = RunnableParallel(retrieve=self.retrieve, direct=self.direct)
-        return (self.gate | arms).get_graph(config)
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
