@@ -35,7 +35,8 @@ def work(store, folder, number):
     Under ids of its own: of two threads that write one id, nobody could say which came last. Whoever wrote a document
     that is found, it is whole; those of this thread are as it wrote them last.
     """
-    chance, mine = random.Random(number), {}
+    chance = random.Random(number)
+    mine = {}
     for step in range(12):
         names = [*chance.sample(sorted(mine), min(2, len(mine))), f"{number}-{step}"]
         for name in names:
@@ -64,7 +65,8 @@ def work(store, folder, number):
 
 
 def test_100_threads_lose_and_invent_nothing(tmp_path):
-    store, expected = FaissVectorStore(Digits()), {}
+    store = FaissVectorStore(Digits())
+    expected = {}
     with ThreadPoolExecutor(THREADS) as pool:
         for mine in pool.map(lambda number: work(store, tmp_path, number), range(THREADS)):
             expected |= mine

@@ -194,13 +194,12 @@ class MiniLM:
     def encode(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, 384)."""
         vectors = np.empty((len(texts), DIMENSION), np.float32)
-        order = sorted(
-            range(len(texts)), key=lambda i: len(texts[i])
-        )  # less padding: like lengths side by side
+        # Texts of like length share a batch: less padding.
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         batches = [order[start : start + _TEXTS] for start in range(0, len(order), _TEXTS)]
 
         def read(batch: list[int]) -> None:
-            vectors[batch] = self._run([texts[i] for i in batch])
+            vectors[batch] = self._run([texts[place] for place in batch])
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             each = map if len(batches) == 1 else pool.map  # no thread is started for a query

@@ -71,7 +71,9 @@ class FaissVectorStore(VectorStore):
             ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
                 stored.
         """
-        texts, metadatas, own_ids = [], [], []
+        texts = []
+        metadatas = []
+        own_ids = []
         for document in documents:
             texts.append(document.page_content)
             metadatas.append(document.metadata)
@@ -120,7 +122,8 @@ class FaissVectorStore(VectorStore):
     ) -> Self:
         """Make a store of texts whose vectors are there already; further arguments are those of the class."""
         store = cls(embedding, **kwargs)
-        texts, vectors = [], []
+        texts = []
+        vectors = []
         for text, vector in text_embeddings:
             texts.append(text)
             vectors.append(vector)
