@@ -184,6 +184,16 @@ def test_where_there_is_nothing_to_judge_the_question_alone_decides():
             assert len(kept.warnings) == 1
 
 
+def test_where_judging_fails_the_passages_are_read():
+    damaged = PassageUtilityModel(
+        features=FEATURES, weights=(0.0,) * len(FEATURES), bias=0.0, reading=0.8, distraction=0.25
+    )
+    vars(damaged)["weights"] = (0.0,)
+    read = decide_with_passages(decision(0.8), [FoundPassage("Zorba")], LookFirst(model=damaged))
+    assert read.retrieve
+    assert "it is read" in read.warnings[0]
+
+
 @pytest.mark.parametrize(
     "change",
     [
