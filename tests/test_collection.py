@@ -104,17 +104,6 @@ def test_several_calls_are_under_way_at_once(tmp_path, prior):
     assert tuned(tmp_path, prior, options={"concurrency": 2}, **arms).failed == 0
 
 
-def test_the_plan_is_told_before_anything_is_asked_and_may_be_refused(tmp_path, prior):
-    def refuse(plan):
-        assert plan.calls == {"direct": N, "retrieve": N}
-        raise Killed
-
-    direct = Direct()
-    with pytest.raises(Killed):
-        tuned(tmp_path, prior, direct=direct, before=refuse)
-    assert direct.asked == []
-
-
 # --- what answers ------------------------------------------------------------------------------------------
 
 

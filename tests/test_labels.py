@@ -6,11 +6,11 @@ from typer.testing import CliRunner
 
 from rgate_integrations import Draft
 from rgate_integrations.cli.main import app
-from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.tuning import collect
-from rgate_integrations.tuning.collection import STOP_AFTER, Answered
+from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, verdict
 from rgate_integrations.tuning.own import read_own, sampled_accuracy, sampled_certainty, to_be_sampled
 from rgate_integrations.tuning.questions import (
@@ -172,13 +172,9 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
 
 
 def test_a_judge_labels_and_is_needed(tmp_path, prior):
-    judge = ScriptedProxy()
-    found = tuned(tmp_path, prior, options={"judge": judge})
+    found = tuned(tmp_path, prior, options={"judge": ScriptedProxy()})
     assert found.labels.kind == "judge"
     assert found.question.artifact.provenance["judge"]["name"] == "scripted"
-    asked = len(judge.calls)
-    tuned(tmp_path, prior, options={"judge": judge}, update=True)
-    assert len(judge.calls) == asked, "what was judged is not judged again"
     with pytest.raises(ConfigurationError, match="judge"):
         tuned(tmp_path, prior, update=True, options={"labels": "judge"})
 
@@ -234,19 +230,14 @@ def test_a_server_is_asked_for_samples_and_the_report_says_so(tmp_path, prior, f
 
 
 def test_sampling_goes_on_where_it_stopped(tmp_path, prior, fake):
-    turns = iter(range(10_000))
-
-    def stops(body):
-        return drawn(body) if next(turns) < 2 * N else (503, "gone")
-
-    options = {"samples": 4, "concurrency": 1}
-    with pytest.raises(ServerError, match="given up"):
-        tuned(tmp_path, prior, direct=fake(stops, retries=0), options=options)
-    assert len(Fake.seen) <= 2 * N + 2 * STOP_AFTER
+    given = {"direct": fake(drawn), "options": {"samples": 4}, "update": True}
+    shares = tuned(tmp_path, prior, **given).labels.shares
+    log = tmp_path / "my-gate.answers.jsonl"
+    whole = log.read_text()
+    log.write_text(whole[: len(whole) * 3 // 4])  # as a kill leaves it
     before = len(Fake.seen)
-    found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
-    assert len(Fake.seen) - before == 5 * N - 2 * N
-    assert max(found.labels.shares) == 0.75
+    assert tuned(tmp_path, prior, **given).labels.shares == shares
+    assert 0 < len(Fake.seen) - before < 5 * N // 2
 
 
 def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, fake):
@@ -254,9 +245,9 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
         return (500, "oh") if body.get("seed") == 2 and "number 8?" in str(body) else drawn(body)
 
     found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"samples": 4})
-    assert (found.failed, len(found.labels.shares)) == (1, N)
-    texts = [each.question.text for each in found.labels.answered]
-    assert found.labels.shares[texts.index("what is number 8?")] == pytest.approx(2 / 3)
+    assert found.failed == 1
+    # Of the even numbers one of four samples is wrong, and of number 8 one that is right is missing.
+    assert sorted(set(found.labels.shares)) == pytest.approx([0, 2 / 3, 3 / 4])
 
 
 def test_an_object_of_the_application_cannot_be_made_to_sample(tmp_path, prior):

@@ -356,7 +356,9 @@ class Collator:
         """Return the batch; positions count from the first token that is no padding."""
         ids, mask = pad_left([(*row.prompt, *row.target) for row in rows], self.pad, torch.device("cpu"))
         widest = max(len(row.target) for row in rows)
-        labels = [[_NO_LABEL] * (widest - len(row.target)) + list(row.target) for row in rows]
+        labels = []
+        for row in rows:
+            labels.append([_NO_LABEL] * (widest - len(row.target)) + list(row.target))
         return {
             "input_ids": ids,
             "attention_mask": mask,

@@ -402,17 +402,16 @@ def ridge_logistic(
         return float(counts @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
 
     found = np.zeros(columns.shape[1])
-    loss = loss_at(found)
     for _ in range(_NEWTON_STEPS):
         p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
         gradient = columns.T @ (counts * (p - target)) + ridge * found
         curvature = counts * np.maximum(p * (1 - p), _FLATTEST)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
         # A full step may overshoot where labels are separable.
+        loss = loss_at(found)
         while loss_at(found - step) > loss and np.abs(step).max() > _CONVERGED:
             step = step / 2
         found = found - step
-        loss = loss_at(found)
         if np.abs(step).max() < _CONVERGED:
             break
     return found

@@ -229,7 +229,9 @@ class JudgeArm(ModelArm):
         found = []
         for scores in self.llm.score(JUDGE, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
-            text = ("Yes" if p >= 0.5 else "No") if 0 <= p <= 1 else ""  # NaN is neither
+            text = ""
+            if 0 <= p <= 1:  # NaN is neither
+                text = "Yes" if p >= 0.5 else "No"
             found.append(Draft(text=text))
         return found
 
@@ -254,9 +256,10 @@ def ask_judge(
     answered = [each for each in answers.whole() if each.question.gold]
     found: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
-        judged = {
-            each.question.key: each.answers[arm].text.strip() for each in answered if arm in each.answers
-        }
+        judged = {}
+        for each in answered:
+            if arm in each.answers:
+                judged[each.question.key] = each.answers[arm].text.strip()
         name = f"judge {judge.name} of {arm}"
         answers.add({name: JudgeArm(judge, judged=judged)})
         asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -143,7 +144,7 @@ def to_be_sampled(paths: Sequence[Path], label: str) -> bool:
     """Whether a label is one of sampled answers, and the files do not hold it."""
     if label not in get_args(SampledLabel):
         return False
-    records = (record for path in paths for record in read_records(path))
+    records = chain.from_iterable(map(read_records, paths))
     return not any(label in record.fields for record in records)
 
 
@@ -173,12 +174,11 @@ def read_own(
         DataFormatError: A line lacks a key; the message names file and line.
     """
     questions = []
-    for path in paths:
-        for record in read_records(path, hint="The model's own answers are compared with gold_answers."):
-            question = Question.of(record)
-            if not question.gold and label != "certainty":
-                raise record.wrong("no gold_answers")
-            questions.append(question)
+    for record in chain.from_iterable(map(read_records, paths)):
+        question = Question.of(record)
+        if not question.gold and label != "certainty":
+            raise record.wrong("no gold_answers, which the model's own answers are compared with")
+        questions.append(question)
     if label == OWN_LABEL:
         arm = ModelArm(proxy, tokens=ANSWER_TOKENS, prompt=prompt)
         answers = cached_answers("answers", {"direct": arm}, questions, progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -89,7 +90,7 @@ def train_probe(
     return ProbeArtifact(
         weight=np.concatenate(weighted).astype(np.float32),
         bias=bias,
-        layers=tuple(layer for view in views for layer in view),
+        layers=tuple(chain.from_iterable(views)),
         base_model=proxy.name,
         llm=options.llm,
         system=options.system,
@@ -109,7 +110,7 @@ def _read_states(
 ) -> list[Float32Array]:
     """Read the questions chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
     drafts = drafts_for(proxy, questions, options, progress)
-    layers = [layer for view in views for layer in view]
+    layers = list(chain.from_iterable(views))
     found: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
