@@ -107,6 +107,6 @@ def test_what_is_no_lock_file_is_neither_followed_nor_changed(tmp_path):
         pytest.fail("it is a link")
     assert precious.read_text() == "years of work"
     precious.replace(lock)
-    with locked(tmp_path / "out"):
-        pass
+    with pytest.raises(WriteError, match="is no lock file"), locked(tmp_path / "out"):
+        pytest.fail("it is somebody's file")
     assert lock.read_text() == "years of work"

@@ -135,8 +135,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
     Raises:
         LockedError: Another process has the lock, and ``waiting`` is None.
-        WriteError: The lock file cannot be made, or a link has its name: in a shared folder that may be another
-            user's, to any file of ours.
+        WriteError: The lock file cannot be made, or what has its name is none: a file of somebody's, or a link, which
+            in a shared folder may be another user's to any file of ours.
     """
     # By the real path: a link is another name for the same place.
     real = Path(target).expanduser().resolve()
@@ -144,6 +144,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > 0:  # some versions of filelock would empty it
+            raise OSError(errno.EEXIST, f"{path.name} is no lock file")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
@@ -161,8 +163,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     finally:
         # Gone before it is free: who waits for it sees that, and makes a file of its own.
         with suppress(OSError):
-            if path.stat().st_size == 0:  # or else it is somebody's file
-                path.unlink()
+            path.unlink()
         lock.release()
 
 
