@@ -192,12 +192,18 @@ def test_the_shipped_table_is_one():
     assert [name for name in facts if not parse_name(name).families] == []
 
 
-def test_of_several_dates_the_one_that_is_named_counts_or_else_the_weakest(table):
-    assert theta("gpt-4o-2024-08-06") == 1.9
-    assert theta("azure/gpt-4o-0806") == 1.9
-    assert theta("gpt-4o") == 1.8
-    assert theta("gpt-4o-2025-01-01") == 1.8
-    assert resolve_ability("gpt-4o")[0].sd == 0.3
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt-4o-2024-08-06", 1.9),
+        ("azure/gpt-4o-0806", 1.9),
+        ("gpt-4o", 1.8),
+        ("gpt-4o-2025-01-01", 1.8),
+    ],
+)
+def test_of_several_dates_the_one_that_is_named_counts_or_else_the_weakest(table, name, expected):
+    ability = resolve_ability(name)[0]
+    assert (ability.theta, ability.sd) == (expected, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -244,13 +250,11 @@ def test_of_two_families_in_a_name_the_weaker_counts(table):
     assert theta("DeepSeek-R1-Distill-Llama-1B") == pytest.approx(1.6 - 0.6 * 9.39, abs=0.01)
 
 
-def test_a_size_alone_may_only_lower_ability(table):
-    small, warning = resolve_ability("tinymodel-1b")
-    assert small.theta == pytest.approx(-1.8)
-    assert "tinymodel-1b" in warning
-    large, warning = resolve_ability("hugemodel-700b")
-    assert large.theta == 0.0
-    assert "llm_name=" in warning
+@pytest.mark.parametrize(("name", "expected"), [("tinymodel-1b", -1.8), ("hugemodel-700b", 0.0)])
+def test_a_size_alone_may_only_lower_ability(table, name, expected):
+    ability, warning = resolve_ability(name)
+    assert ability.theta == pytest.approx(expected)
+    assert name in warning
 
 
 @pytest.mark.parametrize("name", ["my-assistant", "unknown", "ggml-model-q4_0.gguf", "m", "gpt2", "-", "é"])

@@ -106,21 +106,13 @@ def test_white_space_and_company_change_no_decision(gate):
         assert (alone.retrieve, alone.p_known) == (first.retrieve, pytest.approx(first.p_known, abs=1e-3))
 
 
-def test_a_stronger_llm_knows_more(gate):
-    own = gate.decide_batch(FACTS)
-    strong = gate.with_options(ability=Ability("gpt-4", 2.0, 0.5, "a test")).decide_batch(FACTS)
-    assert all(b.signals["known"] > a.signals["known"] for a, b in zip(own, strong, strict=True))
-
-
 @pytest.mark.parametrize("reply", ["Yes, please.", "I'd like that.", "why not", "ok"])
-def test_what_was_offered_is_looked_up_when_the_user_accepts(gate, reply):
-    offers = [
-        "Shall I check when your electricity bill is due?",
-        "Do you want to know the weather in Oslo today?",
-    ]
-    histories = [["user: What is 17 times 23?", f"assistant: It is 391. {offer}"] for offer in offers]
-    decisions = gate.decide_batch([reply] * 2, histories=histories)
-    assert [d.retrieve for d in decisions] == [True, True]
+@pytest.mark.parametrize(
+    "offer", ["check when your electricity bill is due", "look up the weather in Oslo today"]
+)
+def test_what_was_offered_is_looked_up_when_the_user_accepts(gate, reply, offer):
+    history = ["user: What is 17 times 23?", f"assistant: It is 391. Shall I {offer}?"]
+    assert gate.decide(reply, history=history).retrieve
 
 
 def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):

@@ -191,12 +191,8 @@ def test_an_adapter_becomes_a_gate(tmp_path):
     weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"weights")
     prompts = {IK_QUESTION.name: IK_QUESTION.hash}
-    facts = {"data": [{"name": "d", "n": 4, "known": 0.5, "sha256": "0" * 64}], "folds": 0}
-    saved = SavedGate(
-        method="ik", base_model="scripted", prompts=prompts, parameters={"tokens": 0}, provenance=facts
-    )
-    assert save_adapter(saved, tmp_path) == tmp_path
-    assert read_gate(tmp_path) == saved
+    saved = SavedGate(method="ik", base_model="scripted", prompts=prompts, parameters={"tokens": 0})
+    assert read_gate(save_adapter(saved, tmp_path)) == saved
     gate = load_gate(str(tmp_path)).gate
     assert (gate.name, gate.tokens, gate.proxy, gate.adapter) == ("ik", 0, "scripted", str(tmp_path))
     weights.write_bytes(b"other")

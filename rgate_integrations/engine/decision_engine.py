@@ -147,9 +147,9 @@ class DecisionEngine:
         }
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options, as JSON values."""
-        rules = {} if self.rules == Rules() else {"rules": self.rules.config()}
-        return {**self.gate.config(), "on_error": self.on_error, "timeout": self.timeout, **rules}
+        """Return the gate's name and parameters, and the options: engines that decide alike have equal ones."""
+        options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
+        return {**self.gate.config(), **options}
 
     # --- decisions -----------------------------------------------------------------------------------------
 

@@ -40,22 +40,26 @@ def check_requests(
     """
     if isinstance(questions, str):
         raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
-    # A string is iterable, too, but it is one bad threshold and not several.
-    is_one = not isinstance(threshold, Iterable) or isinstance(threshold, str)
     n = len(questions)
-    given: dict[str, list[Any]] = {
-        "thresholds": [threshold] * n if is_one else list(threshold),  # type: ignore[arg-type]
-        "drafts": [None] * n if drafts is None else list(drafts),
-        "popularity scores": [None] * n if popularity is None else list(popularity),
-        "histories": [None] * n if histories is None else list(histories),
-        "mappings of metadata": [None] * n if metadata is None else list(metadata),
+    # A string is iterable, too, but it is one bad threshold and not several.
+    if not isinstance(threshold, Iterable) or isinstance(threshold, str):
+        threshold = [threshold] * n
+    given = {
+        "thresholds": threshold,
+        "drafts": drafts,
+        "popularity scores": popularity,
+        "histories": histories,
+        "mappings of metadata": metadata,
     }
+    columns: list[list[Any]] = []
     for name, values in given.items():
-        if len(values) != n:
-            raise ConfigurationError(f"{n} questions do not match {len(values)} {name}.")
+        column = [None] * n if values is None else list(values)
+        if len(column) != n:
+            raise ConfigurationError(f"{n} questions do not match {len(column)} {name}.")
+        columns.append(column)
     inputs: list[Inputs | Exception] = []
     thresholds: list[float | None] = []
-    for question, own_threshold, *rest in zip(questions, *given.values(), strict=True):
+    for question, own_threshold, *rest in zip(questions, *columns, strict=True):
         thresholds.append(None if own_threshold is None else valid_threshold(own_threshold))
         try:
             inputs.append(_inputs(question, *rest))

@@ -165,9 +165,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def _judged_llm(self) -> str:
         """The LLM that is judged, and how it is known which."""
+        if not self.llm_name:
+            return ""
         if self.ability is None:
-            unknown = f"an LLM of which nothing is known but its name, {self.llm_name}"
-            return unknown if self.llm_name else ""
+            return f"an LLM of which nothing is known but its name, {self.llm_name}"
         told = f"named by {self.llm_known_by}" if self.llm_known_by else "as given"
         ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
         return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
@@ -201,10 +202,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         most = int(np.argmax(weights))
         if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"
-            perhaps = (
-                ": it may be news, where an abler LLM knows no more" if news and self._ability[0] > 0 else ""
-            )
-            return f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}{perhaps}."
+            reason = f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}"
+            if news and self._ability[0] > 0:
+                reason += ": it may be news, where an abler LLM knows no more"
+            return f"{reason}."
         return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
 
 

@@ -84,13 +84,6 @@ class Rules:
                 hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
-    def config(self) -> dict[str, list[Any]]:
-        """Return the rules as JSON values; a function by its name."""
-        return {
-            "always": [_to_json(rule) for rule in self.always],
-            "never": [_to_json(rule) for rule in self.never],
-        }
-
     @property
     def examples(self) -> tuple[str, ...]:
         """The examples, those that retrieve first."""
@@ -122,12 +115,11 @@ class Rules:
         """
         most, least = likeness.max(axis=0), likeness.min(axis=0)
         for place, example in enumerate(self.examples):
-            retrieves = example in self.always
-            alike = float(most[place] if retrieves else least[place])
+            name, alike, known = "never", least[place], 1.0
+            if example in self.always:
+                name, alike, known = "always", most[place], 0.0
             if alike >= ALIKE:
-                name = "always" if retrieves else "never"
-                reason = f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f})."
-                return Score(float(not retrieves), reason)
+                return Score(known, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
         return None
 
     def likeness_for(self, gate: Gate) -> LikenessSpec | None:
@@ -201,18 +193,10 @@ def _why(rule: Rule, inputs: Inputs) -> str:
         return ""
     if isinstance(rule, re.Pattern):
         return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
-    takes_metadata = len(inspect.signature(rule).parameters) > 1
-    holds = rule(inputs.question, inputs.metadata) if takes_metadata else rule(inputs.question)
-    return f"{_to_json(rule)['function']} says so." if holds else ""
-
-
-def _to_json(rule: Rule) -> Any:
-    if isinstance(rule, str):
-        return rule
-    if isinstance(rule, re.Pattern):
-        flags = "(?i)" if rule.flags & re.IGNORECASE and not rule.pattern.startswith("(?") else ""
-        return {"pattern": flags + rule.pattern}
-    return {"function": getattr(rule, "__name__", type(rule).__name__)}
+    given: tuple[Any, ...] = (inputs.question, inputs.metadata)
+    takes = len(inspect.signature(rule).parameters)
+    name = getattr(rule, "__name__", type(rule).__name__)
+    return f"{name} says so." if rule(*given[:takes]) else ""
 
 
 def directions_of(states: Float32Array) -> Float64Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
@@ -14,11 +14,28 @@ from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 
+_T = TypeVar("_T")
+
 _SHORT_REPLY = 5  # words
 
 
+class DraftReadingSpec(EvidenceSpec[_T]):
+    """Evidence that may be read behind a draft.
+
+    Attributes:
+        draft: The draft, or None for the question alone.
+    """
+
+    draft: DraftSpec | None
+
+    @property
+    def needs(self) -> tuple[DraftSpec, ...]:
+        """The draft that is read."""
+        return () if self.draft is None else (self.draft,)
+
+
 @dataclass(frozen=True)
-class HiddenSpec(EvidenceSpec[Float32Array]):
+class HiddenSpec(DraftReadingSpec[Float32Array]):
     """Pooled hidden states, shape (layers, hidden size).
 
     Attributes:
@@ -30,11 +47,6 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     layers: tuple[PooledLayer, ...]
     draft: DraftSpec | None = None
     prompt: PromptTemplate = ANSWER
-
-    @property
-    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The draft that is read."""
-        return () if self.draft is None else (self.draft,)
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
@@ -133,7 +145,7 @@ LogProbabilities: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class TargetsSpec(EvidenceSpec[LogProbabilities]):
+class TargetsSpec(DraftReadingSpec[LogProbabilities]):
     """The log-probability of each of some continuations of a prompt, in their order.
 
     Attributes:
@@ -148,11 +160,6 @@ class TargetsSpec(EvidenceSpec[LogProbabilities]):
     draft: DraftSpec | None = None
     adapter: str | None = None
 
-    @property
-    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The draft that the prompt quotes."""
-        return () if self.draft is None else (self.draft,)
-
     def compute(self, context: Context) -> list[Piece[LogProbabilities]]:
         """Score the targets after the prompt."""
         values = quoted_values(context, self.draft)
@@ -161,7 +168,7 @@ class TargetsSpec(EvidenceSpec[LogProbabilities]):
 
 
 @dataclass(frozen=True)
-class CompletionSpec(EvidenceSpec[Draft]):
+class CompletionSpec(DraftReadingSpec[Draft]):
     """A short greedy completion.
 
     Attributes:
@@ -175,11 +182,6 @@ class CompletionSpec(EvidenceSpec[Draft]):
     tokens: int = 16
     draft: DraftSpec | None = None
     adapter: str | None = None
-
-    @property
-    def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The draft that the prompt quotes."""
-        return () if self.draft is None else (self.draft,)
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
