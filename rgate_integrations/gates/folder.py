@@ -135,8 +135,9 @@ def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> 
         name: What its card calls it.
 
     Raises:
-        ModelLoadError: There is no such prior.
+        ModelLoadError: There is no such prior, or it cannot be one; see `read_prior`.
     """
+    read_prior(prior)
     files = gate_files(gate, name)
     for file in sorted(saved_folder(prior).iterdir()):
         if file.is_file():
@@ -176,6 +177,21 @@ def read_gate(name: str | Path) -> SavedGate:
         return kind(**content)
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise unreadable(folder, error) from error
+
+
+def read_prior(name: str | Path) -> SavedGate:
+    """Read a gate that a tuned one may correct: heads or a probe, so that no folder leads to others without end.
+
+    Raises:
+        ModelLoadError: It cannot be read, or is another gate.
+    """
+    prior = read_gate(name)
+    if prior.method not in ("heads", "probe"):
+        raise ModelLoadError(
+            f"The gate {str(name)!r} cannot be corrected: its method is {prior.method[:40]!r}.",
+            hint="Tune heads, such as the default gate, or a probe.",
+        )
+    return prior
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 from pydantic import Field, PrivateAttr, SkipValidation
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import EvidenceError, ModelLoadError
+from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.artifacts import PRIOR, TunedArtifact
 from rgate_integrations.gates.base import Gate, GateInfo, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
-from rgate_integrations.gates.folder import read_gate, saved_folder
+from rgate_integrations.gates.folder import read_prior, saved_folder
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
@@ -51,17 +51,12 @@ class TunedGate(TrainedGate):
     _prior: Gate = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Read the prior, too: a gate with weights, so that no folder leads to others without end."""
+        """Read the prior, too."""
         from rgate_integrations.gates.registry import make_gate  # it knows this class
 
         # By its whole path: "my-gate/prior" would be looked for on the Hub if it were missing.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
-        saved = read_gate(folder)
-        if saved.method not in ("heads", "probe"):
-            raise ModelLoadError(
-                f"The gate in {folder!r} is no prior: its method is {saved.method[:40]!r}.",
-                hint="Tune heads or a probe.",
-            )
+        saved = read_prior(folder)
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import read_gate, tuned_files
+from rgate_integrations.gates.folder import read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
@@ -49,7 +49,7 @@ class TuneOptions:
         samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
             them that is right is what the gates are fitted to (KBM, section 2.2). ``direct`` must be a model then.
         seed: Seed of everything.
-        prior: The gate that is corrected: the name of a shipped one, or a folder.
+        prior: The gate that is corrected, heads or a probe: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
 
     Raises:
@@ -155,12 +155,14 @@ def tune(
     Raises:
         ConfigurationError: ``out`` exists, an arm cannot answer, or the answers are from elsewhere.
         DataFormatError: There is no question, or too few or too equal labels.
+        ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
         ServerError: An LLM could not be asked.
         WriteError: A disk is full; what was answered is kept.
         LockedError: Another process is tuning there.
     """
     options = options or TuneOptions()
     folder = Path(out)
+    read_prior(options.prior)
     _check_out(folder, update)
     kept = answers_file(folder)
     arms: dict[ArmName, Arm] = {
