@@ -27,7 +27,7 @@ from tests.begun_answers import (
     in_step,
     nothing_left,
 )
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Search, each
 from tests.patience import PATIENCE
 
 WAYS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "abatch", "astream")}
@@ -212,6 +212,19 @@ def test_a_condensed_follow_up_is_condensed_once(call):
     assert call(router, TURNS) == WHOLE
     assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
     assert len(condensed) == 1
+
+
+@each(INVOKES)
+def test_nobody_drafts_beside_the_answer_and_its_follow_up_is_not_skipped(call):
+    llm, judge = Chat(), Reader()
+    gate = RetrievalGate(judge, llm=llm)
+    options = AnswerFirst(tokens=4, question_gate=judge)
+    router = gate.route(
+        retrieve=RunnableLambda(lambda _: "read"), direct=spoken(Writer()), answer_first=options
+    )
+    assert call(router, "a known one?") == WHOLE
+    assert call(router, TURNS) == "read", "the gate does not read the turns"
+    assert llm.seen == []
 
 
 @each(INVOKES)

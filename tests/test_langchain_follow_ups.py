@@ -1,20 +1,16 @@
 """LangChain: in a conversation nothing is skipped that the gate did not understand."""
 
-import asyncio
-
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.gate import UNCONDENSED
-from rgate_integrations.langchain.runnable import RunBatch
-from rgate_integrations.runtime.flow import arun, run
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
@@ -162,20 +158,6 @@ def test_the_draft_sees_the_history():
     assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
     assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
     assert decision.draft is not None, "it says what to search for"
-
-
-@each({"run": run, "arun": lambda flow: asyncio.run(arun(flow))})
-def test_a_begun_answer_is_judged_instead_of_a_draft(call):
-    llm = Chat()
-    inputs = [{"x": 1}, "known?", TURNS]
-    configs = [{}, {"configurable": {"retrieval_threshold": 0.9}}, {}]
-    begun = [Draft(text=text, source="llm") for text in ("nothing", "It is", "In 1601")]
-    for gate in (RetrievalGate(Judge()), RetrievalGate(Judge(), llm=llm)):
-        found = call(gate.flow(RunBatch(inputs, configs, [None] * 3, {"drafts": begun})))
-        assert isinstance(found[0], InvalidQuestionError)
-        assert [(d.draft.text, d.retrieve) for d in found[1:]] == [("It is", True), ("In 1601", True)]
-        assert [d.warnings for d in found[1:]] == [(), (UNREAD,)]
-    assert llm.seen == []
 
 
 class Deaf(Judge):
