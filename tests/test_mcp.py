@@ -7,50 +7,39 @@ import pytest
 from tests.http_servers import Words, listening
 
 mcp = pytest.importorskip("mcp", reason="comes with the dev extra")
-COMMAND = "from rgate_integrations.cli import main; main()"
+agents = pytest.importorskip("rgate_integrations.serving.agents")
+COMMAND = ["-c", "from rgate_integrations.cli import main; main()", "mcp", "--gate", "constant:never"]
 
 
-async def advice(client, question):
-    result = await client.call_tool("should_retrieve", {"question": question})
-    return result.structured_content
+async def call(client, tool, **arguments):
+    return (await client.call_tool(tool, arguments)).structured_content
 
 
 async def test_the_tools_advise_and_say_what_to_search_for():
-    from rgate_integrations.serving.agents import make_mcp_server
-
-    async with mcp.Client(make_mcp_server(Words())) as client:
-        tools = (await client.list_tools()).tools
-        assert {tool.name for tool in tools} == {"should_retrieve", "search_queries"}
-        assert all(tool.description for tool in tools)
-        known = await advice(client, "known")
+    async with mcp.Client(agents.make_mcp_server(Words())) as client:
+        tools = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+        assert set(tools) == {"should_retrieve", "search_queries"}
+        assert all(tools.values())
+        known = await call(client, "should_retrieve", question="known")
         assert (known["retrieve"], known["p_known"], known["kind"]) == (False, 0.9, "")
-        asked = {"question": "Who wrote it all?", "draft": "William Shakespeare wrote Hamlet in 1601."}
-        found = await client.call_tool("search_queries", asked)
-        assert found.structured_content["result"][0] == "Who wrote it all?"
-        nothing = await client.call_tool("search_queries", {"question": "known"})
-        assert nothing.structured_content["result"] == []
+        draft = "William Shakespeare wrote Hamlet in 1601."
+        found = await call(client, "search_queries", question="Who wrote it all?", draft=draft)
+        assert found["result"][0] == "Who wrote it all?"
+        assert (await call(client, "search_queries", question="known"))["result"] == []
 
 
 async def test_a_gate_that_fails_advises_to_retrieve():
-    from rgate_integrations.serving.agents import make_mcp_server
-
     class Broken(Words):
         async def adecide_batch(self, questions, **options):
             raise OSError("no disk")
 
-    async with mcp.Client(make_mcp_server(Broken())) as client:
-        assert (await advice(client, "known"))["retrieve"]
+    async with mcp.Client(agents.make_mcp_server(Broken())) as client:
+        assert (await call(client, "should_retrieve", question="known"))["retrieve"]
 
 
-async def test_it_is_served_over_http():
-    from rgate_integrations.serving.agents import make_mcp_server
-
-    with listening(make_mcp_server(Words()).streamable_http_app()) as url:
-        async with mcp.Client(f"{url}/mcp") as client:
-            assert not (await advice(client, "known"))["retrieve"]
-
-
-async def test_the_command_serves_standard_input_and_output():
-    arguments = ["-c", COMMAND, "mcp", "--gate", "constant:never"]
-    async with mcp.Client(mcp.StdioServerParameters(command=sys.executable, args=arguments)) as client:
-        assert not (await advice(client, "known"))["retrieve"]
+@pytest.mark.parametrize("http", [True, False])
+async def test_it_is_served_over_http_and_on_standard_input_and_output(http):
+    with listening(agents.make_mcp_server(Words()).streamable_http_app()) as url:
+        served = f"{url}/mcp" if http else mcp.StdioServerParameters(command=sys.executable, args=COMMAND)
+        async with mcp.Client(served) as client:
+            assert not (await call(client, "should_retrieve", question="known"))["retrieve"]

@@ -185,7 +185,6 @@ def test_who_has_no_token_is_refused_and_health_needs_none(words):
 
 
 def test_other_machines_and_web_pages_are_not_served_without_a_token(url):
-    make_server(lambda *_: None, "0.0.0.0", 0, token=TOKEN)  # noqa: S104
     with pytest.raises(ConfigurationError, match="token"):
         make_server(lambda *_: None, "0.0.0.0", 0)  # noqa: S104
     assert post(url, "/v1/decide", {"questions": ["x"]}, host="evil.example").status_code == 400

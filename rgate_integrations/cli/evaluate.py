@@ -197,7 +197,7 @@ def calibrate(
     with Bar(f"gate {gate}", sum(len(file.examples) for file in files)) as bar:
         found = run(loaded, files, policy, report=bar.count, draft=draft, method=probability)
     save_gate(saved_gate(found.gate.gate, found.provenance), out)
-    say(found.choice.guarantee, bold=True, fg=None if found.choice.guaranteed else "yellow")
+    say(found.choice.guarantee, bold=True)
     facts = found.provenance
     say(
         f"threshold {found.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "

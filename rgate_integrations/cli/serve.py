@@ -94,8 +94,10 @@ def serve(
 
 def _retriever(index: Path | None, name: str | None) -> Retriever | None:
     """Return what searches, if there is something: an index, or an object that is named as MODULE:OBJECT."""
-    if index is not None or name is None:
-        return None if index is None else open_index(index)
+    if index is not None:
+        return open_index(index)
+    if name is None:
+        return None
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
     try:
