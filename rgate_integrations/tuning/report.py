@@ -67,15 +67,13 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
     return found
 
 
-def report_page(results: Sequence[Result], *, texts: bool = True) -> str:
+def report_page(results: Sequence[Result]) -> str:
     """Return the page: one HTML document without any reference to the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
-        texts: Whether questions and drafts are in it; without them the page can be shown to anybody.
     """
-    left_out = None if texts else {"questions": {"__all__": {"question", "draft"}}}
-    shown = [result.model_dump(exclude=left_out) for result in results]
+    shown = [result.model_dump() for result in results]
     # "<" would end the script element, whatever a model wrote
     data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
@@ -112,8 +110,8 @@ def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     """Say in sentences what a gate guarantees, how good it is, and what it spends."""
     rate = float(gate.retrieves.mean())
     answered = [labels.answered[place] for place in gate.places]
-    direct = float(np.median([each.seconds["direct"] for each in answered]))
-    rag = float(np.median([each.seconds["retrieve"] for each in answered]))
+    seconds = [(each.seconds["direct"], each.seconds["retrieve"]) for each in answered]
+    direct, rag = np.median(seconds, axis=0)
     notes = [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
