@@ -52,6 +52,10 @@ class ModelLock:
 
     def __init__(self) -> None:
         self.closed = False
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Forget whoever held the lock or waited for it."""
         self.in_use = threading.Lock()
         self.next_in_line = threading.Lock()  # held by the one thread that waits for the model and gets it
 
@@ -370,8 +374,7 @@ class LocalProxy(Proxy):
         """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
         if self._lock.in_use.locked():  # an adapter may be on, and half a pass may be done
             self._runner = None
-        self._lock = ModelLock()
-        close_at_exit(self._lock)
+        self._lock.after_fork()
 
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
