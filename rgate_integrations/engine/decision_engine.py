@@ -293,8 +293,9 @@ class DecisionEngine:
         evaluations = iter(found)
         decisions = []
         for given, compared in zip(inputs, thresholds, strict=True):
-            outcome = next(evaluations) if isinstance(given, Inputs) else given
-            evaluation = Evaluation(outcome) if isinstance(outcome, Exception) else outcome
+            evaluation = next(evaluations) if isinstance(given, Inputs) else given
+            if isinstance(evaluation, Exception):
+                evaluation = Evaluation(evaluation)
             decisions.append(self._decision(given, compared, evaluation))
         log_failures(decisions, self.gate.name)
         return decisions

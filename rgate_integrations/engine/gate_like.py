@@ -135,13 +135,15 @@ def decide(
     try:
         if drafting is not None:
             options["drafts"] = yield from drafting
-        given = {name: value for name, value in options.items() if _is_given(value)}
-        accepted = {name: value for name, value in given.items() if _takes(gate.decide_batch, name)}
+        accepted = {}
+        for name, value in options.items():
+            if _is_given(value) and _takes(gate.decide_batch, name):
+                accepted[name] = value
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
-        if "threshold" in given and "threshold" not in accepted:
-            return _by_threshold(found, given["threshold"])
+        if _is_given(options.get("threshold")) and "threshold" not in accepted:
+            return _by_threshold(found, options["threshold"])
         return list(found)
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
@@ -233,5 +235,6 @@ def _takes(method: Callable[..., Any], name: str) -> bool:
 
 def _is_given(value: Any) -> bool:
     """Whether an option is something else than None, or than a list of nothing but None."""
-    several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return any(each is not None for each in several)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return any(each is not None for each in value)
+    return value is not None

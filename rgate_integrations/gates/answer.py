@@ -68,8 +68,10 @@ class AnswerGate(Gate):
     @model_validator(mode="before")
     @classmethod
     def _on_its_model(cls, values: Any) -> Any:
-        question = values.get("question") if isinstance(values, dict) else None
-        return {"proxy": question.proxy, **values} if isinstance(question, Gate) else values
+        match values:
+            case {"question": Gate() as question}:
+                return {"proxy": question.proxy, **values}
+        return values
 
     @property
     def specs(self) -> Specs:

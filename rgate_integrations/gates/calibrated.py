@@ -40,12 +40,10 @@ class CalibratedGate(Gate):
     @model_validator(mode="before")
     @classmethod
     def _as_its_gate(cls, values: Any) -> Any:
-        inner = values.get("inner") if isinstance(values, dict) else None
-        return (
-            {"threshold": inner.threshold, "proxy": inner.proxy, **values}
-            if isinstance(inner, Gate)
-            else values
-        )
+        match values:
+            case {"inner": Gate() as inner}:
+                return {"threshold": inner.threshold, "proxy": inner.proxy, **values}
+        return values
 
     @property
     def specs(self) -> Specs:

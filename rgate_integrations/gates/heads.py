@@ -198,7 +198,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         weights = []
         for kind, probability in zip(kinds, of_kinds, strict=True):
             share = float(kind.share_answered(known)[0])
-            weights.append(probability * (share if p >= self.threshold else 1 - share))
+            if p < self.threshold:
+                share = 1 - share
+            weights.append(probability * share)
         most = int(np.argmax(weights))
         if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"

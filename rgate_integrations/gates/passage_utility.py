@@ -165,11 +165,12 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
     named = linked = 0
     for title in titles:
         named += bool(title) and title <= asked
-        if (
-            not title <= asked
-        ):  # a bridge: "Titanic" leads to "James Cameron", whom the question does not name
-            others = [words for words, other in zip(texts, titles, strict=True) if other != title]
-            linked += any(title <= words for words in others)
+        if not title <= asked:
+            # A bridge: "Titanic" leads to "James Cameron", whom the question does not name.
+            links = [
+                words for words, other in zip(texts, titles, strict=True) if title <= words and other != title
+            ]
+            linked += bool(links)
     everything = frozenset[str]().union(*texts)
     return np.array([covered[0], max(covered), _share(weights, everything), named / READ, linked / READ])
 

@@ -259,8 +259,11 @@ class Context:
         """Return what all pieces of each question cost that were computed so far."""
         costs = []
         for question in self._questions:
-            computed = [piece.cost for piece in question.pieces.values() if isinstance(piece, Piece)]
-            costs.append(sum(computed, Cost()))
+            total = Cost()
+            for piece in question.pieces.values():
+                if isinstance(piece, Piece):
+                    total += piece.cost
+            costs.append(total)
         return costs
 
     def _compute(self, spec: EvidenceSpec[Any]) -> None:
