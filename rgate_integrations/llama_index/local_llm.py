@@ -156,7 +156,9 @@ def _turn(message: ChatMessage) -> dict[str, str]:
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
     """Return the last response of a stream as that of a call which does not stream."""
-    logprobs = [position for response in responses for position in response.logprobs or []]
+    logprobs: list[list[LogProb]] = []
+    for response in responses:
+        logprobs += response.logprobs or []
     return responses[-1].model_copy(update={"delta": None, "logprobs": logprobs or None})
 
 

@@ -176,7 +176,7 @@ class PromptEncoder:
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
     """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
-    start = text.rfind(part) if part else -1
+    start = text.rfind(part)
     if start < 0:
         return range(0)
     end = start + len(part)
