@@ -402,8 +402,9 @@ def parse_claims(text: str) -> list[Claim]:
     Never raises: text without tags has no claims, and a block that cannot be read costs that block only.
     Every text and query returned stands in ``text``, up to white space.
 
-    >>> [c.query for c in parse_claims("<Claim> Paris is in France. <Query> Paris country")]
-    ['Paris country']
+    Example:
+        >>> parse_claims("<Claim> Paris is in France. <Query> Paris country")[0].query
+        'Paris country'
     """
     starts = list(_BLOCK.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]

@@ -23,10 +23,8 @@ from rgate_integrations.runtime.flow import Flow
 class IndexRetriever(BaseRetriever):
     """An index of this package as a LangChain retriever.
 
-    Args:
-        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-
     Attributes:
+        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
         k: Documents a query, 4 unless given; ``invoke(..., k=)`` overrides it.
     """
 
