@@ -78,6 +78,11 @@ class QueryPlan(Frozen):
     queries: tuple[Query, ...] = ()
     claims: tuple[JudgedClaim, ...] = ()
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the queries, in their order."""
+        return [query.text for query in self.queries]
+
 
 Rewriter: TypeAlias = Callable[[Sequence[str], Sequence[Draft | None]], list[list[Claim]]]
 """Turns questions and drafts into claims, one list a question, which may be empty; one call serves a batch."""

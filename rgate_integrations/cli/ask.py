@@ -144,7 +144,7 @@ def _answer(
     if not decision.question:  # there is nothing to answer
         return decision, {}
     (plan,) = plan_queries([decision])
-    queries = [query.text for query in plan.queries]
+    queries = plan.texts
     hits = fuse(index().search(queries, k), key=passage_id, k=k) if queries else []
     found = time.perf_counter()
     (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])

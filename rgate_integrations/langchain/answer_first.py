@@ -145,14 +145,15 @@ _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 def text_of(chunk: Any) -> str | None:
     """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
     if isinstance(chunk, Mapping):
-        answers = [chunk[key] for key in _ANSWER_KEYS if isinstance(chunk.get(key), str | BaseMessage)]
-        if answers:
-            return text_of(answers[0])
-        # Chains with several outputs stream one after another: their answer may come yet.
-        return "" if isinstance(chunk, AddableDict) else None
+        for key in _ANSWER_KEYS:
+            if isinstance(chunk.get(key), str | BaseMessage):
+                return text_of(chunk[key])
+        if isinstance(chunk, AddableDict):
+            return ""  # chains with several outputs stream one after another: their answer may come yet
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
-        return None if calls else chunk.text
+        if not calls:
+            return chunk.text
     return chunk if isinstance(chunk, str) else None
 
 

@@ -113,7 +113,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
                 HISTORY: list(turn.history),
                 "sources": [],
             }
-        return [results[place] for place in range(len(batch.inputs))]
+        return results
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

@@ -58,12 +58,13 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
     if isinstance(arm, BaseChatModel):
         # LangChain's OpenAI models, for one, have such a field; what the user set stays.
-        asks = "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None
-        return arm.bind(logprobs=True) if asks else None
-    if isinstance(arm, RunnableBindingBase):
-        inner = None if "logprobs" in arm.kwargs else with_logprobs(arm.bound)
-        return None if inner is None else arm.model_copy(update={"bound": inner})
-    if isinstance(arm, RunnableSequence):
+        if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
+            return arm.bind(logprobs=True)
+    elif isinstance(arm, RunnableBindingBase) and "logprobs" not in arm.kwargs:
+        inner = with_logprobs(arm.bound)
+        if inner is not None:
+            return arm.model_copy(update={"bound": inner})
+    elif isinstance(arm, RunnableSequence):
         steps = list(arm.steps)
         for place in reversed(range(len(steps))):  # the last model is the one that answers
             inner = with_logprobs(steps[place])
@@ -99,10 +100,11 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
             if key in _NAMES and isinstance(
                 field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
             ):
-                names += [str(option) for option in field.options.values()]
+                names += map(str, field.options.values())
     if isinstance(arm, RunnableConfigurableAlternatives):
-        # What a factory would make is not known before it is called.
-        names += ["" for each in arm.alternatives.values() if not isinstance(each, Runnable)]
+        for alternative in arm.alternatives.values():
+            if not isinstance(alternative, Runnable):
+                names.append("")  # what a factory would make is not known before it is called
     if not parts:  # a model, or such as what init_chat_model returns, which is no model itself
         name = _name_of(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
@@ -168,22 +170,29 @@ class ChatDrafter:
         Returns:
             One draft a question, in order; None where the model failed.
         """
-        prompts = [[SystemMessage(ANSWER.system), *each.conversation] for each in asked]
-        hidden = [_hidden(config, DRAFT_TAG) for config in configs]
-        answers: dict[int, Any] = {}
-        waiting = list(range(len(prompts)))
+        drafts: list[Draft | None] = [None] * len(asked)
+        waiting = list(range(len(asked)))
         forms = self._forms
         for number, form in enumerate(forms):
-            chosen = [hidden[place] for place in waiting]
-            found = yield BatchCall(self.llm.bind(**form), [prompts[place] for place in waiting], chosen)
-            answers.update(zip(waiting, found, strict=True))
-            # The first form that works for one question of a batch is one that the model takes.
-            if self._forms is forms and any(not isinstance(answer, Exception) for answer in found):
-                self._forms = forms[number:]
-            waiting = [place for place in waiting if _is_refusal(answers[place])]
-            if not waiting:
+            prompts = []
+            hidden = []
+            for place in waiting:
+                prompts.append([SystemMessage(ANSWER.system), *asked[place].conversation])
+                hidden.append(_hidden(configs[place], DRAFT_TAG))
+            answers = yield BatchCall(self.llm.bind(**form), prompts, hidden)
+            refused = []
+            for place, answer in zip(waiting, answers, strict=True):
+                if not isinstance(answer, Exception) and self._forms is forms:
+                    # What works for one question of a batch is what the model takes.
+                    self._forms = forms[number:]
+                if isinstance(answer, Exception) and says_unsupported(answer) and form is not forms[-1]:
+                    refused.append(place)
+                else:
+                    drafts[place] = self._draft(answer)
+            if not refused:
                 break
-        return [self._draft(answers[place]) for place in range(len(prompts))]
+            waiting = refused
+        return drafts
 
     def _draft(self, answer: Any) -> Draft | None:
         """Return what a model answered as a draft; None if it failed or wrote nothing."""
@@ -198,10 +207,6 @@ class ChatDrafter:
             _log.warning("The LLM wrote no draft: its answer has no text.")
             return None
         return draft.head(self.tokens)
-
-
-def _is_refusal(answer: Any) -> bool:
-    return isinstance(answer, Exception) and says_unsupported(answer)
 
 
 def _draft_of(message: BaseMessage) -> Draft:
@@ -231,13 +236,20 @@ def condensing(
     Returns:
         For the place of each follow-up the question that stands alone, or why there is none.
     """
-    follow_ups = {place: each for place, each in asked.items() if each.history}
-    if condense is None or not follow_ups:
+    if condense is None:
         return {}
-    conversations = [each.conversation for each in follow_ups.values()]
-    configs = [_hidden(batch.child(place), CONDENSE_TAG) for place in follow_ups]
+    follow_ups = []
+    conversations = []
+    configs = []
+    for place, each in asked.items():
+        if each.history:
+            follow_ups.append(place)
+            conversations.append(each.conversation)
+            configs.append(_hidden(batch.child(place), CONDENSE_TAG))
+    if not follow_ups:
+        return {}
     results = yield BatchCall(condense, conversations, configs)
-    return {place: _standalone(result) for place, result in zip(follow_ups, results, strict=True)}
+    return dict(zip(follow_ups, map(_standalone, results), strict=True))
 
 
 def _standalone(result: Any) -> Asked | Exception:
@@ -248,7 +260,9 @@ def _standalone(result: Any) -> Asked | Exception:
         asked = Asked(asked_in(result).question)
     except InvalidQuestionError as error:
         return error
-    return asked if asked.question.strip() else InvalidQuestionError("The condensed question is empty.")
+    if not asked.question.strip():
+        return InvalidQuestionError("The condensed question is empty.")
+    return asked
 
 
 def _hidden(config: RunnableConfig, tag: str) -> RunnableConfig:

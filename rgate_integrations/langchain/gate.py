@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
@@ -135,6 +136,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             from rgate_integrations.langchain.decisions import DecisionModelGate
 
             gate = DecisionModelGate(gate)
+        if condense is not None:
+            condense = coerce_to_runnable(condense)
         super().__init__(
             # Not in a validator: pydantic would turn its errors into one of its own.
             gate=resolve_gate(gate, llm_name),
@@ -142,11 +145,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             input_key=input_key,
             llm=llm,
             tokens=tokens,
-            condense=None if condense is None else coerce_to_runnable(condense),
+            condense=condense,
             llm_name=llm_name,
             name=name,
         )
-        self._gate_name = gate if isinstance(gate, str) else None
+        if isinstance(gate, str):
+            self._gate_name = gate
         self._origin = self.gate
         if llm is not None:
             self.gate = for_llm(self.gate, name_in(llm), KNOWN_BY)
@@ -204,6 +208,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             else:
                 results[place] = self._uncondensed(asked.pop(place).question, found)
         if asked:
+            questions = []
+            histories = []
+            metadata = []
+            for place, each in asked.items():
+                questions.append(each.question)
+                histories.append(each.lines)
+                metadata.append(batch.configs[place].get("metadata"))
             drafting = None
             if drafts is not None:
                 drafts = [drafts[place] for place in asked]
@@ -212,15 +223,16 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 drafting = self._drafter.drafting(list(asked.values()), configs)
             decisions = yield from decide_messages(
                 self.gate,
-                [each.question for each in asked.values()],
-                [each.lines for each in asked.values()],
+                questions,
+                histories,
                 drafting=drafting,
                 drafts=drafts,
                 threshold=[thresholds[place] for place in asked],
-                metadata=[batch.configs[place].get("metadata") for place in asked],
+                metadata=metadata,
             )
-            results.update(zip(asked, decisions, strict=True))
-        return [results[place] for place in range(len(batch.inputs))]
+            for place, decision in zip(asked, decisions, strict=True):
+                results[place] = decision
+        return results
 
     def _uncondensed(self, question: str, error: Exception) -> Decision | Exception:
         """Return what becomes of a follow-up that could not be condensed."""
@@ -312,7 +324,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
     """Return a runnable as it is, and make one of anything that `RetrievalGate` takes as its ``gate``."""
-    return gate if isinstance(gate, Runnable) and not is_decision_model(gate) else RetrievalGate(gate)
+    if isinstance(gate, Runnable) and not is_decision_model(gate):
+        return gate
+    return RetrievalGate(gate)
 
 
 def is_decision_model(gate: Any) -> bool:
@@ -396,16 +410,19 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             else:  # as of an input without a question: there is nothing to search for
                 hint = "Pass at least one word."
                 results[place] = InvalidQuestionError("The question is empty.", hint=hint)
+        judge = None
+        if self.filter_claims:
+            judge = claim_gate(self.gate)
         plans = yield from planning(
             list(decisions.values()),
-            gate=claim_gate(self.gate) if self.filter_claims else None,
+            gate=judge,
             always_include_question=self.always_include_question,
             max_queries=self.max_queries,
         )
         queries: list[str] = []
         configs: list[RunnableConfig] = []
         for place, plan in zip(decisions, plans, strict=True):
-            queries += [query.text for query in plan.queries]
+            queries += plan.texts
             configs += [batch.child(place)] * len(plan.queries)
         found: list[Any] = []
         if queries:
@@ -413,10 +430,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
         rest = iter(found)
         for place, plan in zip(decisions, plans, strict=True):
             if decisions[place].retrieve:
-                hits = [next(rest) for _ in plan.queries]
+                hits = list(islice(rest, len(plan.queries)))
                 results[place] = _fused(plan.queries, hits, batch.options.get("k", self.k))
+            elif self.when_known:
+                results[place] = [Document(self.when_known)]
             else:
-                results[place] = [Document(self.when_known)] if self.when_known else []
+                results[place] = []
         return results
 
 
@@ -435,8 +454,10 @@ def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> l
     for query, result in zip(queries, results, strict=True):
         if isinstance(result, Exception):
             return result
+        if not isinstance(result, Sequence):
+            result = [result]
         ranking = []
-        for rank, document in enumerate(result if isinstance(result, Sequence) else [result], start=1):
+        for rank, document in enumerate(result, start=1):
             if not isinstance(document, Document):
                 return ConfigurationError(
                     f"What is guarded returned {type(result).__name__} and no list of documents.",

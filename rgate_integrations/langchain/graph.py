@@ -114,5 +114,7 @@ def _mapping(state: Any) -> Any:
 
 def retrieves(decision: Any) -> bool | None:
     """Return what was decided, from a decision or its JSON; None where there is no decision."""
-    given = decision.get("retrieve") if isinstance(decision, Mapping) else getattr(decision, "retrieve", None)
+    given = getattr(decision, "retrieve", None)
+    if isinstance(decision, Mapping):
+        given = decision.get("retrieve")
     return given if isinstance(given, bool) else None

@@ -87,8 +87,10 @@ class LocalChat(BaseChatModel, GenerationOptions):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        options = self.for_call(kwargs if stop is None else {**kwargs, "stop": stop})
-        answer = self._model.answer([_turn(message) for message in messages], options)
+        if stop is not None:
+            kwargs["stop"] = stop
+        options = self.for_call(kwargs)
+        answer = self._model.answer(list(map(_turn, messages)), options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
         read = len(answer.prompt)  # told with the first chunk, and what was written with the last
         for chunk in answer.chunks():
@@ -99,7 +101,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 info["finish_reason"] = answer.finish_reason
                 message.chunk_position = "last"
             if options.logprobs:
-                info["logprobs"] = {"content": [_logprob_entry(token) for token in chunk.tokens]}
+                info["logprobs"] = {"content": list(map(_logprob_entry, chunk.tokens))}
             if read or written:
                 message.usage_metadata = UsageMetadata(
                     input_tokens=read, output_tokens=written, total_tokens=read + written

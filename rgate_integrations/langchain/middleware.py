@@ -160,8 +160,10 @@ def _names(tool: Any) -> list[str]:
         told = [described.get("name"), described.get("server_label"), tool.get("type")]
         names = [name for name in told if name and name not in _GENERIC_TYPES]
         names = names or list(tool)  # some providers write {"google_search": {}}
+    elif isinstance(tool, str):
+        names = [tool]
     else:
-        names = [tool if isinstance(tool, str) else getattr(tool, "name", getattr(tool, "__name__", ""))]
+        names = [getattr(tool, "name", getattr(tool, "__name__", ""))]
     if not any(names):
         raise ConfigurationError(
             f"A tool has a name; {tool!r} has none.", hint='tools=["search_docs"], or the tools themselves.'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -79,18 +79,19 @@ def asked_in(value: Any, input_key: str | None = None) -> Asked:
     )
 
 
-def asked_in_all(
-    inputs: Iterable[Any], input_key: str | None = None
-) -> tuple[dict[int, Asked], dict[int, Any]]:
-    """Return the questions in inputs, and the errors of those that hold none, each by its place."""
+def asked_in_all(inputs: Sequence[Any], input_key: str | None = None) -> tuple[dict[int, Asked], list[Any]]:
+    """Return the questions in inputs, each by its place, and a list of results that they are to be put into.
+
+    In the place of an input that holds no question there is its error already.
+    """
     asked: dict[int, Asked] = {}
-    errors: dict[int, Any] = {}
+    results: list[Any] = [None] * len(inputs)
     for place, value in enumerate(inputs):
         try:
             asked[place] = asked_in(value, input_key)
         except InvalidQuestionError as error:
-            errors[place] = error
-    return asked, errors
+            results[place] = error
+    return asked, results
 
 
 def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
@@ -215,7 +216,9 @@ def bound_decision(
     if not isinstance(bound, BoundDecision) or bound.gate is not gate or bound.llm is not llm:
         return None
     is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
-    return bound.decision if is_same and threshold in (None, bound.decision.threshold) else None
+    if is_same and threshold in (None, bound.decision.threshold):
+        return bound.decision
+    return None
 
 
 def is_bound(config: RunnableConfig, decision: Decision) -> bool:

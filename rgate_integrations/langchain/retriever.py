@@ -101,13 +101,16 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
         # An input without a question keeps its exception.
         decided = {place: found for place, found in enumerate(results) if isinstance(found, Decision)}
+        judge = None
+        if self.filter_claims:
+            judge = claim_gate(self.gate)
         plans = yield from planning(
             list(decided.values()),
-            gate=claim_gate(self.gate) if self.filter_claims else None,
+            gate=judge,
             rewriter=self.rewriter,
             always_include_question=self.always_include_question,
             max_queries=self.max_queries,
         )
         for place, plan in zip(decided, plans, strict=True):
-            results[place] = [query.text for query in plan.queries]
+            results[place] = plan.texts
         return results

@@ -194,11 +194,12 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 steps.append(
                     BatchCall(share[0].arm, [each.input for each in share], configs, **share[0].options)
                 )
-        # A limit holds for all that runs together.
-        together = [steps] if limit is None else [[step] for step in steps]
         answers: list[list[Any]] = []
-        for group in together:
-            answers += yield Gather(group)
+        if limit is None:
+            answers = yield Gather(steps)
+        else:  # it holds for all that runs together
+            for step in steps:
+                answers += yield Gather([step])
         for places, answered in zip(shares.values(), answers, strict=True):
             for place, answer in zip(places, answered, strict=True):
                 results[place] = answer
@@ -308,16 +309,19 @@ class RouterCall(RoutedCall):
         if isinstance(routed.answer, ArmAnswer):
             return routed.answer
         decision = routed.decision
-        tag = "retrieve" if decision.retrieve else "direct"
         metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
-        if tag == "direct" and decision.draft is not None and decision.draft.source == "llm":
+        tag = "direct"
+        arm = self.router.direct
+        if decision.retrieve:
+            tag = "retrieve"
+            arm = self.router.retrieve
+        elif decision.draft is not None and decision.draft.source == "llm":
             metadata["rgate_draft"] = decision.draft.text
         config = self.batch.child(place, tag)
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
         if routed.searched:  # the first step had the options
             return ArmRun(self.router._rest, routed.found, config, {})
-        arm = self.router.retrieve if decision.retrieve else self.router.direct
         return ArmRun(arm, self.batch.inputs[place], config, self.batch.options)
 
 

@@ -338,9 +338,10 @@ def _holds(wanted: Any, held: Any) -> bool:
     for name, operand in wanted.items():
         if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
             raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
-        if name in ("$and", "$or"):
-            parts = [_holds(each, held) for each in operand]
-            holds &= all(parts) if name == "$and" else any(parts)
+        if name == "$and":
+            holds &= all([_holds(each, held) for each in operand])
+        elif name == "$or":
+            holds &= any([_holds(each, held) for each in operand])
         elif name == "$not":
             holds &= not _holds(operand, held)
         elif name in _COMPARISONS:

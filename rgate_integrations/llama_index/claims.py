@@ -131,4 +131,4 @@ def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryB
     unknown = decision.model_copy(update={"retrieve": True})
     judge = part.decider.gate if part.filter_claims else None
     (plan,) = yield from planning([unknown], gate=judge, max_queries=part.max_queries)
-    return [query.text for query in plan.queries]
+    return plan.texts

@@ -56,7 +56,7 @@ class Advisor:
         """Say what to search for, given a question and an answer that was begun; nothing if the LLM knows it."""
         decisions = await arun(decide(self._gate, [question], drafts=[draft or None]))
         (plan,) = await arun(planning(decisions))
-        return [query.text for query in plan.queries]
+        return plan.texts
 
 
 def make_mcp_server(gate: GateLike) -> MCPServer:
