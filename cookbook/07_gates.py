@@ -65,11 +65,12 @@ for name, decisions in found.items():
 
 # %%
 figure, axes = plt.subplots(2, 4, figsize=(11, 4.5))
-for axis, (name, decisions) in zip(axes.flat, found.items(), strict=True):
+for axis, (name, decisions) in zip(axes.flat, found.items(), strict=False):
     p = np.array([d.p_known for d in decisions])
     axis.hist([p[known], p[~known]], bins=10, range=(0, 1), stacked=True, label=["right", "wrong"])
     axis.set_title(f"{name}: {auc(p, known):.2f}", fontsize=10)
 axes[0, 0].legend(fontsize=8)
+axes[1, 3].axis("off")
 figure.tight_layout()
 
 # %% [markdown]

@@ -9,12 +9,11 @@ from dataclasses import replace
 import huggingface_hub
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.evaluate import monitor
 from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
 from rgate_integrations.gates.artifacts import (
     ProbeArtifact,
@@ -24,7 +23,7 @@ from rgate_integrations.gates.artifacts import (
 from rgate_integrations.gates.folder import read_gate, save_adapter, save_gate, tuned_files
 from rgate_integrations.gates.papers.baselines import LabelledQuestions
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
-from rgate_integrations.gates.registry import gate_from_config, saved_gate
+from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import cached_path
@@ -432,23 +431,6 @@ def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_p
         ):
             (folder / "rgate.json").write_bytes(content)
             assert cached_path("all-minilm-l6-v2") is None
-
-
-@FUZZ
-@given(provenance=changed({"scores": [0.1, 0.9]}), logged=st.lists(changed({"p_known": 0.5}), min_size=60))
-def test_monitoring_any_gate_and_log_is_advice_or_an_error(provenance, logged, tmp_path):
-    folder = calibrated(tmp_path / "g")
-    config = json.loads((folder / "gate.json").read_text())
-    (folder / "gate.json").write_text(json.dumps(config | {"provenance": provenance}))
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in logged))
-    refusal(monitor, tmp_path / "log.jsonl", folder)
-
-
-@FUZZ
-@given(config=changed(load_gate("calibrated", inner="constant:always").gate.config()))
-def test_any_json_of_a_gate_is_a_gate_or_refused(config):
-    assume(isinstance(config, dict))
-    refusal(gate_from_config, json.loads(json.dumps(config)))
 
 
 @FUZZ
