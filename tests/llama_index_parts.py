@@ -17,20 +17,20 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.llms import MockLLM
+from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import BaseRetriever
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.schema import IndexNode, NodeWithScore
 from pydantic import Field
 
-from rgate_integrations import Decision, Draft
 from rgate_integrations.llama_index import RetrievalGateEvent
 from tests.begun_answers import TEXT, answer_to
+from tests.langchain_fakes import Judge
 from tests.test_hybrid import TEXTS
 
-CLAIMS = Draft(text="Oulu lies far up north. Jupiter has many moons.")
+CLAIMS = "Oulu lies far up north. Jupiter has many moons."
 
 
 # --- calls and what is heard of them -----------------------------------------------------------------------
@@ -99,32 +99,14 @@ def decisions_in(events):
 # --- gates and retrievers ----------------------------------------------------------------------------------
 
 
-class ScriptedGate:
-    """Retrieves for questions with "unknown" in them, raises for "RAISE"; keeps what it was given.
+class ScriptedGate(Judge):
+    """Retrieves for questions with "unknown" in them, raises for "RAISE", and drafts claims of its own."""
 
-    Args:
-        before: Called before each decision.
-    """
+    def __init__(self, **options):
+        super().__init__(draft=CLAIMS, **options)
 
-    def __init__(self, before=lambda: None):
-        self.questions, self.drafts = [], []
-        self.before = before
-
-    def decide_batch(self, questions, *, drafts=None):
-        self.before()
-        self.questions.append(list(questions))
-        if "RAISE" in questions:
-            raise RuntimeError("gate down")
-        drafts = drafts or [None] * len(questions)
-        self.drafts += drafts
-        return [self._decision(q, d) for q, d in zip(questions, drafts, strict=True)]
-
-    async def adecide_batch(self, questions, **options):
-        return await asyncio.to_thread(self.decide_batch, questions, **options)
-
-    def _decision(self, question, draft):
-        facts = {"p_known": 0.5, "reason": "because", "draft": draft or CLAIMS}
-        return Decision(question=question, retrieve="unknown" in question, **facts)
+    def _decision(self, *given):
+        return super()._decision(*given).model_copy(update={"reason": "because"})
 
 
 @functools.cache
@@ -147,7 +129,9 @@ class Shelf(BaseRetriever):
         if "broken" in query_bundle.query_str:
             raise TimeoutError("index gone")
         texts = [] if "empty" in query_bundle.query_str else self.texts
-        return [NodeWithScore(node=TextNode(id_=text, text=text), score=1.0) for text in texts]
+        return [
+            NodeWithScore(node=IndexNode(id_=text, index_id=text, text=text), score=1.0) for text in texts
+        ]
 
 
 def over(retriever, *, streaming=False):
@@ -165,107 +149,58 @@ class Rag(CustomQueryEngine):
 # --- LLMs --------------------------------------------------------------------------------------------------
 
 
-class ScriptedLLM(MockLLM):
-    """Answers "It is me.", with log-probabilities if it is asked for them. It completes, or chats.
-
-    Attributes:
-        fails: Maps the options of a call to the error that it raises, or None.
-        asked: The options of each call, sorted.
-        chats: Whether it is a chat model.
-    """
-
-    fails: object = None
-    asked: list = Field(default_factory=list)
-    chats: bool = False
-
-    def __init__(self, fails=lambda options: None, *, chats=False):
-        super().__init__()
-        self.fails = fails
-        self.chats = chats
-
-    @property
-    def metadata(self):
-        return LLMMetadata(model_name="scripted", is_chat_model=self.chats)
-
-    @llm_completion_callback()
-    def complete(self, prompt, formatted=False, **options):
-        tokens, logprobs = self._tokens(options)
-        return CompletionResponse(text="".join(tokens), logprobs=logprobs)
-
-    @llm_completion_callback()
-    async def acomplete(self, prompt, formatted=False, **options):
-        tokens, logprobs = self._tokens(options)
-        return CompletionResponse(text="".join(tokens), logprobs=logprobs)
-
-    @llm_chat_callback()
-    def chat(self, messages, **options):
-        return self._chat(options)
-
-    @llm_chat_callback()
-    async def achat(self, messages, **options):
-        return self._chat(options)
-
-    def _chat(self, options):
-        tokens, logprobs = self._tokens(options)
-        message = ChatMessage(role="assistant", content="".join(tokens))
-        return ChatResponse(message=message, logprobs=logprobs)
-
-    def _tokens(self, options):
-        self.asked.append(sorted(options))
-        error = self.fails(options)
-        if error is not None:
-            raise error
-        tokens = ["It ", "is ", "me."][: options.get("max_tokens", 9)]
-        logprobs = [[LogProb(token=token, logprob=-0.5)] for token in tokens]
-        return tokens, logprobs if options.get("logprobs") else None
-
-
-class Writer(MockLLM):
+class Writer(CustomLLM):
     """Writes an answer token by token: `UNSURE` for prompts with "unknown" in them, else `KNOWN`.
 
     Attributes:
-        calls: What it was asked for at each call: log-probabilities or not.
+        calls: The options of each call, sorted.
         ended: What became of each stream: "whole" or "closed".
+        fails: Maps the options of a call to the error that it raises, or None.
         fails_at: Token before which it fails; None never.
-        pace: Called before each token with its number; what it returns is awaited.
-        usage: What its server says that it has read; None if it does not say.
+        chats: Whether it is a chat model.
+        pace: Called before each token of an asynchronous stream with its number; what it returns is awaited.
+        usage: What its server says that it has read; None if it does not say. It is told with the log-probabilities.
         logprobs: Whether it is asked for log-probabilities.
-        top_logprobs: How many of the likeliest tokens it is asked for; without any, it tells nothing.
-        refuses: Whether its server refuses log-probabilities.
+        top_logprobs: How many of the likeliest tokens it is asked for; without any, its streams tell nothing.
         form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
     """
 
     calls: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
+    fails: object = lambda options: None
     fails_at: int | None = None
+    chats: bool = False
     pace: object = lambda number: None
     usage: int | None = None
     logprobs: bool | None = None
     top_logprobs: int = 0
-    refuses: bool = False
     form: str = "own"
-
-    def __init__(self, **fields):
-        super().__init__()
-        for name, value in fields.items():
-            setattr(self, name, value)
 
     @property
     def metadata(self):
-        return LLMMetadata(model_name="writer", is_chat_model=False)
+        return LLMMetadata(model_name="writer", is_chat_model=self.chats)
 
+    @llm_completion_callback()
     def complete(self, prompt, formatted=False, **options):
-        self.calls.append(self.logprobs)
-        return CompletionResponse(text=answer_to(prompt))
+        return self._whole(prompt, options)
 
+    @llm_completion_callback()
     async def acomplete(self, prompt, formatted=False, **options):
-        return self.complete(prompt, formatted, **options)
+        return self._whole(prompt, options)
+
+    @llm_chat_callback()
+    def chat(self, messages, **options):
+        return self._chat(messages, options)
+
+    @llm_chat_callback()
+    async def achat(self, messages, **options):
+        return self._chat(messages, options)
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
         def written():
             with self._ending():
-                yield from self._chunks(prompt)
+                yield from self._chunks(prompt, options)
 
         return written()
 
@@ -273,13 +208,24 @@ class Writer(MockLLM):
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
             with self._ending():
-                for number, chunk in enumerate(self._chunks(prompt)):
+                for number, chunk in enumerate(self._chunks(prompt, options)):
                     waited = self.pace(number)
                     if waited is not None:
                         await waited
                     yield chunk
 
         return written()
+
+    def _chat(self, messages, options):
+        whole = self._whole(messages[-1].content, options)
+        return ChatResponse(
+            message=ChatMessage(role="assistant", content=whole.text), logprobs=whole.logprobs
+        )
+
+    def _whole(self, prompt, options):
+        chunks = list(self._chunks(prompt, options))
+        logprobs = [position for chunk in chunks for position in chunk.logprobs or []]
+        return CompletionResponse(text=chunks[-1].text, logprobs=logprobs or None)
 
     @contextmanager
     def _ending(self):
@@ -290,26 +236,30 @@ class Writer(MockLLM):
             raise
         self.ended.append("whole")
 
-    def _chunks(self, prompt):
-        self.calls.append(self.logprobs)
-        if self.logprobs and self.refuses:
-            raise ValueError("unknown parameter logprobs")
+    def _chunks(self, prompt, options):
+        if self.logprobs:
+            options = options | {"logprobs": True}
+        self.calls.append(sorted(options))
+        error = self.fails(options)
+        if error is not None:
+            raise error
+        tells = self.top_logprobs if self.logprobs else options.get("logprobs")
         text = ""
-        for number, word in enumerate(answer_to(prompt).split()):
+        for number, word in enumerate(answer_to(prompt).split()[: options.get("max_tokens")]):
             if number == self.fails_at:
                 raise OSError("connection lost")
             delta = word if number == 0 else f" {word}"
             text += delta
-            yield CompletionResponse(text=text, delta=delta, **self._told(delta, -0.25 * number))
+            told = self._told(delta, -0.25 * number) if tells else {}
+            yield CompletionResponse(text=text, delta=delta, **told)
 
     def _told(self, delta, value):
-        raw = {} if self.usage is None else {"usage": {"prompt_tokens": self.usage}}
-        if not self.logprobs or not self.top_logprobs:
-            return {"raw": raw}
+        raw = {"usage": {"prompt_tokens": self.usage}}
         if self.form == "own":
             listed = [LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]
             return {"raw": raw, "logprobs": [listed]}
         told = SimpleNamespace(tokens=[delta], token_logprobs=[value], top_logprobs=[{delta: value}])
         if self.form == "chat":
             told = SimpleNamespace(content=[SimpleNamespace(token=delta, logprob=value)])
-        return {"raw": SimpleNamespace(choices=[SimpleNamespace(logprobs=told)])}
+        raw["choices"] = [SimpleNamespace(logprobs=told)]
+        return {"raw": raw}

@@ -119,7 +119,7 @@ def test_a_llama_index_agent_calls_a_guarded_tool(server, made):
     gate = ScriptedGate()
     assert "Read a passage" in asyncio.run(asked(gate, "an unknown one?"))
     assert called == [("search_docs", "an unknown one?")]
-    assert gate.questions == [["an unknown one?"]]
+    assert gate.calls == [["an unknown one?"]]
     assert ANSWER_YOURSELF in asyncio.run(asked("constant:never", "an unknown one?"))
     assert len(called) == 1
     assert asyncio.run(asked(gate, "a known one?")).strip() == KNOWN

@@ -139,7 +139,7 @@ async def test_the_agents_own_llm_drafts_and_users_see_none_of_it(gate, search):
     llm = AgentLLM()
     answer, events = await asked(function_agent(GatedTool(search, gate, llm=llm), llm), "a thing")
     assert llm.drafted == ["a thing"]
-    assert [draft.text for draft in gate.drafts] == ["It is me."]
+    assert [draft.text for (draft,) in gate.drafts] == ["It is me."]
     streamed = "".join(event.delta or "" for event in events if isinstance(event, AgentStream))
     assert "It is" not in answer + streamed
 
@@ -206,7 +206,7 @@ def test_which_argument_is_the_question(gate, arguments, name, judged):
     calls = []
     tool = FunctionTool.from_defaults(lambda **given: calls.append(given), name="f", description="d")
     output = GatedTool(tool, gate, question=name).call(**arguments)
-    assert [question for (question,) in gate.questions] == judged
+    assert gate.questions == judged
     assert calls == ([] if judged else [arguments])
     assert (output.content == ANSWER_YOURSELF) is bool(judged)
 

@@ -12,10 +12,11 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.decider import DRAFT_TAG
-from tests.llama_index_parts import Rag, ScriptedGate, ScriptedLLM, Shelf, both_ways, hearing
+from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, hearing
 from tests.scripted_proxy import ScriptedProxy
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
+LOGPROBS = (0.0, -0.25)
 
 
 @pytest.fixture
@@ -26,18 +27,16 @@ def gate():
 @both_ways
 @pytest.mark.parametrize("chats", [False, True], ids=["completes", "chats"])
 def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
-    llm = ScriptedLLM(chats=chats)
+    llm = Writer(chats=chats)
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
     call(engine, "query", "unknown?")
     call(GatedRetriever(Shelf(), gate, llm=llm, tokens=2), "retrieve", "unknown?")
     call(ClaimFusionRetriever([Shelf()], gate, llm=llm, tokens=2), "retrieve", "unknown?")
     selector = RetrievalGateSelector(gate, llm=llm, tokens=2)
     call(selector, "select", ["direct", "retrieve"], "unknown?")
-    drafts = [d for d in gate.drafts if d.source == "llm"]
-    assert [(d.text, d.tokens, d.logprobs, d.model) for d in drafts] == [
-        ("It is", ("It ", "is "), (-0.5, -0.5), "scripted")
-    ] * 4
-    assert llm.asked == [EVERYTHING] * 4
+    found = [(d.text, d.tokens, d.logprobs, d.model) for (d,) in gate.drafts]
+    assert found == [("Perhaps it", ("Perhaps", " it"), LOGPROBS, "writer")] * 4
+    assert llm.calls == [EVERYTHING] * 4
 
 
 class Status(Exception):
@@ -51,45 +50,43 @@ def asking(gate, llm, call, times):
     guarded = GatedRetriever(Shelf(), gate, llm=llm, tokens=2)
     for _ in range(times):
         assert call(guarded, "retrieve", "unknown?")
-    return gate.drafts
+    return [drafts[0] for drafts in gate.drafts]
+
+
+BUSY, REFUSED = Status(503), Status(400)
 
 
 @both_ways
 @pytest.mark.parametrize(
-    "refusal",
-    [ValueError("unknown parameter"), TypeError("unexpected keyword argument"), Status(400)],
-    ids=repr,
-)
-def test_an_llm_that_refuses_options_is_asked_without_them_and_that_is_remembered(gate, call, refusal):
-    llm = ScriptedLLM(lambda options: refusal if "logprobs" in options else None)
-    drafts = asking(gate, llm, call, 2)
-    assert [(d.text, d.logprobs) for d in drafts] == [("It is", None)] * 2
-    assert llm.asked == [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS]
-
-
-@both_ways
-@pytest.mark.parametrize(
-    ("errors", "asked"),
+    ("errors", "calls", "logprobs"),
     [
-        ([TimeoutError("slow")], []),
-        ([Status(503)], []),
-        ([Status(400), TimeoutError("slow")], [NO_LOGPROBS]),  # no proof that less would work
-        ([Status(400)] * 3, [NO_LOGPROBS, NOTHING]),  # the question is refused, and not a form
+        # What it refuses is remembered.
+        ([ValueError("unknown parameter")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
+        ([TypeError("unexpected keyword argument")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
+        ([REFUSED], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
+        # What is no refusal costs one draft, and changes nothing.
+        ([TimeoutError("slow")], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
+        ([BUSY], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
+        # There is no proof that less would work,
+        ([REFUSED, TimeoutError("slow")], [EVERYTHING, NO_LOGPROBS, EVERYTHING], ["no draft", LOGPROBS]),
+        # and here the question is refused, and not a form.
+        ([REFUSED] * 3, [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING], ["no draft", LOGPROBS]),
     ],
     ids=repr,
 )
-def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(gate, call, errors, asked):
+def test_an_llm_that_refuses_options_is_asked_without_and_an_error_costs_one_draft(
+    gate, call, errors, calls, logprobs
+):
     failing = iter(errors)
-    llm = ScriptedLLM(lambda options: next(failing, None))
-    none, draft = asking(gate, llm, call, 2)
-    assert none is None
-    assert draft.logprobs == (-0.5, -0.5)
-    assert llm.asked == [EVERYTHING, *asked, EVERYTHING]
+    llm = Writer(fails=lambda options: next(failing, None))
+    drafts = asking(gate, llm, call, 2)
+    assert [getattr(draft, "logprobs", "no draft") for draft in drafts] == logprobs
+    assert llm.calls == calls
 
 
 @both_ways
 def test_a_gate_that_judges_drafts_retrieves_without_one(call):
-    llm = ScriptedLLM(lambda options: TimeoutError("slow"))
+    llm = Writer(fails=lambda options: TimeoutError("slow"))
     gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
     chosen = call(RetrievalGateSelector(gate, llm=llm), "select", ["direct", "retrieve"], "known?")
     assert chosen.ind == 1
@@ -101,8 +98,8 @@ def test_a_gate_that_judges_drafts_retrieves_without_one(call):
     ("chats", "fails"), [(False, False), (True, False), (False, True)], ids=["completes", "chats", "fails"]
 )
 def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats, fails):
-    llm = ScriptedLLM(
-        lambda options: TimeoutError("slow") if fails and "max_tokens" in options else None, chats=chats
+    llm = Writer(
+        fails=lambda options: TimeoutError("slow") if fails and "max_tokens" in options else None, chats=chats
     )
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
     with hearing() as events, instrument_tags({"tenant": "a"}):
@@ -121,7 +118,7 @@ def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
     class Album(BaseModel):
         title: str
 
-    llm = ScriptedLLM()
+    llm = Writer()
     (draft,) = asking(gate, llm.as_structured_llm(Album), call, 1)
-    assert (draft.text, draft.logprobs) == ("It is", (-0.5, -0.5))
-    assert llm.asked == [EVERYTHING]
+    assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
+    assert llm.calls == [EVERYTHING]

@@ -1,18 +1,25 @@
 """What every router promises, in both frameworks: answer first, look first, and both together."""
 
+from types import SimpleNamespace
+
 import pytest
+from langchain_core.runnables import RunnableGenerator
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.answering.partial_answer import MOST_BUFFERED
+from rgate_integrations.decision import Cost
 from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader
 from tests.routed import SIDES, LangChain, LlamaIndex
 
 HELD, NOT_HELD = "who wrote the Zorba quartet", "the weather"
 HELD_UNKNOWN = "who wrote the unknown Zorba quartet"
+ABSTAINS = LookFirst(model=COVERED, on_abstain="direct")
 
 
 @pytest.fixture(params=SIDES, ids=lambda side: side.__name__)
@@ -50,24 +57,38 @@ def test_an_answer_that_ends_early_is_judged_whole(side):
     assert [(d.text, d.finished) for (d,) in routed.judge.drafts] == [(KNOWN, True), (UNSURE, True)]
 
 
-def test_a_question_that_is_clearly_unknown_spares_the_llm(side):
-    routed = side(scores={"hopeless": 0.05, "open": 0.3})
-    assert TEXT in routed.ask("hopeless")
-    assert TEXT in routed.ask("RAISE")
-    assert routed.writer.calls == []
-    assert routed.ask("open") == KNOWN
-    assert routed.judge.calls == [["open"]]
+@pytest.mark.parametrize(
+    ("question", "text", "judged", "searched"),
+    [
+        ("hopeless", TEXT, False, True),
+        ("RAISE", TEXT, False, True),
+        ("open", KNOWN, True, None),  # it may be searched for, or not yet
+        ("open, unknown", TEXT, True, True),
+        ("unknown, or easy", UNSURE, False, False),
+        ("unknown, or narrow", TEXT, True, True),
+        ("broken", KNOWN, True, None),
+    ],
+)
+def test_a_clear_question_is_settled_early_and_the_others_are_searched_for_meanwhile(
+    side, question, text, judged, searched
+):
+    scores = {"hopeless": 0.05, "open": 0.3, "unknown, or easy": 0.96, "unknown, or narrow": 0.94}
+    routed = side(scores=scores, answer_above=0.95, prefetch=True)
+    assert text in routed.ask(question)
+    assert routed.judge.calls == [[question]] * judged
+    assert routed.decision["partial_answer"]["tokens_held"] == 4 * judged
+    assert len(routed.writer.calls) == (judged or text != TEXT)
+    if searched is not None:
+        assert routed.shelf.queries == [question] * searched
 
 
-def test_an_answer_to_what_is_clearly_known_is_not_judged(side):
-    routed = side(scores={"unknown, or easy?": 0.9})
-    assert routed.ask("unknown, or easy?") == UNSURE
-    assert (routed.judge.calls, routed.decision["partial_answer"]["tokens_held"]) == ([], 0)
+def test_errors_of_the_arms_are_the_callers(side):
     with pytest.raises(OSError, match="connection lost"):  # the arm runs as without a gate
-        side(scores={"unknown, or easy?": 0.9}, fails_at=0).ask("unknown, or easy?")
-    narrow = side(scores={"unknown, or easy?": 0.9}, answer_above=0.95)
-    assert TEXT in narrow.ask("unknown, or easy?")
-    assert narrow.judge.calls == [["unknown, or easy?"]]
+        side(scores={"easy": 0.96}, fails_at=0).ask("easy")
+    with pytest.raises(OSError, match="connection lost"):
+        side(fails_at=6).ask("a known one?")
+    with pytest.raises(TimeoutError, match="index gone"):
+        side(prefetch=True).ask("broken and unknown")
 
 
 def test_the_threshold_of_a_call_holds_for_both_gates(framework):
@@ -77,12 +98,40 @@ def test_the_threshold_of_a_call_holds_for_both_gates(framework):
     assert TEXT in routed.ask("easy", threshold=0.95)
 
 
-def test_an_llm_that_fails_before_it_is_judged_retrieves_and_later_it_is_the_callers_error(side):
+def test_an_llm_that_fails_before_it_is_judged_retrieves(side):
     routed = side(fails_at=2)
     assert TEXT in routed.ask("a known one?")
     assert routed.decision["error"]["type"] == "OSError"
-    with pytest.raises(OSError, match="connection lost"):
-        side(fails_at=6).ask("a known one?")
+
+
+def test_an_answer_of_empty_chunks_is_not_held_without_end():
+    def silent(questions):
+        for _ in questions:
+            for number in range(2 * MOST_BUFFERED):
+                written.append(number)
+                yield ""
+
+    written, judge = [], Reader()
+    router = RetrievalGate(judge).route(
+        retrieve=str, direct=RunnableGenerator(silent), answer_first=AnswerFirst(question_gate=None)
+    )
+    assert router.invoke("what?") == "what?"
+    assert len(written) == MOST_BUFFERED
+    assert judge.calls == []
+
+
+def test_a_decision_has_the_costs_and_warnings_of_both_gates():
+    class Costly(Reader):
+        def _decision(self, *given):
+            told = {"cost": Cost(model_calls=1), "warnings": ("cut",)}
+            return super()._decision(*given).model_copy(update=told)
+
+    routed = LlamaIndex(judge=Costly(), question_gate=Costly())
+    for question, calls, dropped in (("a known one?", 2, 0), ("an unknown one?", 3, 4)):
+        routed.ask(question)
+        cost = routed.decision["cost"]
+        assert (cost["model_calls"], cost["tokens_out"]) == (calls, dropped)
+        assert list(routed.decision["warnings"]) == ["cut"]
 
 
 def test_a_gate_that_fails_retrieves_or_raises(side):
@@ -101,15 +150,6 @@ def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(framewo
     assert TEXT in framework().ask("And where was he born?")
 
 
-def test_what_is_settled_early_is_not_searched_meanwhile(side):
-    routed = side(scores={"easy?": 0.95, "hopeless?": 0.05}, prefetch=True)
-    assert routed.ask("easy?") == KNOWN
-    assert routed.shelf.queries == []
-    assert TEXT in routed.ask("hopeless?")
-    assert TEXT in routed.ask("an unknown one?")
-    assert routed.shelf.queries == ["hopeless?", "an unknown one?"]
-
-
 def gates_of(framework, gate, **options):
     """Return the judge and the question gate of a router's strategy, without the framework's wrappers."""
     routed = framework.__new__(framework)
@@ -119,16 +159,13 @@ def gates_of(framework, gate, **options):
     return [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
 
 
-def test_the_default_gates_are_those_for_begun_answers(framework):
-    judge, question_gate = gates_of(framework, None)
-    assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default", "default-answer")
-    assert question_gate.gate.artifact == "default"
-
-
-def test_a_gate_of_ones_own_judges_and_no_other_overrules_it(framework):
+def test_the_gates_for_begun_answers_are_the_users_or_the_shipped_ones(framework):
     own, asked = Reader(), Reader()
     assert gates_of(framework, own) == [own, None]
     assert gates_of(framework, own, question_gate=asked) == [own, asked]
+    judge, question_gate = gates_of(framework, None)
+    assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default", "default-answer")
+    assert question_gate.gate.artifact == "default"
 
 
 @pytest.mark.parametrize("options", [{}, {"threshold": 0.4, "on_error": "raise", "timeout": 9.0}])
@@ -141,16 +178,11 @@ def test_a_gate_that_reads_the_question_leaves_begun_answers_to_the_one_that_bel
     assert (question_gate.threshold, question_gate.gate.artifact) == (gate.threshold, gate.gate.artifact)
 
 
-class QuestionsOnly:
-    """A gate of the user's own that takes no drafts."""
-
-    def decide_batch(self, questions):
-        return []
-
-    adecide_batch = decide_batch
+# A gate of the user's own that takes no drafts.
+QUESTIONS_ONLY = SimpleNamespace(decide_batch=lambda questions: [], adecide_batch=lambda questions: [])
 
 
-@pytest.mark.parametrize("gate", ["prompt", QuestionsOnly()], ids=["shipped", "own"])
+@pytest.mark.parametrize("gate", ["prompt", QUESTIONS_ONLY], ids=["shipped", "own"])
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framework, gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
         gates_of(framework, gate)
@@ -158,84 +190,75 @@ def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framew
     assert gates_of(framework, None, question_gate=gate)[0].gate.name == "answer"
 
 
-# --- look first ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tokens": 0}, "tokens must be at least 1"),
+        ({"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        AnswerFirst(**options)
 
 
-def test_passages_that_hold_the_answer_are_read_even_where_the_llm_may_know(side):
-    routed = side(answers=False, look=LOOK)
-    assert TEXT in routed.ask(HELD)  # P(known) is 0.5: the gate alone would skip
-    said = routed.decision
-    assert (said["outcome"], said["retrieve"], said["p_known"]) == ("retrieve", True, 0.5)
-    assert said["p_helps"] == said["threshold"] == pytest.approx(0.9, abs=0.001)
-    assert routed.shelf.queries == [HELD]
+# --- look first, and both --------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("choice", ["retrieve", "direct"])
-def test_where_neither_is_likely_the_option_chooses(side, choice):
-    look = LookFirst(model=COVERED, on_abstain=choice)
-    routed = side(look=look, scores={"cold weather": 0.05})
-    assert (TEXT in routed.ask("cold weather")) is (choice == "retrieve")
-    assert (routed.decision["outcome"], routed.decision["retrieve"]) == ("abstain", choice == "retrieve")
-    assert routed.judge.calls == []
-
-
-def test_a_gate_that_fails_reads_what_was_found(side):
-    routed = side(answers=False, look=LOOK)
-    assert TEXT in routed.ask("RAISE weather")
-    assert routed.decision["error"]["type"] == "RuntimeError"
-    assert routed.shelf.queries == ["RAISE weather"]
-
-
-# --- both ----------------------------------------------------------------------------------------------------
+LIKELY, ALONE = {"scores": {}}, {"answers": False}
+COLD = {"scores": {"cold weather": 0.05}}
 
 
 @pytest.mark.parametrize(
-    ("scores", "question", "text", "outcome", "p_known", "ended"),
+    ("options", "question", "text", "outcome", "p_known", "ended", "judged"),
     [
         # What was begun is compared with what was found.
-        ({}, HELD, KNOWN, "direct", 0.9, ["whole"]),
-        ({}, HELD_UNKNOWN, TEXT, "retrieve", 0.2, ["closed"]),
+        (LIKELY, HELD, KNOWN, "direct", 0.9, ["whole"], 1),
+        (LIKELY, HELD_UNKNOWN, TEXT, "retrieve", 0.2, ["closed"], 1),
         # Without a gate that screens, every answer is begun.
-        (None, "unknownish weather", UNSURE, "direct", 0.2, ["whole"]),
+        ({}, "unknownish weather", UNSURE, "direct", 0.2, ["whole"], 1),
         # Where no passage helps, the question settles it, and so it does where it is clearly unknown.
-        ({}, "unknownish weather", UNSURE, "direct", 0.5, None),
-        ({"poor weather": 0.12}, "poor weather", KNOWN, "direct", 0.12, None),
-        ({"the Zorba quartet": 0.05}, "the Zorba quartet", TEXT, "retrieve", 0.05, None),
-        ({}, "Who is he?", TEXT, None, 0.0, None),  # it refers back: what was found is read
+        (LIKELY, "unknownish weather", UNSURE, "direct", 0.5, ["whole"], 0),
+        ({"scores": {"poor weather": 0.12}}, "poor weather", KNOWN, "direct", 0.12, ["whole"], 0),
+        ({"scores": {"the Zorba quartet": 0.05}}, "the Zorba quartet", TEXT, "retrieve", 0.05, [], 0),
+        (LIKELY, "Who is he?", TEXT, None, 0.0, [], 0),  # it refers back: what was found is read
+        # Where neither is likely, the option chooses.
+        (COLD, "cold weather", TEXT, "abstain", 0.05, [], 0),
+        (COLD | {"look": ABSTAINS}, "cold weather", KNOWN, "abstain", 0.05, ["whole"], 0),
+        # Without answer first the gate alone would skip, and one that fails reads what was found.
+        (ALONE, HELD, TEXT, "retrieve", 0.5, [], 1),
+        (ALONE, "RAISE weather", TEXT, None, 0.0, [], 1),
     ],
 )
-def test_what_was_begun_and_what_was_found_are_compared(
-    side, scores, question, text, outcome, p_known, ended
+def test_what_the_llm_knows_and_what_was_found_are_compared(
+    side, options, question, text, outcome, p_known, ended, judged
 ):
-    routed = side(look=LOOK, scores=scores)
+    routed = side(**({"look": LOOK} | options))
     assert text in routed.ask(question)
     said = routed.decision
     assert (said["outcome"], said["p_known"], said["retrieve"]) == (outcome, p_known, text == TEXT)
+    assert (routed.writer.ended, len(routed.judge.calls)) == (ended, judged)
     assert routed.shelf.queries == [question]  # it is not searched again
-    if ended is None:
-        assert (routed.judge.calls, said["partial_answer"]["tokens_held"]) == ([], 0)
-        assert len(routed.writer.calls) == (text != TEXT)
-    else:
-        assert (routed.writer.ended, len(routed.judge.calls)) == (ended, 1)
-        assert said["partial_answer"]["tokens_dropped"] == (4 if text == TEXT else 0)
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["look first", "both"])
-def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_gate(side, answers):
-    routed = side(look=LOOK, answers=answers, scores={"a broken one": 0.05} if answers else None)
-    for question, error in (
-        ("broken, yet fine", "failed (TimeoutError)"),
-        ("empty, yet fine", "found nothing"),
-    ):
-        assert KNOWN in routed.ask(question)
-        assert (routed.decision["outcome"], routed.decision["retrieve"]) == (None, False)
-        (warning,) = routed.decision["warnings"]
-        assert error in warning
-    if answers:
-        assert routed.ask("empty unknown") != UNSURE
-        for question in ("broken unknown", "a broken one"):
-            with pytest.raises(TimeoutError, match="index gone"):
-                routed.ask(question)
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [("broken, yet fine", "failed (TimeoutError)"), ("empty, yet fine", "found nothing")],
+)
+def test_a_search_that_fails_or_finds_nothing_leaves_it_to_the_gate(side, answers, question, error):
+    routed = side(look=LOOK, answers=answers)
+    assert KNOWN in routed.ask(question)
+    assert (routed.decision["outcome"], routed.decision["retrieve"]) == (None, False)
+    (warning,) = routed.decision["warnings"]
+    assert error in warning
+
+
+def test_where_the_gate_says_retrieve_a_search_that_failed_is_the_callers_error(side):
+    routed = side(look=LOOK, scores={"a broken one": 0.05})
+    assert routed.ask("empty unknown") != UNSURE
+    for question in ("broken unknown", "a broken one"):
+        with pytest.raises(TimeoutError, match="index gone"):
+            routed.ask(question)
 
 
 def test_a_judge_or_an_llm_that_fails_reads_what_was_found(side):
@@ -257,5 +280,5 @@ def test_a_threshold_that_is_given_is_enough_whatever_was_found(framework, answe
 
 def test_the_default_model_is_shipped(framework):
     routed = framework(answers=False, look=True)
-    routed.ask("who wrote the Zorba quartet")
+    routed.ask(HELD)
     assert 0 <= routed.decision["p_helps"] <= 1

@@ -11,7 +11,7 @@ from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
-from llama_index.core.schema import BaseNode, QueryBundle
+from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -237,15 +237,11 @@ class EngineCall(RoutedCall):
         return Gather([Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle))])
 
     def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
-        """Return nodes as they are judged; what a retriever of the user's own returns may have no text to judge."""
+        """Return nodes as they are judged."""
         passages = []
         for each in found:
-            node = getattr(each, "node", each)
-            if isinstance(node, str):
-                passages.append(FoundPassage(node))
-            elif isinstance(node, BaseNode):
-                title = (node.metadata or {}).get("title")
-                passages.append(FoundPassage(node.get_content(), str(title or "")))
+            title = each.node.metadata.get("title") or ""
+            passages.append(FoundPassage(each.node.get_content(), str(title)))
         return passages
 
     def question(self, place: int) -> str:
