@@ -56,8 +56,10 @@ class Recorded:
         components = Basis.of(self.states[fit], seed)(self.states)
         none = np.zeros((len(self.known), 0))
         return {
-            "nothing": Table(np.zeros(len(self.known)), components, none, self.known),
-            "tuned": Table(self.prior, components, none, self.known),
+            "nothing": Table(
+                np.zeros(len(self.known)), components, none, self.known, self.known.astype(float)
+            ),
+            "tuned": Table(self.prior, components, none, self.known, self.known.astype(float)),
         }
 
 

@@ -66,7 +66,8 @@ def test_correctness_is_computed_where_it_is_not_given(tmp_path):
 
 def judged(p, retrieve, closed, rag):
     arrays = (np.array(p, float), np.array(retrieve), np.array(closed), np.array(rag))
-    return JudgedQuestions(*arrays, tuple(load_gate("constant:always").decide_batch(["q?"] * len(p))))
+    decisions = load_gate("constant:always").decide_batch(["q?"] * len(p))
+    return JudgedQuestions(*arrays, np.array(decisions, dtype=object))
 
 
 def test_auc_against_hand_worked_values_and_scikit_learn():

@@ -25,7 +25,7 @@ def simulated(n, rng, directions=6):
     states = rng.normal(size=(n, directions)) / np.sqrt(directions)
     prior = rng.normal(size=n)
     right = rng.random(n) < 1 / (1 + np.exp(-(0.7 * prior + 3 * states[:, 0])))
-    return Table(prior, states, np.zeros((n, 0)), right), rng.random(n) < 0.85
+    return Table(prior, states, np.zeros((n, 0)), right, right.astype(float)), rng.random(n) < 0.85
 
 
 def test_the_guarantee_holds_for_new_questions():
@@ -57,7 +57,8 @@ def test_the_newton_steps_end_at_the_minimum():
 def test_few_questions_leave_the_shipped_order_alone():
     rng = np.random.default_rng(1)
     noise = rng.normal(size=(40, 20)) * 1e-3
-    table = Table(rng.normal(size=40), noise, np.zeros((40, 0)), rng.random(40) < 0.5)
+    prior, right = rng.normal(size=40), rng.random(40) < 0.5
+    table = Table(prior, noise, np.zeros((40, 0)), right, right.astype(float))
     assert fit_correction(table).weights[0] > -1  # the slope is above 0
 
 

@@ -57,7 +57,9 @@ class ModelArm:
     @property
     def batch(self) -> int:
         """A server makes its own batches."""
-        return 1 if isinstance(self.llm, ServedProxy) else 16
+        if isinstance(self.llm, ServedProxy):
+            return 1
+        return 16
 
     @property
     def facts(self) -> dict[str, Any]:

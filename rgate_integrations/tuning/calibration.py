@@ -163,7 +163,9 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
         from scipy.stats import beta
     except ImportError as error:
         raise missing_dependency("scipy", "train") from error
-    return 1.0 if successes >= n else float(beta.ppf(confidence, successes + 1, n - successes))
+    if successes >= n:
+        return 1.0
+    return float(beta.ppf(confidence, successes + 1, n - successes))
 
 
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
@@ -268,14 +270,16 @@ def calibrate(
         "data": [file.as_provenance() for file in files],
     }
     # Where no model was read, none is loaded for its fingerprint.
+    fingerprint = ""
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    called = any(decision.cost.model_calls for decision in judged.decisions)
+    if may_read and any(decision.cost.model_calls for decision in judged.decisions):
+        fingerprint = gate.get_proxy().fingerprint
     calibrated = CalibratedGate(
         inner=gate.gate,
         probability=fitted,
         threshold=choice.threshold,
         proxy=gate.proxy,
-        fingerprint=gate.get_proxy().fingerprint if may_read and called else "",
+        fingerprint=fingerprint,
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
 

@@ -68,7 +68,7 @@ class Answered:
     @property
     def samples(self) -> int:
         """How many further answers without retrieval there are, drawn at random."""
-        return sum(kind_of(arm) == SAMPLE for arm in self.answers)
+        return Counter(map(kind_of, self.answers))[SAMPLE]
 
 
 class Answers:
@@ -125,12 +125,11 @@ class Answers:
     def whole(self) -> list[Answered]:
         """Return the questions that both arms answered (or the one there is), in the order of asking."""
         found = []
-        arms = [name for name in self.arms if kind_of(name) in ("direct", "retrieve", SAMPLE)]
         needed = {"direct", "retrieve"} & self.arms.keys()
         for key, question in self._questions.items():
             drafts, seconds = {}, {}
-            for arm in arms:
-                if (arm, key) in self._answers:
+            for arm in self.arms:
+                if kind_of(arm) in ("direct", "retrieve", SAMPLE) and (arm, key) in self._answers:
                     drafts[arm], seconds[arm] = self._answers[arm, key]
             if needed <= drafts.keys():
                 found.append(Answered(question, drafts, seconds))
@@ -182,7 +181,8 @@ class Answers:
             known, self._questions = self._questions, {}
             for question in (*questions, *known.values()):
                 self._know(question)
-        jobs = self._jobs(questions, self.arms if arms is None else arms)
+            arms = list(self.arms)
+        jobs = self._jobs(questions, arms)
         total = sum(len(some) for *_, some in jobs)
         done = failures = 0
         in_a_row: Counter[str] = Counter()

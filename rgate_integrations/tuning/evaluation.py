@@ -7,9 +7,11 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, decide
@@ -41,7 +43,7 @@ class JudgedQuestions:
     retrieve: BoolArray
     closed_book: BoolArray
     rag: BoolArray
-    decisions: tuple[Decision, ...]
+    decisions: NDArray[np.object_]
 
     def part(self, positions: PositionArray) -> JudgedQuestions:
         """Return some of the questions."""
@@ -50,7 +52,7 @@ class JudgedQuestions:
             self.retrieve[positions],
             self.closed_book[positions],
             self.rag[positions],
-            tuple(self.decisions[i] for i in positions),
+            self.decisions[positions],
         )
 
 
@@ -89,7 +91,7 @@ def judge(
             report(len(decisions))
     p, retrieve = np.array([(decision.p_known, decision.retrieve) for decision in decisions]).T
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
-    return JudgedQuestions(p, retrieve.astype(bool), closed_book, rag, tuple(decisions))
+    return JudgedQuestions(p, retrieve.astype(bool), closed_book, rag, np.array(decisions, dtype=object))
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
@@ -103,19 +105,19 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """
     numbers = _numbers(judged)
     n = len(judged.p)
-    draws: dict[str, list[float]] = {name: [] for name in _WITH_INTERVAL if not math.isnan(numbers[name])}
+    sampled = itemgetter(*_WITH_INTERVAL)
+    draws = []
     rng = np.random.default_rng(0)
     for _ in range(_SAMPLES):
-        again = _numbers(judged.part(rng.integers(0, n, n)))
-        for name, values in draws.items():
-            values.append(again[name])
+        draws.append(sampled(_numbers(judged.part(rng.integers(0, n, n)))))
     curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
     rates = np.linspace(0, 1, 21)
     accuracies = np.interp(rates * n, np.arange(n + 1), curve)
     intervals = {}
-    for name, values in draws.items():
-        # A draw of one class has no AUC, and is left out.
-        intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
+    for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
+        if not math.isnan(numbers[name]):
+            # A draw of one class has no AUC, and is left out.
+            intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
     return {
         **{name: _rounded(value) for name, value in numbers.items()},
         "n": n,
@@ -127,7 +129,9 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
 
 def _rounded(value: float) -> float | None:
     """Return a number for JSON, which has no NaN."""
-    return None if math.isnan(value) else round(float(value), 4) + 0.0  # the sum turns -0.0 into 0.0
+    if math.isnan(value):
+        return None
+    return round(float(value), 4) + 0.0  # the sum turns -0.0 into 0.0
 
 
 def _numbers(judged: JudgedQuestions) -> dict[str, float]:

@@ -83,16 +83,16 @@ def train_adapter(
     examples = all_examples(files)
     check_labels(examples, options.folds or 0)
     questions = [example.question for example in examples]
-    drafts = None
+    drafts: Sequence[Draft | None] = [None] * len(examples)
     parameters: dict[str, Any] = {}
     if gate in _READ_DRAFTS:
-        drafts = drafts_for(shared_proxy(model), questions, options, progress)
+        drafts = drafts_for(shared_proxy(model), questions, options, progress) or drafts
         parameters = options.reads
     if gate == "boundary" and options.label in get_args(SampledLabel):
         parameters["label"] = options.label
     pairs = []
-    for place, example in enumerate(examples):
-        pairs.append(pairs_for(gate, example, drafts[place] if drafts else None))
+    for example, draft in zip(examples, drafts, strict=True):
+        pairs.append(pairs_for(gate, example, draft))
     recipe = options.recipe or RECIPES[gate]
     fit = partial(fine_tune, model=model, recipe=recipe, seed=options.seed, progress=progress)
     load = partial(load_gate, gate, proxy=model, **parameters)
@@ -100,7 +100,7 @@ def train_adapter(
     if options.folds:
         metrics = _cross_validate(fit, load, pairs, examples, drafts, options)
     fit(list(chain.from_iterable(pairs)), out=out, resume=options.resume)
-    prompt = verdict_prompt(gate, drafts is not None)
+    prompt = verdict_prompt(gate, drafts[0] is not None)
     saved = SavedGate(
         method=gate,
         prompts={prompt.name: prompt.hash},
@@ -119,7 +119,7 @@ def _cross_validate(
     load: Callable[..., DecisionEngine],
     pairs: Sequence[Sequence[Pair]],
     examples: Sequence[Example],
-    drafts: Sequence[Draft] | None,
+    drafts: Sequence[Draft | None],
     options: TrainingOptions,
 ) -> dict[str, Any]:
     """Judge each question by an adapter that was trained without its fold."""
@@ -130,7 +130,7 @@ def _cross_validate(
             adapter = Path(folder) / "gate"
             fit(list(chain.from_iterable(pairs[place] for place in train)), out=adapter)
             texts = [examples[place].question.text for place in test]
-            given = [drafts[place] for place in test] if drafts else None
+            given = [drafts[place] for place in test]
             decisions = load(adapter=str(adapter)).decide_batch(texts, drafts=given)
             p[test] = [decision.p_known for decision in decisions]
     known = np.array([example.known for example in examples])

@@ -141,8 +141,10 @@ def fit_gate(
     if len(known) < LEAST or known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
-    shares = np.array(labels.shares)[places] if labels.shares else None
-    table = Table(readings.prior[places], basis(readings.states[places]), features, known, shares)
+    target = known.astype(np.float64)
+    if labels.shares:
+        target = np.array(labels.shares)[places]
+    table = Table(readings.prior[places], basis(readings.states[places]), features, known, target)
     held_out = crossfit(table, seed)
     p = 1 / (1 + np.exp(-held_out))
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
@@ -272,19 +274,14 @@ class Table:
         states: Components of the hidden states, shape (n, components).
         features: Of the begun answers, shape (n, features); no columns for the question alone.
         known: Whether the answer is right, shape (n,).
-        shares: The share of right samples, in [0, 1], shape (n,): what is fitted to in place of `known`, if given.
+        target: What is fitted to, in [0, 1], shape (n,): `known`, or the share of right samples.
     """
 
     prior: Float64Array
     states: Float64Array
     features: Float64Array
     known: BoolArray
-    shares: Float64Array | None = None
-
-    @property
-    def labels(self) -> Float64Array:
-        """What is fitted to, in [0, 1], shape (n,)."""
-        return self.known.astype(np.float64) if self.shares is None else self.shares
+    target: Float64Array
 
     @property
     def columns(self) -> Float64Array:
@@ -298,7 +295,7 @@ class Table:
             self.states[positions],
             self.features[positions],
             self.known[positions],
-            None if self.shares is None else self.shares[positions],
+            self.target[positions],
         )
 
 
@@ -335,7 +332,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
         fitted_to, held_out = table.part(train), table.part(test)
         for row, (head_strength, strength) in enumerate(tried):
             logits = _fit(fitted_to, strength, head_strength)(held_out)
-            losses[row, test] = np.logaddexp(0.0, logits) - held_out.labels * logits
+            losses[row, test] = np.logaddexp(0.0, logits) - held_out.target * logits
     # The first, unless another is better by one standard error.
     best = int(losses.mean(axis=1).argmin())
     difference = losses[0] - losses[best]
@@ -343,7 +340,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
         best = 0
     head_strength, strength = tried[best]
     correction = _fit(table, strength, head_strength)
-    if table.shares is None:
+    if np.array_equal(table.target, table.known):
         return correction
     # The intercept must fit the answers themselves: samples are right less often than they are.
     (moved,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
@@ -367,7 +364,7 @@ def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     mean, scale = np.zeros(len(penalty)), np.ones(len(penalty))
     mean[1 + many : -1] = table.features.mean(axis=0)
     scale[1 + many : -1] = table.features.std(axis=0) + _TINY
-    weights = ridge_logistic((table.columns - mean) / scale, table.labels, penalty, table.prior) / scale
+    weights = ridge_logistic((table.columns - mean) / scale, table.target, penalty, table.prior) / scale
     weights[-1] -= weights @ mean
     return Correction(weights, strength)
 
@@ -394,18 +391,19 @@ def ridge_logistic(
         The weights of the columns, shape (d,).
     """
     ridge = np.asarray(penalty, dtype=float)
-    counts = np.ones(len(target)) if weights is None else weights
+    if weights is None:
+        weights = np.ones(len(target))
     target = target.astype(np.float64)
 
     def loss_at(w: Float64Array) -> float:
         logits = offset + columns @ w
-        return float(counts @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
+        return float(weights @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
 
     found = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
         p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
-        gradient = columns.T @ (counts * (p - target)) + ridge * found
-        curvature = counts * np.maximum(p * (1 - p), _FLATTEST)
+        gradient = columns.T @ (weights * (p - target)) + ridge * found
+        curvature = weights * np.maximum(p * (1 - p), _FLATTEST)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
         # A full step may overshoot where labels are separable.
         loss = loss_at(found)

@@ -102,7 +102,8 @@ class Labels:
         }[self.kind]
         if not self.shares:
             return text
-        between = float(np.mean([0 < share < 1 for share in self.shares]))
+        shares = np.array(self.shares)
+        between = ((shares > 0) & (shares < 1)).mean()
         return (
             f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples a "
             f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
@@ -131,15 +132,18 @@ def label(
         ConfigurationError: There is no judge.
         DataFormatError: Gold answers are needed, and no question has some.
     """
+    with_gold = [each for each in answered if each.question.gold]
     if kind == "auto":
         kind = "agreement"
         if verdicts is not None:
             kind = "judge"
-        elif all(each.question.gold for each in answered):
+        elif len(with_gold) == len(answered):
             kind = "gold"
     if kind == "judge" and verdicts is None:
         raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    usable = [each for each in answered if kind == "agreement" or each.question.gold]
+    usable = with_gold
+    if kind == "agreement":
+        usable = list(answered)
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
     kept: list[Answered] = []
@@ -230,8 +234,10 @@ class JudgeArm(ModelArm):
         for scores in self.llm.score(JUDGE, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
             text = ""
-            if 0 <= p <= 1:  # NaN is neither
-                text = "Yes" if p >= 0.5 else "No"
+            if p >= 0.5:
+                text = "Yes"
+            elif p < 0.5:  # NaN is neither
+                text = "No"
             found.append(Draft(text=text))
         return found
 
@@ -281,7 +287,9 @@ def refuses(answer: str) -> bool:
 def verdict(reply: str) -> bool | None:
     """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
     found = _VERDICT.match(reply)
-    return found[1].lower() == "yes" if found else None
+    if found is None:
+        return None
+    return found[1].lower() == "yes"
 
 
 def collect(

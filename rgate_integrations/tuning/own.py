@@ -113,8 +113,9 @@ class TrainingOptions:
     @property
     def reads(self) -> dict[str, Any]:
         """Which drafts the trained gate reads, as parameters of a gate."""
-        tokens = 0 if self.draft == "none" else self.tokens
-        return {"tokens": tokens, "source": "recorded" if self.draft == "recorded" else "proxy"}
+        if self.draft == "none":
+            return {"tokens": 0, "source": "proxy"}
+        return {"tokens": self.tokens, "source": self.draft}
 
     def provenance(
         self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any], packages: Sequence[str]

@@ -61,14 +61,21 @@ _VERDICTS = {
 }
 """What a gate writes for a known question, and for an unknown one."""
 
+_PROMPTS = {
+    "ik": IK_QUESTION,
+    "slimplm": JUDGMENT,
+    "adapt": PARAMETRIC_PROMPT,
+    "boundary": BOUNDARY_QUESTION,
+}
+
 _CLAIMS = 'Each line needs "question", "closed_book_text", "claims".'
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
     """Return the prompt under which a trained gate gives its verdict."""
-    if gate == "ik":
-        return IK_DRAFT if drafted else IK_QUESTION
-    return {"slimplm": JUDGMENT, "adapt": PARAMETRIC_PROMPT, "boundary": BOUNDARY_QUESTION}[gate]
+    if gate == "ik" and drafted:
+        return IK_DRAFT
+    return _PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
@@ -144,4 +151,6 @@ def _tagged(record: Record) -> str:
             Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
         )
     printed = print_claims(claims)
-    return printed if len(parse_claims(printed)) == len(claims) else ""
+    if len(parse_claims(printed)) != len(claims):
+        return ""
+    return printed

@@ -225,8 +225,10 @@ def read_examples(
 def _target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
     if label == MATCH_RATIO:
-        if question.draft is None or not question.gold:
-            raise record.wrong(f"no {'closed_book_text' if question.gold else 'gold_answers'}")
+        if not question.gold:
+            raise record.wrong("no gold_answers")
+        if question.draft is None:
+            raise record.wrong("no closed_book_text")
         return float(match_ratio(question.draft.text, question.gold))
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):

@@ -147,10 +147,12 @@ def mean_tokens(answered: Sequence[Answered], retrieved: BoolArray, begun: int =
     for each, with_retrieval in zip(answered, retrieved, strict=True):
         if 0 in (each.direct.prompt_tokens, each.retrieve.prompt_tokens):
             return None
-        answer = each.retrieve if with_retrieval else each.direct
-        total += (answer.prompt_tokens, _length(answer))
-        if with_retrieval and begun:
-            total += (each.direct.prompt_tokens, min(_length(each.direct), begun))
+        if with_retrieval:
+            total += (each.retrieve.prompt_tokens, _length(each.retrieve))
+            if begun:
+                total += (each.direct.prompt_tokens, min(_length(each.direct), begun))
+        else:
+            total += (each.direct.prompt_tokens, _length(each.direct))
     return total / len(answered)
 
 
