@@ -24,9 +24,8 @@ from rgate_integrations.tuning.arms import read_answer
 from rgate_integrations.tuning.collection import STOP_AFTER, answers_file
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
-from tests.scripted_proxy import ScriptedProxy
 from tests.test_hybrid import TEXTS, Words
-from tests.tuning_parts import Direct, Killed, N, by_number, questions, retrieve, tuned
+from tests.tuning_parts import Direct, Killed, Model, N, by_number, questions, retrieve, tuned
 
 
 def index(texts=TEXTS):
@@ -69,10 +68,9 @@ def test_a_failure_is_one_and_is_asked_again(tmp_path, prior):
 
 def test_who_fails_ten_times_in_a_row_is_asked_no_more(tmp_path, prior):
     direct = Direct(fails=range(N))
-    with pytest.raises(ServerError, match="given up") as error:
+    with pytest.raises(ServerError, match="given up"):
         tuned(tmp_path, prior, direct=direct, options={"concurrency": 1})
     assert len(direct.asked) == STOP_AFTER
-    assert "my-gate.answers.jsonl" in error.value.hint
 
 
 def test_two_runs_for_one_gate_are_refused(tmp_path, prior):
@@ -173,30 +171,13 @@ def test_a_server_that_refuses_log_probabilities_is_asked_without_and_the_report
 
     found = tuned(tmp_path, prior, direct=fake(refuses))
     assert (found.failed, found.answer_first) == (0, None)
-    assert not (found.folder / "answer-first").exists()
-    for report in ("README.md", "report.html"):
-        assert f"0 of {N} answers came with log-probabilities" in (found.folder / report).read_text()
+    told = (found.folder / "README.md").read_text()
+    assert f"0 of {N} answers came with log-probabilities" in told
 
 
 # --- collect -----------------------------------------------------------------------------------------------
 
 ASKED = [{"id": str(i), "question": f"What is {i}?", "gold_answers": ["Answer"]} for i in range(40)]
-
-
-class Model(ScriptedProxy):
-    """Has a name and weights."""
-
-    fingerprint = "w1"
-
-    def __init__(self, name="one", weights="w1"):
-        super().__init__()
-        self.name = name
-        self.fingerprint = weights
-        self.asked = []
-
-    def generate(self, prompt, values, **options):
-        self.asked += [each["question"] for each in values]
-        return super().generate(prompt, values, **options)
 
 
 def test_collecting_goes_on_after_a_kill(tmp_path):
@@ -251,7 +232,7 @@ def test_collecting_goes_on_when_a_real_disk_has_room_again(small_disk):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"llm": Model("two")}, "'llm': 'one'.*'llm': 'two'"),
+        ({"llm": Model(name="two")}, "'llm': 'one'.*'llm': 'two'"),
         ({"llm": Model(weights="w2")}, "'weights': 'w1'.*'weights': 'w2'"),
         ({"tokens": 32}, "'tokens': 64.*'tokens': 32"),
         ({"k": 2}, "'k': 3.*'k': 2"),

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.probability import ProbabilityMap
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import ALWAYS, betting_p_value, fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
@@ -44,21 +43,15 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
     ],
 )
 def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):
-    path = write(tmp_path / "bad.jsonl", GOOD, bad)
     with pytest.raises(DataFormatError, match=why):
-        read_paired([path])
-    path.write_text("\n")
-    with pytest.raises(DataFormatError, match="no questions"):
-        read_paired([path])
+        read_paired([write(tmp_path / "bad.jsonl", GOOD, bad)])
 
 
 def test_correctness_is_computed_where_it_is_not_given(tmp_path):
     answers = {"closed_book_answer": "It was beatles!", "rag_answer": "Stones"}
     line = {"question": "a?", "gold_answers": ["The Beatles"], **answers}
-    path = write(tmp_path / "set.jsonl", line, {**GOOD, "dataset": "d"})
-    found, other = read_paired([path])[0].examples
+    (found,) = read_paired([write(tmp_path / "set.jsonl", line)])[0].examples
     assert (found.known, found.rag_correct, found.question.dataset) == (True, False, "set")
-    assert (other.known, other.rag_correct, other.question.dataset) == (True, False, "d")
 
 
 # --- metrics by hand ---------------------------------------------------------------------------------------
@@ -72,8 +65,6 @@ def judged(p, retrieve, closed, rag):
 
 def test_auc_against_hand_worked_values_and_scikit_learn():
     assert auc([0.1, 0.4, 0.35, 0.8], [F, F, T, T]) == 0.75
-    assert auc([1, 1, 1], [T, F, T]) == 0.5
-    assert math.isnan(auc([1, 2], [T, T]))
     assert math.isnan(auc([], []))
     rng = np.random.default_rng(0)
     scores, labels = rng.integers(0, 6, 400) / 5, rng.random(400) < 0.4
@@ -114,7 +105,6 @@ def test_ties_are_retrieved_in_random_order():
 def test_calibration_error_by_hand():
     p, known = np.array([0.95, 0.95, 0.05, 0.05]), np.array([T, F, F, F])
     assert expected_calibration_error(p, known) == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
-    assert expected_calibration_error(np.array([1.0, 0.0]), np.array([T, F])) == 0
 
 
 def test_break_even_of_the_ik_paper():
@@ -132,15 +122,14 @@ def test_recorded_drafts_reach_the_gate():
     proxy = ScriptedProxy()
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
     sure = [Example(Question("who?", dataset="s", draft=draft), 1.0, False)]
-    result, found = evaluate(
-        load_gate("token_probability", statistic="mean", proxy=proxy), sure, draft="recorded"
-    )
+    gate = load_gate("token_probability", statistic="mean", proxy=proxy)
+    result, found = evaluate(gate, sure, draft="recorded")
     assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
     assert found.decisions[0].draft.text == "It was me."
     assert result["sets"]["s"]["n"] == result["pooled"]["n"] == 1
     assert proxy.calls == []  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
-        evaluate(load_gate("constant:always"), [Example(Question("who?"), 1.0, True)], draft="recorded")
+        evaluate(gate, [Example(Question("who?"), 1.0, True)], draft="recorded")
 
 
 # --- calibration -------------------------------------------------------------------------------------------
@@ -148,7 +137,6 @@ def test_recorded_drafts_reach_the_gate():
 
 def test_exact_binomial_bound():
     assert upper_bound(0, 10, 0.95) == pytest.approx(1 - 0.05 ** (1 / 10))
-    assert upper_bound(9, 10, 0.95) == pytest.approx(0.95 ** (1 / 10))
     assert upper_bound(5, 5, 0.95) == 1.0
 
 
@@ -160,10 +148,8 @@ def test_maps_keep_the_order(method):
     fitted = fit_map(p, known, method)
     mapped = np.array([fitted(v) for v in np.linspace(0, 1, 50)])
     assert (np.diff(mapped) >= 0).all()
-    assert 0 <= mapped.min() <= mapped.max() <= 1
     values = np.array([fitted(v) for v in p])
     assert expected_calibration_error(values, known) < expected_calibration_error(p, known)
-    assert ProbabilityMap.model_validate_json(fitted.model_dump_json()) == fitted
     assert fit_map(p, np.ones(400, bool), method).method == "none"
 
 
@@ -180,17 +166,16 @@ def test_guarantees_hold_as_often_as_they_say():
     rng = np.random.default_rng(1)
     p, closed, rag = world(rng, 400_000)
     order = np.argsort(p)
-    everybody, gain = p[order], (rag.astype(float) - closed)[order]
+    gain = (rag.astype(float) - closed)[order]
     lost_from = np.append(np.cumsum(gain[::-1])[::-1], 0.0) / len(p)  # by skipping from this position on
-    repetitions, confidence = 500, 0.9
     budgets, losses = [], []
-    for _ in range(repetitions):
+    for _ in range(500):
         sample = world(rng, 400)
-        budgets.append(Budget(0.4, confidence).choose(*sample).threshold)
-        losses.append(MaxLoss(0.02, confidence).choose(*sample).threshold)
-    too_often = np.searchsorted(everybody, budgets) / len(p) > 0.4
-    too_wrong = lost_from[np.searchsorted(everybody, losses)] > 0.02
-    allowed = (1 - confidence) + 2 * math.sqrt(confidence * (1 - confidence) / repetitions)
+        budgets.append(Budget(0.4, 0.9).choose(*sample).threshold)
+        losses.append(MaxLoss(0.02, 0.9).choose(*sample).threshold)
+    too_often = np.searchsorted(p[order], budgets) / len(p) > 0.4
+    too_wrong = lost_from[np.searchsorted(p[order], losses)] > 0.02
+    allowed = 0.1 + 2 * math.sqrt(0.9 * 0.1 / 500)
     assert too_often.mean() <= allowed
     assert too_wrong.mean() <= allowed
     assert min(budgets) > 0
@@ -206,7 +191,6 @@ def test_what_cannot_be_guaranteed_is_not():
     assert not Budget(0.001).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
-    assert betting_p_value(np.zeros(5), 0.01, 0.05) > 0.05
     assert betting_p_value(np.ones(500), 0.01, 0.05) == 1.0
     for policy, *numbers in ((Budget, 1.5), (MaxLoss, 0), (MaxLoss, 0.1, 1.0)):
         with pytest.raises(ConfigurationError):
@@ -214,39 +198,28 @@ def test_what_cannot_be_guaranteed_is_not():
 
 
 def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: ScriptedProxy())
-    rng = np.random.default_rng(0)
+    proxy = ScriptedProxy()
+    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: proxy)
     asked = [f"question {i}?" for i in range(200)]
+    inner = load_gate("ik", proxy=proxy).decide_batch(asked)
     lines = []
-    for question, decision in zip(
-        asked, load_gate("ik", proxy=ScriptedProxy()).decide_batch(asked), strict=True
-    ):
-        known = bool(rng.random() < decision.p_known)
-        lines.append({"question": question, "closed_book_correct": known, "rag_correct": True})
-    data = write(tmp_path / "d.jsonl", *lines)
+    for question, decision in zip(asked, inner, strict=True):
+        lines.append({**GOOD, "question": question, "closed_book_correct": decision.p_known > 0.5})
     out = tmp_path / "calibrated"
-    options = ["calibrate", "--gate", "ik", "--data", str(data), "--out", str(out)]
-    done = CliRunner().invoke(app, [*options, "--budget", "0.5"])
-    assert done.exit_code == 0, done.output
+    options = ["--data", str(write(tmp_path / "d.jsonl", *lines)), "--out", str(out), "--budget", "0.5"]
+    done = CliRunner().invoke(app, ["calibrate", "--gate", "ik", *options])
     assert "at most 50.0%" in done.output
     facts = json.loads((out / "gate.json").read_text())["provenance"]
     assert facts["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.95}
     assert facts["retrieval_rate"] < 0.5
-    gate = load_gate(str(out), proxy=ScriptedProxy())
+    gate = load_gate(str(out), proxy=proxy)
     decision = gate.decide("question 3?")
     assert decision.threshold == gate.threshold
     # the map is applied to what the inner gate says
-    inner = load_gate("ik", proxy=ScriptedProxy()).decide("question 3?").p_known
-    assert decision.p_known == pytest.approx(gate.gate.probability(inner))
-
-
-def test_only_one_guarantee_can_be_given(tmp_path):
-    data = write(tmp_path / "d.jsonl", GOOD)
-    options = ["--data", str(data), "--out", str(tmp_path / "g"), "--budget", "0.5", "--max-loss", "0.1"]
-    assert isinstance(CliRunner().invoke(app, ["calibrate", *options]).exception, ConfigurationError)
+    assert decision.p_known == pytest.approx(gate.gate.probability(inner[3].p_known))
 
 
 def test_too_few_questions_to_calibrate(tmp_path):
-    data = write(tmp_path / "d.jsonl", *[GOOD | {"question": f"{i}?"} for i in range(30)])
+    few = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 30)])
     with pytest.raises(DataFormatError, match="15 of 30"):
-        calibrate(load_gate("constant:always"), read_paired([data]), Budget(0.5))
+        calibrate(load_gate("constant:always"), few, Budget(0.5))

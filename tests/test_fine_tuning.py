@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
@@ -47,8 +48,8 @@ def test_rewriter_pairs(tmp_path):
 
 # --- fine-tuning ---------------------------------------------------------------------------------------------
 
-SUMS = [(f"What is {a} plus {a}?", a % 2 == 0) for a in range(1, 13)]
-SAID = ["Even." if known else "Odd." for _, known in SUMS]
+SUMS = [f"What is {a} plus {a}?" for a in range(1, 13)]
+SAID = ["Odd.", "Even."] * 6
 RECIPE = Recipe(epochs=4, learning_rate=2e-3, batch_size=4)
 LEARNS = Recipe(epochs=25, learning_rate=2e-2, batch_size=12, per_device=12, dropout=0.0)
 """Enough for the tiny model to tell "Even." from "Odd."."""
@@ -57,24 +58,22 @@ LEARNS = Recipe(epochs=25, learning_rate=2e-2, batch_size=12, per_device=12, dro
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
     lines = []
-    for (question, known), said in zip(SUMS, SAID, strict=True):
-        lines.append({"question": question, "closed_book_correct": known, "closed_book_text": said})
+    for question, said in zip(SUMS, SAID, strict=True):
+        lines.append({"question": question, "closed_book_correct": said == "Even.", "closed_book_text": said})
     return write(tmp_path_factory.mktemp("sums") / "sums.jsonl", *lines)
 
 
-def fitted(sums, model, out, recipe=RECIPE, **options):
+def fitted(sums, model, out, recipe=RECIPE, gate="ik", **options):
     given = {"draft": "recorded", "recipe": recipe, **options}
-    train_adapter("ik", read_examples([sums]), model, out, TrainingOptions(**given))
+    train_adapter(gate, read_examples([sums]), model, out, TrainingOptions(**given))
     return load_gate(str(out))
 
 
 def assert_told_apart(gate):
-    decisions = gate.decide_batch([question for question, _ in SUMS], drafts=SAID)
+    decisions = gate.decide_batch(SUMS, drafts=SAID)
     assert [decision.error for decision in decisions] == [None] * len(SUMS)
-    p = {True: [], False: []}
-    for decision, (_, known) in zip(decisions, SUMS, strict=True):
-        p[known].append(decision.p_known)
-    assert min(p[True]) > max(p[False])
+    p_known = np.array([decision.p_known for decision in decisions])
+    assert p_known[1::2].min() > p_known[::2].max()
 
 
 # Trains like `fitted`, and kills itself when the fifth of twelve steps is done, before its checkpoint is written.
@@ -147,12 +146,8 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 
 @pytest.mark.model
 def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
-    recipe = RECIPE.with_options(epochs=1)
-    options = TrainingOptions(draft="none", recipe=recipe, label="accuracy", labelled_by="30 answers of tiny")
-    train_adapter("boundary", read_examples([sums]), tiny, tmp_path / "g", options)
-    saved = json.loads((tmp_path / "g" / "gate.json").read_text())
-    assert saved["provenance"]["label"] == "accuracy of 30 answers of tiny"
-    gate = load_gate(str(tmp_path / "g"))
+    described = {"draft": "none", "label": "accuracy", "labelled_by": "30 answers of tiny"}
+    gate = fitted(sums, tiny, tmp_path / "g", RECIPE.with_options(epochs=1), gate="boundary", **described)
     assert gate.config()["label"] == "accuracy"
     assert "predicts accuracy" in gate.decide("Is 2 even?").reason
 

@@ -21,8 +21,7 @@ from rgate_integrations.prompts import answering
 from rgate_integrations.tuning.own import ANSWER_TOKENS, TrainingOptions, drafts_for, read_own
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
-from tests.scripted_proxy import ScriptedProxy
-from tests.tuning_parts import write
+from tests.tuning_parts import Model, write
 
 
 def line(question, known, **more):
@@ -47,12 +46,11 @@ def test_bad_lines_are_named(tmp_path, bad, why):
         read_examples([path])
 
 
-def test_bad_files_are_named(tmp_path):
-    (tmp_path / "empty.jsonl").write_text("\n")
-    (tmp_path / "binary.jsonl.gz").write_bytes(b"not gzip")
-    for name in ("empty.jsonl", "missing.jsonl", "binary.jsonl.gz"):
-        with pytest.raises(DataFormatError, match=name):
-            read_examples([tmp_path / name])
+@pytest.mark.parametrize("name", ["empty.jsonl", "missing.jsonl"])
+def test_bad_files_are_named(tmp_path, name):
+    write(tmp_path / "empty.jsonl")
+    with pytest.raises(DataFormatError, match=name):
+        read_examples([tmp_path / name])
 
 
 def test_a_repeated_question_counts_once(tmp_path):
@@ -77,32 +75,33 @@ def test_labels_other_than_the_default(tmp_path):
 # --- probes --------------------------------------------------------------------------------------------------
 
 
-def separable(n=200, seed=0):
-    rng = np.random.default_rng(seed)
-    known = rng.random(n) < 0.4
-    states = rng.normal(size=(n, 3, 24)).astype(np.float32)
+@pytest.fixture(scope="module")
+def separable():
+    """States of three layers, of which one number tells what is known; and that."""
+    rng = np.random.default_rng(0)
+    known = rng.random(200) < 0.4
+    states = rng.normal(size=(200, 3, 24)).astype(np.float32)
     states[:, :, 5] += known[:, None] * 1.5
-    return states, known, [""] * n
+    return states, known
 
 
-def test_the_folded_probe_equals_its_parts():
-    states, known, sets = separable()
-    weight, bias = fit_probe(states, known, 0, sets)
-    logits = np.zeros(len(known))
+def test_the_folded_probe_equals_its_parts(separable):
+    states, known = separable
+    weight, bias = fit_probe(states, known, 0, [""] * 200)
+    logits = np.zeros(200)
     for layer in range(3):
-        model = make_pipeline(
-            StandardScaler(), PCA(24, svd_solver="full"), LogisticRegression(C=0.005, max_iter=2_000)
-        )
+        logistic = LogisticRegression(C=0.005, max_iter=2_000)
+        model = make_pipeline(StandardScaler(), PCA(24, svd_solver="full"), logistic)
         model.fit(states[:, layer].astype(np.float64), known)
         logits += model.decision_function(states[:, layer]) / 3
     np.testing.assert_allclose((states * weight).sum(axis=(1, 2)) + bias, logits, atol=1e-4)
 
 
-def test_probes_find_what_is_there_and_nothing_else():
-    states, known, sets = separable()
-    assert roc_auc_score(known, cross_validate(states, known, 5, 0, sets)) > 0.8
+def test_probes_find_what_is_there_and_nothing_else(separable):
+    states, known = separable
     shuffled = np.random.default_rng(1).permutation(known)
-    assert 0.35 < roc_auc_score(shuffled, cross_validate(states, shuffled, 5, 0, sets)) < 0.65
+    for labels, least, most in ((known, 0.8, 1.0), (shuffled, 0.35, 0.65)):
+        assert least < roc_auc_score(labels, cross_validate(states, labels, 5, 0, [""] * 200)) < most
 
 
 def test_a_probe_learns_what_differs_within_a_set():
@@ -145,10 +144,10 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     drafts = next((tmp_path / "drafts").glob("*.jsonl"))
     written = drafts.read_text()
     drafts.write_text(written[: len(written) // 2])  # a kill in the middle of a line
-    assert train(data, tmp_path / "again", *options).exit_code == 0
+    train(data, tmp_path / "again", *options)
     assert len(drafts.read_text().splitlines()) == len(written.splitlines())
-    first, second = read_gate(str(tmp_path / "proxy")), read_gate(str(tmp_path / "again"))
-    assert first.weight.tobytes() == second.weight.tobytes()
+    first, second = (tmp_path / name / "weights.safetensors" for name in ("proxy", "again"))
+    assert first.read_bytes() == second.read_bytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
     assert isinstance(train(one_class, tmp_path / "x").exception, DataFormatError)
     assert not (tmp_path / "x").exists()
@@ -158,8 +157,8 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
 
     def drafted(words, weights):
-        proxy = type("Model", (ScriptedProxy,), {"fingerprint": weights})(fixed=words)
-        return drafts_for(proxy, [Question("who?")], TrainingOptions())[0].text, len(proxy.calls)
+        proxy = Model(lambda question, seed: words, weights=weights)
+        return drafts_for(proxy, [Question("who?")], TrainingOptions())[0].text, len(proxy.asked)
 
     assert drafted("One.", "a") == ("One.", 1)
     assert drafted("Two.", "a") == ("One.", 0), "kept"
@@ -170,12 +169,11 @@ def test_kept_drafts_are_those_of_the_very_same_weights(tmp_path, monkeypatch):
 def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     """Its own answers are labelled, and it judges under the prompt that they were written for."""
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    values = [{"question": f"What is {i} plus {i}?"} for i in range(12)]
+    lines = [{"question": f"What is {i} plus {i}?", "gold_answers": "nowhere"} for i in range(12)]
     prompt = answering("Be brief.")
-    lines = []
-    for i, said in enumerate(shared_proxy(tiny).generate(prompt, values, tokens=ANSWER_TOKENS)):
-        # Every other gold answer is a word that the model has written.
-        lines.append(values[i] | {"gold_answers": [re.findall(r"\w+", said.text)[0] if i % 2 else "nowhere"]})
+    odd = lines[1::2]
+    for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=ANSWER_TOKENS), strict=True):
+        line["gold_answers"] = re.findall(r"\w+", said.text)[0]
     data = write(tmp_path / "own.jsonl", *lines)
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
     assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]

@@ -257,29 +257,24 @@ def calibrate(
     judged = judge(gate, examples, draft=draft, report=report)
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
-    before = judged.p[choose]
-    p = np.array([fitted(score) for score in before])
-    known = judged.closed_book[choose]
-    choice = policy.choose(p, known, judged.rag[choose])
+    held_out = judged.part(choose)
+    p = np.array([fitted(score) for score in held_out.p])
+    choice = policy.choose(p, held_out.closed_book, held_out.rag)
     provenance = provenance_of(policy, choice, p) | {
         "seed": seed,
         "probability": fitted.method,
-        "ece_before": round(expected_calibration_error(before, known), 4),
-        "ece": round(expected_calibration_error(p, known), 4),
+        "ece_before": round(expected_calibration_error(held_out.p, held_out.closed_book), 4),
+        "ece": round(expected_calibration_error(p, held_out.closed_book), 4),
         "draft": draft,
         "data": [file.as_provenance() for file in files],
     }
     # Where no model was read, none is loaded for its fingerprint.
-    fingerprint = ""
+    weights = ""
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     if may_read and any(decision.cost.model_calls for decision in judged.decisions):
-        fingerprint = gate.get_proxy().fingerprint
+        weights = gate.get_proxy().fingerprint
     calibrated = CalibratedGate(
-        inner=gate.gate,
-        probability=fitted,
-        threshold=choice.threshold,
-        proxy=gate.proxy,
-        fingerprint=fingerprint,
+        inner=gate.gate, probability=fitted, threshold=choice.threshold, proxy=gate.proxy, fingerprint=weights
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
 

@@ -141,10 +141,9 @@ def fit_gate(
     if len(known) < LEAST or known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
-    target = known.astype(np.float64)
-    if labels.shares:
-        target = np.array(labels.shares)[places]
-    table = Table(readings.prior[places], basis(readings.states[places]), features, known, target)
+    table = Table(
+        readings.prior[places], basis(readings.states[places]), features, known, labels.target[places]
+    )
     held_out = crossfit(table, seed)
     p = 1 / (1 + np.exp(-held_out))
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.

@@ -19,6 +19,7 @@ from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
@@ -85,6 +86,11 @@ class Labels:
     unknown: int
     judge: str = ""
     shares: tuple[float, ...] = ()
+
+    @property
+    def target(self) -> Float64Array:
+        """What gates are fitted to, in [0, 1], shape (n,): the shares, or without samples what is known."""
+        return np.array(self.shares or self.known, dtype=np.float64)
 
     @property
     def samples(self) -> int:
