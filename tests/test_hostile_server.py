@@ -17,7 +17,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerE
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.served import LONGEST_BODY, ServedProxy, read_completion
 from rgate_integrations.prompts import ANSWER
-from tests.fake_server import Fake, answer
+from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed
 
 VALUES = [{"question": "What is the capital of France?"}]
@@ -72,42 +72,27 @@ def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, 
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "key", "why"),
     [
-        "ann:ss-word@localhost:8000",
-        "ftp://ann:ss-word@localhost/v1",
-        "http://ann:ss-word@[::1/v1",
-        "http://ann:ss-word/x@host/v1",
-        "http://ann:1/ss-word@host/v1",
-        "http://ann:ss-word#x@host/v1",
-        "http://ann:ss-word@host\u2100/v1",
-        "http://ann:ss-word@/v1",
-        "http://host/v1?key=secret",
+        ("ann:ss-word@localhost:8000", None, "is no URL"),
+        ("ftp://ann:ss-word@localhost/v1", None, "is no URL"),
+        ("http://ann:ss-word@[::1/v1", None, "is no URL"),
+        ("http://ann:ss-word/x@host/v1", None, "is no URL"),
+        ("http://ann:1/ss-word@host/v1", None, "is no URL"),
+        ("http://ann:ss-word#x@host/v1", None, "is no URL"),
+        ("http://ann:ss-word@host\u2100/v1", None, "is no URL"),
+        ("http://ann:ss-word@/v1", None, "is no URL"),
+        ("http://host/v1?key=secret", None, "is no URL"),
+        ("http://host/v1", f"{KEY}\nX-Other: 1", "API key is no text"),
+        ("http://host/v1", f"\ufeff{KEY}", "API key is no text"),
+        ("http://host/v1", KEY.encode(), "API key is no text"),
+        (f"http://{LOGIN}@host/v1", KEY, "only one of them"),
     ],
 )
-def test_a_broken_url_is_refused_without_its_secrets(url):
-    with pytest.raises(ConfigurationError, match="is no URL") as caught:
-        ServedProxy(url, "m")
+def test_what_cannot_be_sent_is_refused_without_its_secrets(url, key, why):
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        ServedProxy(url, "m", api_key=key)
     assert_no_secret(shown(caught.value))
-
-
-@pytest.mark.parametrize("key", [f"{KEY}\nX-Other: 1", f"\ufeff{KEY}", KEY.encode()])
-def test_a_key_that_cannot_be_sent_is_refused(key):
-    with pytest.raises(ConfigurationError, match="API key is no text") as caught:
-        ServedProxy("http://host/v1", "m", api_key=key)
-    assert_no_secret(shown(caught.value))
-
-
-def test_a_key_beside_a_login_is_refused():
-    with pytest.raises(ConfigurationError, match="only one of them") as caught:
-        ServedProxy(f"http://{LOGIN}@host/v1", "m", api_key=KEY)
-    assert_no_secret(shown(caught.value))
-
-
-@pytest.mark.parametrize("status", [400, 401, 404, 500])
-@pytest.mark.parametrize("said", [f"logprobs {KEY}", "x" * 290 + KEY], ids=["whole", "cut"])
-def test_a_server_that_echoes_the_key_is_not_quoted_with_it(fake, status, said, caplog):
-    failed(fake((status, f'{{"error": "bad key {said}"}}'), api_key=KEY, retries=0), caplog)
 
 
 def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):
@@ -152,7 +137,8 @@ def dripping(first, piece, pause):
 
     Gives its URL, and a list of how many bytes were taken on each connection.
     """
-    over, taken = threading.Event(), []
+    over = threading.Event()
+    taken = []
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self):
@@ -166,16 +152,13 @@ def dripping(first, piece, pause):
                     return
                 taken[-1] += len(piece)
 
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with running(server) as url:
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1", taken
+            yield f"{url}/v1", taken
         finally:
             over.set()
-            server.shutdown()
 
 
 @pytest.mark.timeout(120)
@@ -215,15 +198,6 @@ TEXT = {
 }
 
 
-@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
-def test_both_shapes_are_read(body):
-    found = read_completion(json.dumps(body).encode())
-    draft = found.draft
-    assert (draft.text, draft.tokens, draft.logprobs) == ("Yes", ("Yes",), (-0.1,))
-    assert (draft.finished, draft.prompt_tokens) == (True, 7)
-    assert found.likeliest == {"Yes": -0.1, "No": -2.5}
-
-
 @settings(max_examples=400, deadline=None)
 @given(body=changed(CHAT) | changed(TEXT))
 def test_an_answer_of_any_shape_is_read_or_refused(body):
@@ -233,13 +207,6 @@ def test_an_answer_of_any_shape_is_read_or_refused(body):
     found.draft.text.encode()  # raises if it is no text
     assert found.draft.prompt_tokens >= 0
     assert max((0.0, *(found.draft.logprobs or ()), *found.likeliest.values())) == 0.0
-
-
-@pytest.mark.parametrize("message", [{}, {"content": None}])
-def test_a_message_without_content_is_an_empty_draft(fake, message):
-    """As when a model calls a tool, or says nothing."""
-    (draft,) = fake({"choices": [{"message": message}]}).generate(ANSWER, VALUES, tokens=3)
-    assert draft.text == ""
 
 
 LIES = [
@@ -267,9 +234,19 @@ def test_what_is_no_answer_is_refused_and_not_quoted(fake, lie, caplog):
 
 
 @pytest.mark.parametrize(
-    "logprobs",
-    [{"content": KEY}, {"content": [{"token": "Yes", "logprob": KEY}]}, {**LISTS, "top_logprobs": [KEY]}],
+    "reply",
+    [
+        {"choices": [{"text": "Yes", "logprobs": {"content": KEY}}]},
+        {"choices": [{"text": "Yes", "logprobs": {"content": [{"token": "Yes", "logprob": KEY}]}}]},
+        {"choices": [{"text": "Yes", "logprobs": {**LISTS, "top_logprobs": [KEY]}}]},
+        (400, f"bad key logprobs {KEY}"),
+        (400, "x" * 290 + KEY),
+        (401, f"bad key {KEY}"),
+        (404, f"bad key {KEY}"),
+        (404, "x" * 290 + KEY),
+        (500, f"bad key {KEY}"),
+    ],
+    ids=lambda reply: str(reply)[-60:],
 )
-def test_log_probabilities_that_cannot_be_read_are_no_evidence(fake, logprobs, caplog):
-    lie = {"choices": [{"text": "Yes", "logprobs": logprobs}]}
-    failed(fake(lie, api_key=KEY), caplog, (ServerError, EvidenceError), "does not answer as|no log-prob")
+def test_the_key_is_quoted_of_no_log_probability_and_no_error(fake, reply, caplog):
+    failed(fake(reply, api_key=KEY, retries=0), caplog)

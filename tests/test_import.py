@@ -1,29 +1,64 @@
 """Importing is cheap and brings no heavy module."""
 
+import json
 import subprocess
 import sys
 
-NEW = "print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - before))"
+import pytest
+
+from rgate_integrations.models.download import download
+from rgate_integrations.models.reader import READER
+
+BEFORE = "import json, sys; before = {name.partition('.')[0] for name in sys.modules}"
+AFTER = "after = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - before"
+NEURAL = {"torch", "transformers", "sentence_transformers"}
+HEAVY = {*NEURAL, "faiss", "langchain_core", "llama_index", "sklearn"}
+LOADS = """
+from rgate_integrations import load_gate, list_gates
+list_gates()
+load_gate("ik")
+load_gate("constant:always").decide("who?")
+"""
+DECIDES = """
+from rgate_integrations import load_gate
+begun = load_gate("answer:default,default-answer", on_error="raise")
+begun.decide("What is the capital of France?", draft="Paris")
+assert load_gate(on_error="raise").decide("What does our contract say about late delivery?").retrieve
+"""
+SEARCHES = """
+from rgate_integrations.index import Passage, PassageIndex
+index = PassageIndex.build([Passage("1", "The Lena flows through Yakutsk.")])
+assert index.search(["Which river?"], 1)[0][0].passage.id == "1"
+"""
 
 
 def modules_after(code):
     """The packages that a script brings, beside the standard library."""
-    whole = f"import sys; before = {{name.partition('.')[0] for name in sys.modules}}\n{code}\n{NEW}"
+    whole = "\n".join((BEFORE, code, AFTER, "print(json.dumps([*after]))"))
     done = subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return set(json.loads(done.stdout))
 
 
 def test_importing_brings_nothing_but_the_standard_library():
     """So it takes milliseconds."""
     code = "import rgate_integrations\ntry: rgate_integrations.nothing\nexcept AttributeError: pass"
-    assert modules_after(code) == "['rgate_integrations']"
+    assert modules_after(code) == {"rgate_integrations"}
 
 
-def test_loading_a_gate_brings_no_heavy_module():
-    code = (
-        "from rgate_integrations import load_gate, list_gates; list_gates(); load_gate('ik')\n"
-        "load_gate('constant:always').decide('who?')"
-    )
-    found = modules_after(code)
-    for heavy in ("torch", "transformers", "faiss", "langchain_core", "llama_index", "sklearn"):
-        assert f"'{heavy}'" not in found
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        (LOADS, HEAVY),
+        ("import rgate_integrations.langchain.embeddings", {*NEURAL, "faiss"}),
+        ("import rgate_integrations.llama_index.embeddings", {*NEURAL, "faiss"}),
+    ],
+)
+def test_loading_brings_no_heavy_module(code, absent):
+    assert absent & modules_after(code) == set()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("code", [DECIDES, SEARCHES])
+def test_deciding_and_searching_need_neither_torch_nor_transformers(code, minilm):
+    download(READER)
+    assert NEURAL & modules_after(code) == set()

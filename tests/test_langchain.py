@@ -1,6 +1,8 @@
 """LangChain: gate and router make one gate call a batch in every call style, arms stream, failures retrieve."""
 
 import asyncio
+import math
+import threading
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -11,9 +13,11 @@ from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations import load_gate
+from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
+from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 TOKENS = "abcdefghijklmnopqrst"
@@ -160,11 +164,28 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
 
 
-async def test_a_thousand_concurrent_calls_share_batches():
-    proxy = ScriptedProxy()
-    chain = RetrievalGate(load_gate("prompt", proxy=proxy)).route(
-        retrieve=RunnableLambda(lambda q: q), direct=RunnableLambda(lambda q: q)
-    )
+async def test_a_thousand_concurrent_calls_share_batches(monkeypatch):
+    """The model is held at its first call until all callers have asked."""
+    submit = Batcher.submit
+    submitted = []
+    all_asked = threading.Event()
+
+    def noted(batcher, items):
+        futures = submit(batcher, items)
+        submitted.extend(futures)
+        if len(submitted) == 1_000:
+            all_asked.set()
+        return futures
+
+    class Held(ScriptedProxy):
+        def score(self, *given, **options):
+            assert all_asked.wait(PATIENCE)
+            return super().score(*given, **options)
+
+    monkeypatch.setattr(Batcher, "submit", noted)
+    proxy = Held()
+    arm = RunnableLambda(lambda question: question)
+    chain = RetrievalGate(load_gate("prompt", proxy=proxy)).route(retrieve=arm, direct=arm)
     questions = [f"q{i}?" for i in range(1_000)]
-    assert await asyncio.gather(*(chain.ainvoke(q) for q in questions)) == questions
-    assert len(proxy.calls) < 500
+    assert await asyncio.gather(*map(chain.ainvoke, questions)) == questions
+    assert len(proxy.calls) <= 1 + math.ceil(999 / 64)
